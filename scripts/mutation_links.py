@@ -11,7 +11,7 @@ from p2pdiloco.core.election.electorate import Electorate, Fitness
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
 
 
-@mutation("wan", 3, 8, "stuck", first_seed=40)
+@mutation("wan", 4, 8, "stuck", first_seed=39)
 def a_thin_uplink_is_as_fit_as_any(patch: Patch) -> None:
     fitness = Electorate.fitness
 
@@ -21,7 +21,7 @@ def a_thin_uplink_is_as_fit_as_any(patch: Patch) -> None:
     patch.set(Electorate, "fitness", blind)
 
 
-@mutation("wan", 5, 3, "stuck", first_seed=39)
+@mutation("wan", 6, 3, "stuck", first_seed=39)
 def a_syncer_outruns_the_others(patch: Patch) -> None:
     """Versions come faster than they travel: no newcomer ever catches up."""
     patch.set(ClosingCalls, "outruns", lambda *_: False)

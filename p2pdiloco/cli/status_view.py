@@ -64,6 +64,8 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(f"\nrefused {refusals_text(report.refusals)}", "yellow")
     if report.link:
         text.append(f"\n{clean(report.link)}", "yellow")
+    if report.start is not None:
+        text.append(f"\n{answered_by} {clean(report.start.words())}")
     return text.append(f"\nas seen by {answered_by} ({report.state})", "dim")
 
 

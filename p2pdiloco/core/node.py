@@ -17,6 +17,7 @@ from p2pdiloco.core.api.effects import AnswerTransfer, Effect, Release, VoteReco
 from p2pdiloco.core.api.grouping import is_group
 from p2pdiloco.core.api.reasons import MessageFault, Reason, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Crypto
+from p2pdiloco.core.following.beginning import Grounds
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.life.heartbeat import Heartbeats
 from p2pdiloco.core.life.joining import Joining
@@ -64,6 +65,8 @@ class Core:
             vote_disk=lambda why, t: self._heartbeats.vote_disk_changed(why, t),
         )
         self._shared = Shared(config, me, incarnation, crypto, rng, notices)
+        if not restored.saved:
+            self._shared.guidance.begin_with_nothing()
         votes: dict[int, list[VoteRecord]] = {}
         for vote in restored.votes:
             votes.setdefault(vote.fragment, []).append(vote)
@@ -79,6 +82,7 @@ class Core:
         self._handlers: dict[type, Callable[..., None]] = {
             ev.Tick: self._on_tick,
             ev.PresenceSeen: self._heartbeats.presence,
+            ev.Guided: self._on_guided,
             ev.ReachChanged: self._heartbeats.reach,
             ev.UplinkMeasured: self._heartbeats.uplink,
             ev.MessageReceived: self._on_message,
@@ -136,6 +140,11 @@ class Core:
     def came_with_run(self) -> bool:
         """True: we started with a saved state."""
         return self._joining.saved
+
+    @property
+    def grounds(self) -> Grounds | None:
+        """Grounds on which we took what we began with; None: we came with it, or started the run."""
+        return self._joining.grounds
 
     def waits_for(self, now: float) -> str:
         """Say for people what must happen before we are a full member; empty if we are."""
@@ -209,6 +218,15 @@ class Core:
     def _on_progress(self, sender: str, message: msg.Progress, now: float) -> None:
         self._heartbeats.heard(sender, message, now)
         self._departure.poll(now)
+
+    def _on_guided(self, event: ev.Guided, now: float) -> None:
+        shared = self._shared
+        new = set(event.anchors) - shared.guidance.anchors
+        shared.guidance.told(event.anchors, event.vouches)
+        for peer in sorted(new - {shared.me}):
+            if shared.guidance.fresh and shared.view.progress(peer) is None:
+                self._heartbeats.greet(peer)
+        self._poll_all(now)
 
     # --- messages ------------------------------------------------------------------------------------
 

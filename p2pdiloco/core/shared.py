@@ -16,6 +16,7 @@ from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
 from p2pdiloco.core.members.answers import Answers
 from p2pdiloco.core.members.claims import Claims
 from p2pdiloco.core.members.derived import Derived
+from p2pdiloco.core.members.guidance import Guidance
 from p2pdiloco.core.members.health import Health
 from p2pdiloco.core.members.own_learner import OwnLearner
 from p2pdiloco.core.members.view import View
@@ -76,6 +77,8 @@ class Shared:
         self.derived = Derived()
         self.answers = Answers()
         """Peers that do not answer when they are asked for their votes."""
+        self.guidance = Guidance(self.view, config.timing)
+        """Guidance on whom to believe, if we began with nothing."""
         self.confirmed = False
         """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
         self.vote_disk = VoteDisk(notices.vote_disk)

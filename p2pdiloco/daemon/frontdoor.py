@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # a bootstrap has no run's tensors, nor torch
     from p2pdiloco.daemon.bulk.transfers import Transfers
 
 
+_Asked = wire.RunsQuery | wire.StatusQuery | wire.NameQuery | wire.StandsQuery
+
+
 class Reports(Protocol):
     """Source of what a member is and does (`daemon.report`)."""
 
@@ -43,6 +46,9 @@ class Reports(Protocol):
 
     def bearers(self, name: str) -> tuple[str, ...]:
         """List who was called so lately."""
+
+    def stands(self) -> wire.Stands:
+        """Say on which versions the member stands. Raises: RemoteError (it is no full member yet)."""
 
 
 class FrontDoor:
@@ -185,7 +191,7 @@ class FrontDoor:
         stranger = self.is_member(sender) is False and not admitted
         return wire.encode(await self._dials_back.answer(sender, query, stranger))
 
-    def _answer(self, sender: str, query: wire.RunsQuery | wire.StatusQuery | wire.NameQuery) -> bytes:
+    def _answer(self, sender: str, query: _Asked) -> bytes:
         if self.is_member(sender):
             return self._query(query)
         budget = self._listings if isinstance(query, wire.RunsQuery) else self._reports
@@ -194,11 +200,13 @@ class FrontDoor:
         budget.take(sender, len(reply))
         return reply
 
-    def _query(self, query: wire.RunsQuery | wire.StatusQuery | wire.NameQuery) -> bytes:
+    def _query(self, query: _Asked) -> bytes:
         if isinstance(query, wire.RunsQuery):
             return wire.encode(wire.RunList(tuple(self.runs()[: wire.MAX_RUNS])))
         if self._reporter is None or query.run != self._member_run:
             raise RemoteError("not-a-member")
         if isinstance(query, wire.NameQuery):
             return wire.encode(wire.NameAnswer(self._reporter.bearers(query.name)))
+        if isinstance(query, wire.StandsQuery):
+            return wire.encode(self._reporter.stands())
         return encode_status(self._reporter.status(asyncio.get_running_loop().time()))

@@ -56,6 +56,8 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
+ASK_JOINED_S = 4.0
+"""Longest wait for the peers of the join line, before others are looked for."""
 
 
 class OwnPeer(Struct, frozen=True):
@@ -87,7 +89,9 @@ class Member:
         self.post, self.background = Post(), Background()
         self._make_core()
         judges = self._has_mark, self._is_settled
-        self.membership = Membership(peer.transport, run, self._data_dir, *judges)
+        self.membership = Membership(peer.transport, run, self._data_dir, *judges, self._guide)
+        self._anchors: tuple[str, ...] = ()
+        self._guide()
         peer.transport.introduce_by(self.membership.introductions.again)
         self._look_for_others()
         self.diary = Diary(self._me, settings.name, self.presence.names, self.holdings.events, recent)
@@ -110,6 +114,18 @@ class Member:
         rng, now = random.Random(f"{self._me}/{self._incarnation}"), asyncio.get_running_loop().time()
         crypto, genesis = self.peer.identity, self.settings.genesis
         self.core = Core(held.config, self._me, self._incarnation, crypto, rng, restored, genesis, now)
+
+    async def ask_joined(self) -> None:
+        """Ask the peers of the join line whether they are members, and for the owner's notice: whoever has
+        nothing goes by that."""
+        if not self.core.came_with_run:
+            joined = [address.rpartition("/p2p/")[2] for address in self.settings.join]
+            self._anchors = await self.membership.introductions.members_of(joined, ASK_JOINED_S)
+            self._guide()
+
+    def _guide(self) -> None:
+        notice = self.membership.register.notice
+        self.post.put(ev.Guided(self._anchors, notice.vouch if notice is not None else ()))
 
     def _has_mark(self, peer: str) -> bool:
         return self.core.shared.has_mark(peer)

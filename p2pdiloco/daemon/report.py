@@ -6,8 +6,11 @@ from collections import Counter
 
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reach import WORDS
+from p2pdiloco.core.api.reasons import Unheard
+from p2pdiloco.core.api.types import MAX_VOUCHED, Vouch
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
+from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.snapshot import (
@@ -30,6 +33,7 @@ from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.wire import MAX_BEARERS
+from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.ports import Transport
 
@@ -134,7 +138,27 @@ class Report:
             thin=self._core.shared.uplink.thin,
             votes=self._core.shared.vote_disk.works,
             link=self._link_watch.words[:240],
+            start=self._core.grounds,
         )
+
+    def stands(self) -> wire.Stands:
+        """Say on which versions this node stands, and who had worked on them. Raises: RemoteError
+        ("not-ready")."""
+        if not self._core.confirmed:
+            raise RemoteError(Unheard.NOT_READY.value, "no full member yet")
+        named: set[str] = set()
+        versions = []
+        for fragment in self._core.fragments:
+            chain = fragment.chain
+            if not chain.head.number:
+                continue
+            marks = sorted(chain.table(), key=lambda m: (not m.voter, -m.number, m.learner))
+            members = [mark.learner for mark in marks if mark.learner not in named]
+            members = members[: MAX_VOUCHED - len(named)]
+            named.update(members)
+            head = chain.head
+            versions.append(Vouch(fragment.index, head.number, head.digest, tuple(sorted(members))))
+        return wire.Stands(tuple(versions))
 
     def status(self, now: float) -> StatusReport:
         """Make the answer to a status query."""

@@ -16,6 +16,7 @@ from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
 from p2pdiloco.core.api.reasons import ProbeRefusal, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
+    MAX_FRAGMENTS,
     MAX_WATERMARKS,
     Count,
     Digest,
@@ -25,6 +26,7 @@ from p2pdiloco.core.api.types import (
     SignedContribution,
     SignedPartial,
     SignedVersion,
+    Vouch,
     Watermark,
     Wire,
 )
@@ -273,7 +275,22 @@ Push = PushContribution | PushPartial
 Pull = PullUpdate | PullState | PullManifest | PullInitial | PullTokenizer | PullProbe
 OpenPull = PullManifest | PullInitial | PullTokenizer | PullProbe
 """Pulls of whoever is no member yet."""
-Query = RunsQuery | StatusQuery | NameQuery | ReachQuery | AdmissionQuery
+
+
+class StandsQuery(Wire, frozen=True, tag=True):
+    """Question on which versions a member of this run stands."""
+
+    run: RunId
+
+
+class Stands(Wire, frozen=True, tag=True):
+    """Answer to `StandsQuery`, as an owner may vouch for it: the newest version of every fragment that has
+    one above 0, and who had worked by then."""
+
+    versions: Annotated[tuple[Vouch, ...], Meta(max_length=MAX_FRAGMENTS)]
+
+
+Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 

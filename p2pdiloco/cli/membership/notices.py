@@ -1,4 +1,4 @@
-"""`p2pdiloco ban`, `unban`, `revoke`, `admit`, `dismiss`: changes of a run's notice by its owner."""
+"""`p2pdiloco ban`, `unban`, `revoke`, `admit`, `dismiss`, `vouch`: changes of a run's notice by its owner."""
 
 from __future__ import annotations
 
@@ -82,4 +82,19 @@ def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, y
     _change_by_peer(run, join, data_dir, ("dismiss", "members", peer, False, yes))
 
 
-COMMANDS = (ban, unban, revoke, admit, dismiss)
+@click.command(cls=SpacedLists)
+@_options
+@click.option("--clear", is_flag=True, help="Take the last vouch back.")
+def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -> None:
+    """Vouch for what your node of a RUN holds now: newcomers start from what its members stand on.
+
+    Without a node in the folder, name one that you trust: --join MULTIADDR."""
+    from p2pdiloco.cli.membership.vouching import vouch_for, without_vouch
+
+    if clear:
+        without_vouch(run, join, data_dir)
+    else:
+        vouch_for(run, join, data_dir)
+
+
+COMMANDS = (ban, unban, revoke, admit, dismiss, vouch)

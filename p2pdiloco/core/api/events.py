@@ -19,6 +19,7 @@ from p2pdiloco.core.api.types import (
     SignedVersion,
     Stamp,
     Ticket,
+    Vouch,
     Watermark,
 )
 
@@ -41,6 +42,15 @@ class PresenceSeen(Event, frozen=True):
     """Listed members with their incarnations. One object may serve many readers."""
     unreached: int = 0
     """Number of further listed members that could not be dialled yet."""
+
+
+class Guided(Event, frozen=True):
+    """Word on whom a node with nothing is to believe; it replaces what was said before."""
+
+    anchors: tuple[str, ...] = ()
+    """Members that the node's person named to join through."""
+    vouches: tuple[Vouch, ...] = ()
+    """Versions and members that the run's owner vouched for."""
 
 
 class MessageReceived(Event, frozen=True):

@@ -260,6 +260,20 @@ class VoteRefusal(Reason):
 
 
 @direct_members
+class Basis(Reason):
+    """Grounds on which a node that began with nothing believed what it took, the weakest last."""
+
+    VOUCHED = "vouched", "what the owner vouched for"
+    JOINED = "joined", "what a peer of the join line stands on"
+    MOST = "most", "what most members stand on"
+
+    @property
+    def rank(self) -> int:
+        """Place of it, the strongest first."""
+        return list(Basis).index(self)
+
+
+@direct_members
 class Suspicion(Reason):
     """Reasons for which a member does not count on a syncer that is alive."""
 

@@ -30,6 +30,8 @@ MAX_CONTRIBUTORS = 16384
 MAX_VOTES = 512
 """Limit of votes in a certificate: more than any group has members that vote."""
 MAX_FRAGMENTS = 1024
+MAX_VOUCHED = 512
+"""Limit of members for which an owner vouches."""
 MAX_WATERMARKS = 16384
 WHOLE_RUN: GroupId = "all"
 """Name of the one group that exists while the run fits into one (`core.api.grouping`)."""
@@ -211,6 +213,16 @@ class VersionHeader(Wire, frozen=True):
     def head(self) -> Head:
         """Make the short name of this version."""
         return Head(self.number, self.digest(), self.tokens, self.term)
+
+
+class Vouch(Wire, frozen=True):
+    """Word of a run's owner that a version is in the run's history, and who knows that history."""
+
+    fragment: Count
+    number: Count
+    digest: Digest
+    members: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_VOUCHED)] = ()
+    """Members that had worked by then; each is named for one fragment only."""
 
 
 LONG = 32

@@ -162,7 +162,7 @@ class Follower:
         else:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()
-            self._machine.go(FollowSignal.PULL_UPDATE)
+            self._go(FollowSignal.PULL_UPDATE)
             self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
 
     def _try_unproven(self, now: float) -> None:
@@ -172,9 +172,13 @@ class Follower:
         if holders:
             peer = holders[self._attempts % len(holders)]
             self._asked_s, self._unproven = now, True
-            self._machine.go(FollowSignal.PULL_UPDATE)
+            self._go(FollowSignal.PULL_UPDATE)
             number = min(unproven[peer].number, self._chain.head.number + 1)
             self._shared.out.put(FetchUpdate(self._fragment, number, peer))
+
+    def _go(self, signal: FollowSignal) -> None:
+        self._machine.go(signal)
+        self._shared.guidance.asks(self._fragment, self.state is not FollowState.RESTING)
 
     def _take_spare(self) -> None:
         self._spare.take()
@@ -182,7 +186,7 @@ class Follower:
 
     def _pull_state(self, peer: str, target: Head) -> None:
         self._take_spare()
-        self._machine.go(FollowSignal.PULL_STATE)
+        self._go(FollowSignal.PULL_STATE)
         self._shared.out.record(
             "catchup",
             self._fragment,
@@ -204,7 +208,7 @@ class Follower:
         self._retry_at_s = now if fault else now + retry_s
 
     def _done(self, now: float, ok: bool) -> None:
-        self._machine.go(FollowSignal.DONE)
+        self._go(FollowSignal.DONE)
         if self._has_spare:
             self._spare.free()
         self._has_spare = self._unproven = False
@@ -333,7 +337,7 @@ class Follower:
         after = next((m.stamp for m in event.watermarks if m.learner == shared.me), Stamp(0, 0))
         merged_ticket, overwrite = self._own.would_merge(after)
         shared.out.put(CommitVersion(event.version, None, merged_ticket, event.watermarks, after, overwrite))
-        yields = self.heads.yields_to(event.peer, now)
+        yields = self.heads.may_replace(event.version.header.head(), event.peer, now)
         self._chain.replace(event.version, event.watermarks, yields)
         self._moved("catchup", event.version, now)
 
@@ -343,7 +347,8 @@ class Follower:
         right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
         if not right or not self._shared.signed_by(header.syncer, "version", header, version.signature):
             return VersionFault.SIGNATURE
-        if not (self.heads.yields_to(event.peer, now) or self.heads.proven(header, event.peer, now)):
+        yields = self.heads.yields_to(event.peer, now)
+        if not (yields or self.heads.proven(header, event.peer, now)):
             return VersionFault.UNBACKED
         if not self._plausible(header):
             return VersionFault.IMPLAUSIBLE_TOKENS
@@ -353,9 +358,8 @@ class Follower:
             return VersionFault.OUT_OF_SCALE
         if not signed_by_learners(self._shared, self._fragment, header.contributors):
             return VersionFault.FALSE_LABEL
-        if self.heads.yields_to(event.peer, now):
-            return None if header.digest() != self._chain.head.digest else VersionFault.BEHIND
-        return None if header.head().weight > self._chain.head.weight else VersionFault.BEHIND
+        may_replace = self.heads.may_replace(header.head(), event.peer, now)
+        return None if may_replace else VersionFault.BEHIND
 
     def _plausible(self, header: VersionHeader) -> bool:
         """Tell whether its contributions can be: their steps say how far momentum goes."""

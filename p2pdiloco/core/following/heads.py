@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from p2pdiloco.core.api.types import Head, VersionHeader
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.following.beginning import Beginning
 
 YIELD_S = 60.0
 """Time for which a lighter chain may be taken, after we were told to yield to it."""
@@ -29,6 +30,8 @@ class NamedHeads:
         self._context = context
         self._shared = context.shared
         self._chain = context.chain
+        self.beginning = Beginning(self._shared, context.index, context.chain)
+        """Beginning with nothing, and what is followed until that is over."""
         self._named: dict[str, Head] = {}
         self._unsure: set[str] = set()
         """Members whose heads are of a saved state that nobody confirmed yet."""
@@ -40,6 +43,8 @@ class NamedHeads:
         """Peers whose head is of a fork that somebody with a mark has made; for one head of ours."""
         self._yields: tuple[str, float] = ("", LONG_AGO_S)
         """Member to whose lighter chain we yield, and until when."""
+        self._starts = False
+        """True: we follow as somebody who begins with nothing."""
         self.verified = False
         """True: the head of a confirmed member that counts is, or was, our head, one of its ancestors, or
         lighter."""
@@ -61,6 +66,12 @@ class NamedHeads:
 
     def look(self, now: float) -> dict[str, Head]:
         """Choose the heads to follow, as of now."""
+        self._starts = self.beginning.look(now)
+        if self._starts:
+            wants = self.beginning.wants
+            self.wanted = {peer: head for peer, head in self._named.items() if wants(head, now)}
+            self.unproven = {}
+            return self.wanted
         ours = self._chain.head.weight
         heavier = {peer: head for peer, head in self._named.items() if head.weight > ours}
         self.wanted = {
@@ -79,7 +90,10 @@ class NamedHeads:
         return [peer for peer, head in found.items() if head.number >= number]
 
     def proven(self, header: VersionHeader, giver: str, now: float) -> bool:
-        """Tell whether a version is to be taken: who gave it counts, or who made it has worked."""
+        """Tell whether a version is to be taken: who gave it counts, or who made it has worked. With nothing
+        we take, for the time being, what somebody gives who stands on what is to be followed."""
+        if self._starts:
+            return self.beginning.supports(giver) or self.beginning.follows(header.head())
         return self.counts(giver, now) or self.counts(header.syncer, now)
 
     def is_of_a_fork(self, peer: str) -> None:
@@ -89,6 +103,12 @@ class NamedHeads:
     def yields_to(self, peer: str, now: float) -> bool:
         """Tell whether we take the chain of that member though it is lighter."""
         return peer == self._yields[0] and now < self._yields[1]
+
+    def may_replace(self, version: Head, giver: str, now: float) -> bool:
+        """Tell whether that version may take the place of ours, as far as weights go."""
+        if self.yields_to(giver, now) or (self._starts and self.beginning.supports(giver)):
+            return version.digest != self._chain.head.digest
+        return version.weight > self._chain.head.weight
 
     def _yielded(self, now: float) -> tuple[str, Head] | None:
         peer, until_s = self._yields
@@ -107,6 +127,12 @@ class NamedHeads:
         self._unsure.discard(peer)
         if not confirmed and not saved:
             return self._named.pop(peer, None) is not None
+        if confirmed:
+            self.beginning.named(peer, head)
+        if self.beginning.active and self._look_again(now):
+            news = self._named.get(peer) != head
+            self._named[peer] = head
+            return news
         known = self._chain.knows(head.number, head.digest)
         lighter = known or head.weight < self._chain.head.weight
         if confirmed and lighter and not self.verified and self.counts(peer, now):
@@ -120,8 +146,14 @@ class NamedHeads:
         self._named[peer] = head
         return news
 
+    def _look_again(self, now: float) -> bool:
+        """Tell whether nothing of ours is found to be the run's yet."""
+        self.look(now)
+        return self.beginning.active
+
     def gone(self, peer: str) -> None:
         """Forget a peer that left the view: it can give nothing."""
+        self.beginning.gone(peer)
         self._named.pop(peer, None)
         self._unsure.discard(peer)
 
@@ -131,6 +163,10 @@ class NamedHeads:
 
     def moved(self, now: float) -> None:
         """Take in that the chain has another head: what is in it now is news no more."""
+        if self.beginning.active:
+            self.beginning.moved(now)
+            if self._look_again(now):
+                return
         for peer in [p for p, h in self._named.items() if self._chain.knows(h.number, h.digest)]:
             self.verified = self.verified or (peer not in self._unsure and self.counts(peer, now))
             del self._named[peer]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from p2pdiloco.core.api.config import Restored
 from p2pdiloco.core.api.effects import Confirmed
 from p2pdiloco.core.api.events import PresenceSeen
+from p2pdiloco.core.following.beginning import Grounds
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.shared import Shared
 
@@ -97,13 +98,19 @@ class Joining:
             self._poll_alone(now)
 
     def _poll_alone(self, now: float) -> None:
+        shared = self._shared
         waited_s = now - self._started_s
         if self.saved:
             heaviest = not any(f.follower.behind(now) for f in self._fragments)
             if heaviest and waited_s >= self._return_patience_s(now):
                 here = len(self._returned(now))
                 self._confirm(f"goes on from the saved state, the heaviest of {here + 1} that return", now)
-        elif self._genesis and not self._returned(now) and waited_s >= self._genesis_patience_s(now):
+        elif (
+            self._genesis
+            and not shared.guidance.vouches
+            and not self._returned(now)
+            and waited_s >= self._genesis_patience_s(now)
+        ):
             self._confirm("starts the run", now)
 
     def _confirm(self, reason: str, now: float) -> None:
@@ -112,6 +119,9 @@ class Joining:
             fragment.context.standing.believe_all(False)
         self.serves_saved = False
         self._shared.out.record("join", None, f"full member: {reason}")
+        if (grounds := self.grounds) is not None:
+            basis = grounds.basis.value
+            self._shared.out.record("join", None, grounds.words(), basis=basis, peer=grounds.peer)
         self._shared.out.put(Confirmed())
         self._shared.notices.confirmed(now)
 
@@ -138,11 +148,21 @@ class Joining:
             return timing.resume_alone_s
         return timing.genesis_wait_s if self._others_listed else 0.0
 
+    @property
+    def grounds(self) -> Grounds | None:
+        """Weakest grounds on which any fragment was taken; None: none was taken from others at the start."""
+        found = [fragment.follower.heads.beginning.grounds for fragment in self._fragments]
+        known = [grounds for grounds in found if grounds is not None]
+        return max(known, key=lambda grounds: grounds.basis.rank, default=None)
+
     def waits_for(self, now: float) -> str:
         """Say for people why we are not a full member yet; empty if we are."""
         view = self._shared.view
         if self._shared.confirmed:
             return ""
+        if any(f.follower.heads.beginning.waits for f in self._fragments):
+            here, of = len(view.confirmed(now)), len(self._shared.guidance.witnesses)
+            return f"one of the {of} members that the run's owner vouched for; {here} others are here"
         if self._believed(now):
             return "the state of the members"
         if self._strangers_ahead(now):

@@ -95,6 +95,18 @@ class Introductions:
         finally:
             self._under_way.discard(peer)
 
+    async def members_of(self, peers: Iterable[str], timeout_s: float) -> tuple[str, ...]:
+        """Find out which of these peers are members of the run, and bring both sides to the newer notice.
+        Who does not answer in time is none."""
+        asked = {peer: asyncio.ensure_future(self.meet(peer)) for peer in dict.fromkeys(peers)}
+        if asked:
+            _, late = await asyncio.wait(asked.values(), timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        answers = ((peer, task) for peer, task in asked.items() if not task.cancelled())
+        return tuple(peer for peer, task in answers if task.result() is not None)
+
     async def _show(self, peer: str) -> AdmissionShown:
         query = ShowAdmission(self._register.charter.run, self._ours, self._register.sequence)
         return await self._ask(peer, query, AdmissionShown)

@@ -51,8 +51,9 @@ class Membership:
         data_dir: Path,
         worked: Callable[[str], bool],
         settled: Callable[[], bool],
+        on_notice: Callable[[], None] = lambda: None,
     ) -> None:
-        """`worked`, `settled`: see `Register`.
+        """`worked`, `settled`: see `Register`. `on_notice` is called when there is a newer notice.
 
         Raises: StorageError, UserError (this node has no invite where one is needed).
         """
@@ -60,6 +61,7 @@ class Membership:
         self._news = asyncio.Event()
         self._notice_is_new = self._register_is_new = False
         self._me, self._name = transport.peer_id, run.name
+        self._on_notice = on_notice
         owner = run.signed.owner
         self.register = Register(Charter(run.id, owner, run.manifest.admission.mode), worked, settled)
         notice = load_notice(self._folder, run.id, owner)
@@ -89,6 +91,7 @@ class Membership:
         if what is Change.NOTICE:
             self._notice_is_new = True
             self._save_notice()  # at once: it must never go back
+            self._on_notice()
         else:
             self._register_is_new = True
         self._news.set()
@@ -97,8 +100,10 @@ class Membership:
         notice = self.register.notice
         assert notice is not None
         logger.info(
-            "the run's owner has a new notice, number %d: %d banned, %d invites revoked, %d listed",
+            "the run's owner has a new notice, number %d: %d banned, %d invites revoked, %d listed, "
+            "%d versions vouched for",
             *(notice.sequence, len(notice.banned), len(notice.revoked), len(notice.members)),
+            len(notice.vouch),
         )
         fault = self.register.would_take(self._me, self._grant)
         if fault is not None:

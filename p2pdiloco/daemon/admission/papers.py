@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, structs
 
 from p2pdiloco.core.api.reasons import Reason
-from p2pdiloco.core.api.types import Count, Digest, PeerId, RunId, Signature, Wire, signed_bytes
+from p2pdiloco.core.api.types import PeerId, RunId, Signature, Vouch, Wire, signed_bytes
 from p2pdiloco.core.machine import direct_members
 from p2pdiloco.errors import RemoteError, UserError
 
@@ -64,14 +64,6 @@ class Admission(Wire, frozen=True):
     """Signature with the grant's key."""
 
 
-class Vouch(Wire, frozen=True):
-    """Word of the owner that a version is in the run's history."""
-
-    fragment: Count
-    number: Count
-    digest: Digest
-
-
 class Notice(Wire, frozen=True):
     """Living document of a run's owner; the one with the highest sequence holds."""
 
@@ -83,6 +75,7 @@ class Notice(Wire, frozen=True):
     members: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_LISTED)] = ()
     """Peers that are admitted where the manifest says `mode = "list"`."""
     vouch: Annotated[tuple[Vouch, ...], Meta(max_length=MAX_LISTED)] = ()
+    """Versions, and members, that newcomers start from."""
     signature: Signature = b""
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from p2pdiloco.core.following.beginning import Grounds
 from p2pdiloco.errors import RemoteError
 
 MAX_PEER_ROWS = 64
@@ -157,6 +158,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """True: this node can save a vote, as in `PeerRow`."""
     link: Line = ""
     """Reason why the link does not keep up, and what is done about it; empty: it keeps up."""
+    start: Grounds | None = None
+    """Grounds on which this node took what it began with; None: it came with that, or started the run."""
 
 
 class StatusReport(Row, frozen=True, kw_only=True):
@@ -187,6 +190,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Progress of the answering node in its data, as in `NodeSnapshot`."""
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
     """Counters of the answering node's transfers, as in `NodeSnapshot`."""
+    start: Grounds | None = None
+    """Grounds of the answering node, as in `NodeSnapshot`."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -226,6 +231,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         link=snapshot.link,
         data=snapshot.data,
         bulk=snapshot.bulk,
+        start=snapshot.start,
     )
 
 

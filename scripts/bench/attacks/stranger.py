@@ -65,6 +65,8 @@ class Stranger:
         self.refusals: list[VoteRefused] = []
         self.heads: dict[int, Head] = {}
         """Heaviest head of every fragment that members told of, in heartbeats or, shortened, in a report."""
+        self.greeted_by: set[str] = set()
+        """Peers that sent a heartbeat: also those that came later."""
         self.done: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -85,6 +87,7 @@ class Stranger:
         message = decode(self.work.run, data[1:])
         if isinstance(message, Progress):
             self.take(message.heads)
+            self.greeted_by.add(sender)
         elif isinstance(message, VoteGranted):
             self.granted.append(message)
         elif isinstance(message, VoteRefused):
@@ -139,14 +142,14 @@ class Stranger:
             self.done[f"{what}: {type(error).__name__}"] += 1
 
     async def say(self, message: Message, what: str) -> None:
-        """Send a message of the run to every member."""
+        """Send a message of the run to every member, and to whoever greeted us."""
         data = wire.message(self.work.run, message)
 
         async def to(peer: str) -> None:
             with self.counting(what):
                 await self.transport.send(peer, data, SEND_S)
 
-        await asyncio.gather(*map(to, self.work.members))
+        await asyncio.gather(*map(to, {*self.work.members, *self.greeted_by}))
 
     async def beat(self, heads: Mapping[int, Head], **changes: Any) -> None:
         """Send a heartbeat of a full member, except for the changes."""

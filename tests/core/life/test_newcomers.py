@@ -42,7 +42,10 @@ def test_a_newcomer_neither_votes_nor_stands_nor_serves_until_it_holds_what_peer
     assert not any(p.confirmed for p in sent(solo.wait(1.0), msg.Progress))
     effects = serve(solo, pulls)
     assert solo.core.confirmed and solo.core.may_serve and solo.head.number == 2
-    assert reasons(effects, "join")[-1] == "full member: every fragment's version is confirmed by peers"
+    assert reasons(effects, "join")[-2:] == [
+        "full member: every fragment's version is confirmed by peers",
+        "unvouched: started from what 2 of 2 members stand on",
+    ]
     assert all(p.confirmed for p in sent(solo.wait(1.0), msg.Progress))
 
 

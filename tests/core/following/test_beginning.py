@@ -1,0 +1,276 @@
+"""Whom a newcomer with nothing believes: the owner's vouch, a peer of the join line, most members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit import Solo, branch, child, config, found, restored_nothing, saved, table
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reasons import Basis, FetchFailure
+from p2pdiloco.core.api.types import Head, SignedVersion, Vouch
+from p2pdiloco.core.following.beginning import Grounds
+
+TRUE = branch(9, learners=("a", "b", "c"))
+FALSE = branch(12, syncer="l1", learners=("l1", "l2", "l3"))
+"""It is heavier: whoever goes by weight takes it."""
+HONEST, LIARS = ("a", "b", "c"), ("l1", "l2", "l3")
+ALONE_S = config().timing.resume_alone_s
+
+
+def head(chain: list[SignedVersion], number: int) -> Head:
+    return chain[number].header.head()
+
+
+def vouch(chain: list[SignedVersion], number: int, *members: str) -> ev.Guided:
+    return ev.Guided((), (Vouch(0, number, head(chain, number).digest, members),))
+
+
+class Newcomer(Solo):
+    """We have nothing. Of these peers some stand on the true chain, some on the forged one."""
+
+    def __init__(self, *peers: str, told: ev.Guided | None = None, **odd: Any) -> None:
+        super().__init__(peers=(), **odd)
+        self.chains: dict[str, list[SignedVersion]] = {}
+        self.does_not_give: set[str] = set()
+        self.asked: list[str] = []
+        if told is not None:
+            self.run(self.feed(told))
+        self.meet(*peers)
+
+    def meet(self, *peers: str) -> None:
+        """These are listed, and heard."""
+        self.peers = (*self.peers, *peers)
+        for peer in peers:
+            chain = FALSE if peer in LIARS else TRUE
+            self.chains[peer] = chain
+            self.says[peer] = {"heads": (chain[-1].header.head(),)}
+        self.run(self.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*self.peers, "me"))))))
+        for peer in peers:
+            self.run(self.hear(peer))
+
+    def run(self, effects: list[ef.Effect]) -> None:
+        """Everybody gives what it is asked for, but for those who do not."""
+        while effects:
+            asked, effects = effects, []
+            for pull in (*found(asked, ef.FetchState), *found(asked, ef.FetchUpdate)):
+                self.asked.append(pull.peer)
+                if pull.peer in self.does_not_give:
+                    failed = ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.UNREACHABLE)
+                    effects += self.feed(failed)
+                    continue
+                version = self.chains[pull.peer][-1]
+                effects += self.feed(ev.StateFetched(0, pull.peer, version, table(version)))
+
+    def live(self, seconds: float) -> None:
+        """Time passes, in which everybody gives."""
+        end = self.now + seconds
+        while self.now < end:
+            self.run(self.wait(0.5))
+
+    @property
+    def grounds(self) -> Grounds | None:
+        return self.fragment.follower.heads.beginning.grounds
+
+    @property
+    def basis(self) -> Basis | None:
+        return self.grounds.basis if self.grounds else None
+
+
+# --- what most stand on ---------------------------------------------------------------------------------
+
+
+def test_without_any_word_what_most_members_stand_on_is_taken() -> None:
+    solo = Newcomer("l1", "a", "b")
+    assert solo.core.confirmed and solo.head == head(TRUE, 9)
+    assert solo.grounds == Grounds(Basis.MOST, 2, 3)
+    assert solo.asked[0] != "l1", "its chain is the heaviest, and is not asked for first"
+
+
+def test_who_comes_first_is_not_believed_before_the_others_had_the_time_to_speak() -> None:
+    solo = Solo(peers=())
+    roster = Roster(tuple((p, 1) for p in ("l1", "a", "b", "me")))
+    solo.feed(ev.PresenceSeen(roster))
+    effects = solo.hear("l1", heads=(head(FALSE, 12),))
+    assert not found(effects, ef.FetchState)
+    wait_s = solo.config.timing.genesis_wait_s
+    solo.peers, solo.says = ("l1",), {"l1": {"heads": (head(FALSE, 12),)}}
+    assert not found(solo.wait(wait_s - 0.1), ef.FetchState)
+    assert found(solo.wait(0.7), ef.FetchState), "but nobody waits for ever"
+
+
+def test_members_some_versions_apart_stand_on_one_chain() -> None:
+    solo = Newcomer()
+    solo.peers = ("a", "b", "l1")
+    solo.feed(ev.PresenceSeen(Roster((("a", 1), ("b", 1), ("l1", 1)))))
+    solo.chains = {"a": TRUE, "b": TRUE, "l1": FALSE}
+    solo.run(solo.hear("l1", heads=(head(FALSE, 12),)))
+    solo.run(solo.hear("a", heads=(head(TRUE, 9),)))
+    solo.run(solo.hear("b", heads=(head(TRUE, 8),)))
+    assert not solo.asked, "no two say the same: the heaviest would win"
+    solo.run(solo.hear("b", heads=(head(TRUE, 9),)))
+    assert solo.head == head(TRUE, 9)
+
+
+def test_where_nobody_agrees_the_heaviest_is_taken_at_last() -> None:
+    solo = Newcomer("l1", "a")
+    solo.live(ALONE_S - 1.0)
+    assert not solo.asked
+    solo.live(2.0)
+    assert solo.head == head(FALSE, 12) and solo.grounds == Grounds(Basis.MOST, 1, 2)
+
+
+def test_the_name_of_a_true_head_gets_a_forged_one_no_voice() -> None:
+    """A liar names what the others hold, then its own."""
+    solo = Newcomer()
+    solo.feed(ev.PresenceSeen(Roster((("a", 1), ("b", 1), ("l1", 1)))))
+    solo.chains = {"a": TRUE, "b": TRUE, "l1": FALSE}
+    solo.hear("l1", heads=(head(TRUE, 9),))
+    solo.hear("l1", heads=(head(FALSE, 12),))
+    solo.hear("a", heads=(head(TRUE, 9),))
+    solo.run(solo.hear("b", heads=(head(TRUE, 9),)))
+    assert solo.head == head(TRUE, 9)
+
+
+def test_who_stands_on_the_true_head_and_gives_a_forged_state_wins_a_moment_only() -> None:
+    solo = Newcomer()
+    solo.peers = ("a", "b", "l1")
+    solo.does_not_give = {"a", "b"}
+    for peer in solo.peers:
+        solo.says[peer] = {"heads": (head(TRUE, 9),)}
+    solo.chains = {"a": TRUE, "b": TRUE, "l1": FALSE}
+    solo.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in solo.peers))))
+    for peer in solo.peers:
+        solo.run(solo.hear(peer))
+    solo.live(3.0)
+    assert solo.head == head(FALSE, 12) and not solo.core.confirmed, "nobody stands on it"
+    solo.does_not_give = set()
+    later = child(TRUE[9].header, learners=HONEST)
+    solo.chains |= {"a": [*TRUE, later], "b": [*TRUE, later]}
+    for peer in ("a", "b"):
+        solo.says[peer] = {"heads": (later.header.head(),)}
+    solo.live(3.0)
+    assert solo.core.confirmed and solo.head == later.header.head(), "though it is lighter"
+
+
+def test_at_version_0_who_says_that_it_is_there_confirms_nobody() -> None:
+    solo = Newcomer()
+    solo.feed(ev.PresenceSeen(Roster((("a", 1), ("b", 1), ("l1", 1)))))
+    solo.hear("l1", heads=(head(TRUE, 0),))
+    assert not solo.core.confirmed, "else it would follow anybody from here on"
+    solo.hear("a", heads=(head(TRUE, 9),))
+    effects = solo.hear("b", heads=(head(TRUE, 9),))
+    assert not solo.core.confirmed and found(effects, ef.FetchState)
+
+
+# --- what a peer of the join line stands on -------------------------------------------------------------
+
+
+def test_a_peer_of_the_join_line_goes_before_most_members() -> None:
+    solo = Newcomer("l1", "l2", "l3", "a", told=ev.Guided(("a",)))
+    assert solo.core.confirmed and solo.head == head(TRUE, 9)
+    assert solo.grounds == Grounds(Basis.JOINED, 1, 1, "a") and solo.asked[0] == "a"
+
+
+def test_it_is_waited_for_and_greeted() -> None:
+    solo = Newcomer("l1", "l2")
+    greeted = [send.peer for send in found(solo.feed(ev.Guided(("a",))), ef.Send)]
+    assert "a" in greeted or solo.core.confirmed
+    solo = Newcomer(told=ev.Guided(("a",)))
+    solo.meet("l1", "l2")
+    solo.live(ALONE_S - 2.0)
+    assert not solo.asked
+    solo.meet("a")
+    assert solo.head == head(TRUE, 9) and solo.basis is Basis.JOINED
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_one_that_is_gone_or_gives_nothing_keeps_nobody_for_ever(gone: bool) -> None:
+    solo = Newcomer(told=ev.Guided(("b",)))
+    solo.does_not_give = {"b"}
+    solo.meet("a", "c", *(() if gone else ("b",)))
+    solo.does_not_give = {"a", "b", "c"}
+    solo.live(5.0)
+    solo.does_not_give = {"b"}
+    solo.live(ALONE_S)
+    assert solo.core.confirmed and solo.head == head(TRUE, 9)
+
+
+def test_a_joined_peer_that_is_new_itself_is_not_waited_for() -> None:
+    solo = Newcomer(told=ev.Guided(("x",)))
+    solo.hear("x", confirmed=False)
+    solo.meet("a", "b")
+    assert solo.head == head(TRUE, 9) and solo.basis is Basis.MOST
+
+
+# --- what the owner vouched for -------------------------------------------------------------------------
+
+
+def test_who_the_owner_vouched_for_goes_before_all_others() -> None:
+    solo = Newcomer("l1", "l2", "l3", "a", told=vouch(TRUE, 4, "a", "b"))
+    assert solo.core.confirmed and solo.head == head(TRUE, 9)
+    assert solo.grounds == Grounds(Basis.VOUCHED, 1, 1)
+    solo = Newcomer("l1", "a", told=ev.Guided(("l1",), vouch(TRUE, 4, "a").vouches))
+    assert solo.head == head(TRUE, 9), "also before a peer of the join line"
+
+
+def test_of_vouched_members_most_decide() -> None:
+    solo = Newcomer("l1", "a", "b", told=vouch(TRUE, 4, "l1", "a", "b"))
+    assert solo.head == head(TRUE, 9) and solo.grounds == Grounds(Basis.VOUCHED, 2, 3)
+
+
+def test_with_none_of_them_here_a_newcomer_waits_and_says_so() -> None:
+    solo = Newcomer("l1", "l2", "l3", told=vouch(TRUE, 4, "a", "b"))
+    solo.live(5 * ALONE_S)
+    assert not solo.asked and not solo.core.confirmed
+    assert "the run's owner vouched for" in solo.core.waits_for(solo.now)
+    solo.meet("a")
+    assert solo.head == head(TRUE, 9) and solo.core.confirmed
+
+
+@pytest.mark.parametrize("number", [9, 20])
+def test_a_member_that_stands_on_something_else_than_was_vouched_for_is_not_followed(number: int) -> None:
+    vouched = branch(20, learners=("b",))
+    solo = Newcomer("a", told=vouch(vouched, number, "a", "b"))
+    solo.live(2 * ALONE_S)
+    assert not solo.asked and not solo.core.confirmed
+
+
+def test_nobody_starts_a_run_anew_for_which_its_owner_has_vouched() -> None:
+    solo = Solo(peers=("x",), genesis=True, confirmed=False)
+    solo.feed(vouch(TRUE, 4, "a"))
+    solo.wait(2 * ALONE_S)
+    assert not solo.core.confirmed
+    solo.feed(ev.Guided())
+    solo.wait(2 * ALONE_S)
+    assert solo.core.confirmed, "the owner has taken it back"
+
+
+def test_a_vouch_that_is_heard_later_is_looked_at_again() -> None:
+    solo = Newcomer("l1", "l2")
+    assert solo.core.confirmed and solo.head == head(FALSE, 12) and solo.basis is Basis.MOST
+    solo.run(solo.feed(vouch(TRUE, 4, "a", "b")))
+    solo.live(2.0)
+    assert solo.head == head(FALSE, 12), "there is nothing else yet"
+    solo.meet("a", "b")
+    solo.live(2.0)
+    assert solo.head == head(TRUE, 9) and solo.basis is Basis.VOUCHED, "though it is lighter"
+
+
+def test_a_later_vouch_for_what_we_hold_changes_nothing_but_the_grounds() -> None:
+    solo = Newcomer("a", "b")
+    asked = list(solo.asked)
+    solo.run(solo.feed(vouch(TRUE, 9, "a", "b")))
+    solo.live(2.0)
+    assert solo.asked == asked and solo.basis is Basis.VOUCHED
+
+
+def test_who_comes_with_a_state_goes_by_its_own_chain() -> None:
+    solo = Solo(peers=("a",), restored=saved(branch(4, learners=("me", "a"))), heads=(head(TRUE, 9),))
+    solo.feed(vouch(FALSE, 4, "l1"))
+    assert solo.fragment.follower.heads.beginning.grounds is None
+    assert set(solo.fragment.follower.heads.look(solo.now)) == {"a"}
+    assert restored_nothing(solo.config).saved is False

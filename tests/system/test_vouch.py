@@ -1,0 +1,85 @@
+"""An owner vouches, with real processes: a newcomer starts from that, whatever heavier run it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+from system_kit import PACE, Daemon, Swarm
+
+from attacks.heads import ForgedHead
+from attacks.stranger import Work
+from p2pdiloco.cli.group import cli
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+
+@contextmanager
+def forger(swarm: Swarm, member: Daemon, run: str) -> Iterator[ForgedHead]:
+    """A peer that says to everybody that it is a full member, and shows a heavier run that it made up."""
+    address = member.address() or ""
+    work = Work(
+        attack="forged-head",
+        folder=str(swarm.folder / "forger"),
+        join=address,
+        run=run,
+        run_name="owned",
+        members={member.peer_id: (address.rpartition("/p2p/")[0],)},
+        manifest=str(next(member.data_dir.glob("runs/*/manifest.signed"))),
+        seconds=240.0,
+    )
+    loop, started = asyncio.new_event_loop(), threading.Event()
+    attack = ForgedHead(work)
+    stranger = attack.strangers[0]
+
+    async def lie() -> None:
+        await stranger.start()
+        try:
+            started.set()
+            await attack.attack()
+        finally:
+            await stranger.transport.close()
+
+    lying = loop.create_task(lie())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([lying])))
+    thread.start()
+    try:
+        assert started.wait(60.0)
+        yield attack
+    finally:
+        loop.call_soon_threadsafe(lying.cancel)
+        thread.join()
+        loop.close()
+
+
+def status(daemon: Daemon, run: str) -> dict[str, object]:
+    command = ["status", "--join", daemon.address() or "", "--run", run, "--json"]
+    report: dict[str, object] = json.loads(CliRunner().invoke(cli, command).stdout)
+    return report
+
+
+def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm) -> None:
+    swarm = visited_swarm
+    bootstrap = swarm.bootstrap("--run", str(swarm.manifest("owned")))
+    member = swarm.node("member", bootstrap, "--genesis", *PACE)
+    swarm.advance(member, [0, 1], 2, 120.0)
+    run = (member.data_dir / "joined.txt").read_text().strip()
+    owner = ("--data-dir", str(bootstrap.data_dir), "--join", member.address() or "")
+    done = CliRunner().invoke(cli, ["vouch", "owned", *owner])
+    assert done.exit_code == 0, done.output
+    assert "1 members had worked on them" in done.stdout and "versions vouched for" in done.stdout
+    with forger(swarm, member, run) as attack:
+        stranger = attack.strangers[0]
+        swarm.until(lambda: stranger.done["heartbeat: taken"], "the forger to be heard")
+        newcomer = swarm.node("newcomer", bootstrap)
+        swarm.until(lambda: stranger.greeted_by - {member.peer_id}, "the newcomer to meet the forger")
+        swarm.training(newcomer)
+        assert status(newcomer, run)["start"] == {"basis": "vouched", "members": 1, "of": 1, "peer": ""}
+        assert "started from what the owner vouched for" in newcomer.said()
+        swarm.until(lambda: member.full_merges(2), "versions of both")
+        assert not stranger.done["states given"], "with one against one its run is the heavier one"
