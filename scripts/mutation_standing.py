@@ -14,8 +14,3 @@ def everybody_votes_who_says_so(patch: Patch) -> None:
 @mutation("strangers", 2, 6, "stuck")
 def newcomers_are_waited_for_in_vain_for_ever(patch: Patch) -> None:
     patch.set(Standing, "_attending", lambda self, learners, marks: learners)
-
-
-@mutation("storm", 7, 1, "stuck", first_seed=1104)
-def voters_that_nobody_can_dial_decide_alone(patch: Patch) -> None:
-    patch.set(Standing, "_meet", lambda self, peers: bool(peers))

@@ -256,13 +256,16 @@ class InvariantWatch:
     def _in_reach(self, host: Host, certificate: Certificate) -> None:
         """Check who takes an office of the whole run in calm weather.
 
-        Nobody takes it whom others cannot dial, while there is a member whom they can.
+        Nobody takes it whom others cannot dial, while there is a member whom they can. But the only voter of
+        a chain decides by itself.
         """
         world, hidden = host.world, host.world.network.hidden
         own = certificate.syncer == host.peer and certificate.group == WHOLE_RUN
         if not own or host.peer not in hidden or host.now <= self._calm_from_s or world.network.was_cut:
             return
-        if any(other.may_serve and other.peer not in hidden for other in world.up_hosts()):
+        voters = host.core.fragments[certificate.fragment].chain.marks.voters
+        dialable = any(other.may_serve and other.peer not in hidden for other in world.up_hosts())
+        if dialable and voters != {host.peer}:
             raise Violation("hidden-syncer", f"{host.peer} fragment {certificate.fragment}")
 
     def _elected(self, host: Host, certificate: Certificate) -> None:
