@@ -131,11 +131,9 @@ class Member:
         return self.core.shared.has_mark(peer)
 
     def _counts(self, peer: str) -> bool:
-        """Tell whether to listen to what a peer says of the world: it is admitted, and, where all are, has
+        """Tell whether to listen to what a peer says of the world: it is not banned, and was let in or has
         worked."""
-        everybody = self.run.manifest.admission.mode == "open"
-        shared, guests = self.core.shared, self.membership.introductions
-        return guests.admits(peer) and (shared.has_worked(peer) or not everybody)
+        return self.membership.introductions.admits(peer) and self.core.shared.trusts(peer)
 
     def _is_settled(self) -> bool:
         return self.core.confirmed

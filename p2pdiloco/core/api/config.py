@@ -83,13 +83,11 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Share of a merge that one learner has at most."""
     most_units: float = 4.0
     """Weight of a contribution at most, in usual ones."""
-    full_period: bool = False
-    """True: H inner steps weigh in full, beside however slow ones, within `most_units`."""
     expected_members: int = 0
     """Members that the run is to have at its start, by its manifest; 0: nobody knows."""
     admits: bool = False
-    """True: the run's owner lets members in, so that whoever says that it is confirmed was let in. False:
-    anybody may say so."""
+    """True: the run's owner lets members in, so that whoever says that it is confirmed was let in, and H
+    inner steps weigh in full beside however slow ones, within `most_units`. False: anybody may say so."""
     timing: Timing = Timing()
 
     @property

@@ -91,7 +91,7 @@ def limits_after(chain: Chain, config: CoreConfig) -> MergeLimits:
     """Compute the limits of what is merged into a child of the chain's head."""
     unit = unit_of(chain.header, config)
     heaviest = heaviest_units(chain.marks.lately, config) * unit
-    if config.full_period:
+    if config.admits:
         heaviest = max(heaviest, min(config.usual_tokens, config.most_units * unit))
     return MergeLimits(min(round(heaviest), NO_LIMITS.most_tokens), longest_after(chain.header))
 

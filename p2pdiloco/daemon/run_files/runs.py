@@ -211,7 +211,6 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
         update_bytes=sum(update.encoded_bytes(layout.numel) for layout in run.layouts),
         largest_share=manifest.weight.largest_share,
         most_units=manifest.weight.most_units,
-        full_period=manifest.admission.mode != "open",
         expected_members=manifest.group.expected_members,
         admits=manifest.admission.mode != "open",
         timing=timing,

@@ -130,7 +130,7 @@ def test_no_learner_weighs_more_than_its_share_of_a_usual_merge() -> None:
 def test_among_known_members_h_steps_weigh_in_full_within_the_units() -> None:
     def most(unit: int, **changes: object) -> int:
         chain = extended(start(unit=unit), work(*[unit] * 4))
-        known = config(genesis_versions=(start().signed,), full_period=True, **changes)
+        known = config(genesis_versions=(start().signed,), admits=True, **changes)
         return scale.limits_after(chain, known).most_tokens
 
     assert most(20) == UNIT == 2 * 20, "one and a half of the others' would be 30"
