@@ -187,8 +187,7 @@ class FrontDoor:
     async def _dial_back(self, sender: str, query: wire.ReachQuery) -> bytes:
         if self._dials_back is None:
             raise RemoteError(Unheard.NOT_READY.value)
-        admitted = self._gate is not None and self._gate.has_papers(sender)
-        stranger = self.is_member(sender) is False and not admitted
+        stranger = self.is_member(sender) is False and self.is_stranger(sender)
         return wire.encode(await self._dials_back.answer(sender, query, stranger))
 
     def _answer(self, sender: str, query: _Asked) -> bytes:

@@ -185,7 +185,8 @@ class Elsewhere(Wire, frozen=True, tag=True):
     peers: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_NAMED)]
 
 
-PeerName = Annotated[str, Meta(max_length=63)]
+MAX_NAME = 63
+PeerName = Annotated[str, Meta(max_length=MAX_NAME)]
 MAX_BEARERS = 8
 """Number of peers that are named as bearers of one name."""
 

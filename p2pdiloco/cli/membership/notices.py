@@ -26,13 +26,12 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 _YES = click.option("--yes", is_flag=True, help="Do not ask whether the peer that is meant is the right one.")
 
 
-def _change_by_peer(
-    run: str, join: tuple[str, ...], data_dir: Path | None, change: tuple[str, Any, str, bool, bool]
-) -> None:
+def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **change: Any) -> None:
+    """Change the notice as `naming.PeerChange` has it."""
     from p2pdiloco.cli.membership.naming import PeerChange
     from p2pdiloco.cli.membership.publishing import publish
 
-    asked = PeerChange(*change)
+    asked = PeerChange(**change)
     publish(run, join, data_dir, asked.make, asked.agree, asked.word)
 
 
@@ -42,7 +41,7 @@ def _change_by_peer(
 @_YES
 def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Refuse a PEER (its id, the end of it, or its name) at every member's door of a RUN of yours."""
-    _change_by_peer(run, join, data_dir, ("ban", "banned", peer, True, yes))
+    _change_by_peer(run, join, data_dir, verb="ban", entries="banned", word=peer, adds=True, yes=yes)
 
 
 @click.command(cls=SpacedLists)
@@ -51,7 +50,7 @@ def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: 
 @_YES
 def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Take a ban of a PEER back."""
-    _change_by_peer(run, join, data_dir, ("unban", "banned", peer, False, yes))
+    _change_by_peer(run, join, data_dir, verb="unban", entries="banned", word=peer, adds=False, yes=yes)
 
 
 @click.command(cls=SpacedLists)
@@ -70,7 +69,7 @@ def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None) 
 @_YES
 def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Put a PEER (its id) on the list of a RUN whose members are listed."""
-    _change_by_peer(run, join, data_dir, ("admit", "members", peer, True, yes))
+    _change_by_peer(run, join, data_dir, verb="admit", entries="members", word=peer, adds=True, yes=yes)
 
 
 @click.command(cls=SpacedLists)
@@ -79,7 +78,7 @@ def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
 @_YES
 def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Take a PEER off the list again."""
-    _change_by_peer(run, join, data_dir, ("dismiss", "members", peer, False, yes))
+    _change_by_peer(run, join, data_dir, verb="dismiss", entries="members", word=peer, adds=False, yes=yes)
 
 
 @click.command(cls=SpacedLists)

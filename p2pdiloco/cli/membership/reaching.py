@@ -15,7 +15,6 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
 MAX_ASKED = 16
-MAX_NAME = 63
 ASK_TIMEOUT_S = 5.0
 LOOKS, PAUSE_S = 3, 0.5
 T = TypeVar("T")
@@ -60,7 +59,7 @@ async def reach(transport: Transport, run: str, joined: Iterable[str], called: s
         except PeerUnreachable:
             continue
         found.peers.append(peer)
-    if 0 < len(called) <= MAX_NAME:
+    if 0 < len(called) <= wire.MAX_NAME:
         query = wire.NameQuery(run, called)
         for answer in await asyncio.gather(*(ask(transport, p, query, wire.NameAnswer) for p in found.peers)):
             found.lately.update(answer.peers if answer is not None else ())

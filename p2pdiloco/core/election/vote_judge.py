@@ -119,13 +119,11 @@ class VoteJudge:
 
         What a candidate says of versions that we do not have proves nothing: it is asked again in a moment,
         as the holder's word, or the version itself, will be here if it is true."""
-        end, why_give_way = (
-            certificate.start_number + self._shared.config.term_versions,
-            self._candidates.why_give_way,
-        )
+        end = certificate.start_number + self._shared.config.term_versions
 
         def over(number: int) -> bool:
-            return number >= end or bool(why_give_way(certificate, now, number, candidate))
+            gives_way = self._candidates.why_give_way(certificate, now, number, candidate)
+            return number >= end or bool(gives_way)
 
         said = self._shared.view.head(certificate.syncer, self._fragment)
         known = max(self._chain.head.number, said.number if said else 0)

@@ -43,7 +43,7 @@ class Grounds(Struct, frozen=True, forbid_unknown_fields=True):
     def words(self) -> str:
         """Say it for people."""
         if self.basis is Basis.VOUCHED:
-            return "started from what the owner vouched for"
+            return f"started from {self.basis}"
         if self.basis is Basis.JOINED:
             return f"started from what {self.peer} of the join line stands on"
         return f"unvouched: started from what {self.members} of {self.of} members stand on"
