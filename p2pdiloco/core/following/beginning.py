@@ -98,13 +98,10 @@ class Beginning:
     def wants(self, head: Head, now: float) -> bool:
         """Tell whether that head, which is to be followed, is to be fetched. What our chain contains is not,
         nor at first what is lighter: a giver may have moved on. If nobody comes to stand on ours, it is."""
-        ours, timing = self._chain.head, self._shared.timing
-        if head not in self._backed or head == ours:
+        if head not in self._backed or self._chain.knows(head.number, head.digest):
             return False
         held_s = now - self._moved_s if self.active else math.inf
-        if self._chain.knows(head.number, head.digest):
-            return self.active and held_s >= timing.resume_alone_s
-        return head.weight > ours.weight or held_s >= timing.genesis_wait_s
+        return head.weight > self._chain.head.weight or held_s >= self._shared.timing.genesis_wait_s
 
     def supports(self, peer: str) -> bool:
         """Tell whether that peer stands on something that is to be followed."""

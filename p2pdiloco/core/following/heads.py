@@ -92,6 +92,7 @@ class NamedHeads:
     def proven(self, header: VersionHeader, giver: str, now: float) -> bool:
         """Tell whether a version is to be taken: who gave it counts, or who made it has worked. With nothing
         we take, for the time being, what somebody gives who stands on what is to be followed."""
+        self._starts = self.beginning.look(now)  # the owner may have vouched while it was on its way
         if self._starts:
             return self.beginning.supports(giver) or self.beginning.follows(header.head())
         return self.counts(giver, now) or self.counts(header.syncer, now)

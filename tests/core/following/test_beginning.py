@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kit import Solo, branch, child, config, found, restored_nothing, saved, table
+from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -36,6 +36,8 @@ class Newcomer(Solo):
         super().__init__(peers=(), **odd)
         self.chains: dict[str, list[SignedVersion]] = {}
         self.does_not_give: set[str] = set()
+        self.hold: set[str] = set()
+        """Peers of which it does not come, and does not fail."""
         self.asked: list[str] = []
         if told is not None:
             self.run(self.feed(told))
@@ -58,6 +60,8 @@ class Newcomer(Solo):
             asked, effects = effects, []
             for pull in (*found(asked, ef.FetchState), *found(asked, ef.FetchUpdate)):
                 self.asked.append(pull.peer)
+                if pull.peer in self.hold:
+                    continue
                 if pull.peer in self.does_not_give:
                     failed = ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.UNREACHABLE)
                     effects += self.feed(failed)
@@ -108,11 +112,12 @@ def test_members_some_versions_apart_stand_on_one_chain() -> None:
     solo.feed(ev.PresenceSeen(Roster((("a", 1), ("b", 1), ("l1", 1)))))
     solo.chains = {"a": TRUE, "b": TRUE, "l1": FALSE}
     solo.run(solo.hear("l1", heads=(head(FALSE, 12),)))
+    solo.run(solo.hear("a", heads=(head(TRUE, 7),)))
     solo.run(solo.hear("a", heads=(head(TRUE, 9),)))
     solo.run(solo.hear("b", heads=(head(TRUE, 8),)))
     assert not solo.asked, "no two say the same: the heaviest would win"
-    solo.run(solo.hear("b", heads=(head(TRUE, 9),)))
-    assert solo.head == head(TRUE, 9)
+    solo.run(solo.hear("b", heads=(head(TRUE, 7),)))
+    assert solo.asked == ["b"], "a was there, too"
 
 
 def test_where_nobody_agrees_the_heaviest_is_taken_at_last() -> None:
@@ -175,11 +180,10 @@ def test_a_peer_of_the_join_line_goes_before_most_members() -> None:
     assert solo.grounds == Grounds(Basis.JOINED, 1, 1, "a") and solo.asked[0] == "a"
 
 
-def test_it_is_waited_for_and_greeted() -> None:
-    solo = Newcomer("l1", "l2")
+def test_it_is_greeted_and_waited_for() -> None:
+    solo = Newcomer()
     greeted = [send.peer for send in found(solo.feed(ev.Guided(("a",))), ef.Send)]
-    assert "a" in greeted or solo.core.confirmed
-    solo = Newcomer(told=ev.Guided(("a",)))
+    assert greeted == ["a"], "it may be listed much later"
     solo.meet("l1", "l2")
     solo.live(ALONE_S - 2.0)
     assert not solo.asked
@@ -197,6 +201,16 @@ def test_one_that_is_gone_or_gives_nothing_keeps_nobody_for_ever(gone: bool) -> 
     solo.does_not_give = {"b"}
     solo.live(ALONE_S)
     assert solo.core.confirmed and solo.head == head(TRUE, 9)
+
+
+def test_one_that_gives_slowly_is_not_given_up() -> None:
+    solo = Newcomer(told=ev.Guided(("a",)))
+    solo.hold = {"a"}
+    solo.meet("a", "l1", "l2", "l3")
+    solo.live(2 * ALONE_S)
+    assert solo.asked == ["a"] and not solo.core.confirmed
+    solo.feed(ev.StateFetched(0, "a", TRUE[-1], table(TRUE[-1])))
+    assert solo.core.confirmed and solo.head == head(TRUE, 9) and solo.basis is Basis.JOINED
 
 
 def test_a_joined_peer_that_is_new_itself_is_not_waited_for() -> None:
@@ -249,6 +263,16 @@ def test_nobody_starts_a_run_anew_for_which_its_owner_has_vouched() -> None:
     assert solo.core.confirmed, "the owner has taken it back"
 
 
+def test_a_vouch_that_is_heard_while_something_is_under_way_refuses_that() -> None:
+    solo = Newcomer()
+    solo.hold = {"l1", "l2"}
+    solo.meet("l1", "l2")
+    (giver,) = solo.asked
+    solo.run(solo.feed(vouch(TRUE, 4, "a", "b")))
+    effects = solo.feed(ev.StateFetched(0, giver, FALSE[-1], table(FALSE[-1])))
+    assert solo.head.number == 0 and reasons(effects, "catchup") == ["not taken: unbacked"]
+
+
 def test_a_vouch_that_is_heard_later_is_looked_at_again() -> None:
     solo = Newcomer("l1", "l2")
     assert solo.core.confirmed and solo.head == head(FALSE, 12) and solo.basis is Basis.MOST
@@ -266,6 +290,13 @@ def test_a_later_vouch_for_what_we_hold_changes_nothing_but_the_grounds() -> Non
     solo.run(solo.feed(vouch(TRUE, 9, "a", "b")))
     solo.live(2.0)
     assert solo.asked == asked and solo.basis is Basis.VOUCHED
+
+
+def test_of_several_fragments_the_weakest_grounds_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    solo = Solo(config(3))
+    for fragment, basis in zip(solo.core.fragments, (Basis.VOUCHED, Basis.MOST, Basis.JOINED), strict=True):
+        monkeypatch.setattr(fragment.follower.heads.beginning, "grounds", Grounds(basis, 1, 1))
+    assert solo.core.grounds == Grounds(Basis.MOST, 1, 1)
 
 
 def test_who_comes_with_a_state_goes_by_its_own_chain() -> None:
