@@ -27,6 +27,7 @@ from msgspec import Struct
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.data.documents import DAMAGED
+from p2pdiloco.tasks.data.hub_columns import Interrupted, read_only
 from p2pdiloco.tasks.data.hub_file import INSTALL
 from p2pdiloco.tasks.data.packing import Packer, Windows
 from p2pdiloco.tasks.data.split import ANY_NAME, hash64, is_heldout
@@ -263,6 +264,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
         )
         if path is None:
             _only_of_the_hub(section.dataset, builder.config.data_files)
+        read_only(builder, section.field, _stream_errors)
         found = builder.as_streaming_dataset(split=split)
         names = found.column_names or list(next(iter(found), {}))
     except _stream_errors(ValueError, RuntimeError) as error:
@@ -275,7 +277,11 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
             f'the data set {path or section.dataset} has no column "{section.field}"',
             f"data.field: it has {', '.join(names)}",
         )
-    return found.select_columns([section.field])
+    found = found.select_columns([section.field])
+    if (found.features or {}).get(section.field) == datasets.Value("null"):
+        # Nulls alone in the first file, which would make other files' texts an error.
+        found = found.cast_column(section.field, datasets.Value("string"))
+    return found
 
 
 def _only_of_the_hub(name: str, files: Any) -> None:
@@ -304,7 +310,7 @@ def _stream_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Errors raised where a connection or a file breaks, also by the HTTP libraries that `datasets` uses."""
     names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
     found = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
-    return (OSError, *DAMAGED, *others, *found)
+    return (OSError, Interrupted, *DAMAGED, *others, *found)
 
 
 def _local_identity(root: Path) -> str:
