@@ -28,6 +28,9 @@ FOREIGN = {
     "storage": "hivemind",
     "store": "hivemind",
     "is_alive": "hivemind",
+    "features": "datasets",
+    "_cast_table": "datasets",
+    "_generate_tables": "datasets",
 }
 """Attributes of other people's objects, which have no words for it."""
 SETATTR = {"p2pdiloco.adapters.net.hivemind_bare"}

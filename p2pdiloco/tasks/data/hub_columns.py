@@ -24,12 +24,12 @@ MAX_LIST_BYTES = 1 << 30
 """Largest file that is one JSON list, and has to be in memory whole."""
 
 
-class Interrupted(Exception):
+class StreamCut(Exception):
     """Error of a stream that may go on if it is opened again; says in which file."""
 
 
 def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Exception], ...]]) -> None:
-    """Have a builder's files read for this column alone. Errors name the file: `Interrupted` for those of the
+    """Have a builder's files read for this column alone. Errors name the file: `StreamCut` for those of the
     classes that `transient` gives, a `UserError` for all others."""
     if not hasattr(builder, "_generate_tables"):
         return
@@ -49,10 +49,10 @@ def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Excep
         file = next(_names(files), "a file")
         try:
             yield from tables(**files)
-        except (UserError, Interrupted):
+        except (UserError, StreamCut):
             raise
         except transient() as error:
-            raise Interrupted(f"{file}: {first_line(error)}") from error
+            raise StreamCut(f"{file}: {first_line(error)}") from error
         except Exception as error:  # whatever a library makes of bytes that it did not expect
             raise UserError(
                 f"{file} cannot be read: {first_line(error)}", "mend it, or leave it out"

@@ -27,7 +27,7 @@ from msgspec import Struct
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.data.documents import DAMAGED
-from p2pdiloco.tasks.data.hub_columns import Interrupted, read_only
+from p2pdiloco.tasks.data.hub_columns import StreamCut, read_only
 from p2pdiloco.tasks.data.hub_file import INSTALL
 from p2pdiloco.tasks.data.packing import Packer, Windows
 from p2pdiloco.tasks.data.split import ANY_NAME, hash64, is_heldout
@@ -310,7 +310,7 @@ def _stream_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Errors raised where a connection or a file breaks, also by the HTTP libraries that `datasets` uses."""
     names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
     found = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
-    return (OSError, Interrupted, *DAMAGED, *others, *found)
+    return (OSError, StreamCut, *DAMAGED, *others, *found)
 
 
 def _local_identity(root: Path) -> str:
