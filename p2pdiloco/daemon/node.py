@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
+from p2pdiloco.daemon.display.outlet import end_at_once
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.terminal import log_line
 from p2pdiloco.daemon.finding.dial_back import DialBack
@@ -137,7 +137,7 @@ async def _membership(
 
 def _leave_unfinished() -> None:
     logger.error("leaving takes too long: ending now; what was saved before stays")
-    os._exit(UNFINISHED)
+    end_at_once(UNFINISHED)
 
 
 async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:

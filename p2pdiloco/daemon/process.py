@@ -22,6 +22,7 @@ from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.daemon.apart import is_working
+from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
 from p2pdiloco.daemon.finding.peers_file import load_peers
 from p2pdiloco.errors import InvariantViolation, UserError
@@ -34,9 +35,9 @@ HURRIED, BROKEN = 130, 70
 
 def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogStyle) -> int:
     """Run the body in an event loop; its event is set when it is to stop. Returns the exit status."""
+    outlet.install()
     configure_logging(plain(log))
     umask = os.umask(0o077)  # what we and our processes write is this user's, unless it is for others
-    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -48,14 +49,13 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
             asked += 1
             if asked > 1:
                 # The person means it. p2pd and learner end by themselves when we are gone.
-                with contextlib.suppress(OSError):  # a terminal may be gone
-                    sys.stderr.write("stopped at once\n")
-                os._exit(HURRIED)
+                sys.stderr.write("stopped at once\n")
+                outlet.end_at_once(HURRIED)
             stop.set()
 
         def on_hangup() -> None:
             # Shell and kernel both send it when a terminal closes: a second one means nothing.
-            silence(terminals)
+            # What is written there from now on is lost.
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,22 +73,8 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
     # of a processor, several where it is busy, in which nobody would end a node that hangs.
     gc.freeze()
     if is_working():
-        sys.stdout.flush()
-        os._exit(0)
+        outlet.end_at_once(0)
     return 0
-
-
-def silence(terminals: Sequence[int]) -> None:
-    """Send what is written to a closed terminal to nowhere, of those of these descriptors whose terminal is
-    closed.
-
-    Every write would fail, and leaving has more to do than that.
-    """
-    for descriptor in terminals:
-        if not os.isatty(descriptor):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
 
 
 def plain(log: LogStyle) -> Style:
@@ -105,7 +91,7 @@ def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     error = context.get("exception")
     if context.get("bug") or isinstance(error, InvariantViolation) or _is_ours(error):
         loop.default_exception_handler(context)
-        os._exit(BROKEN)
+        outlet.end_at_once(BROKEN)
     logger.debug("event loop: %s", context.get("message"), exc_info=context.get("exception"))
 
 

@@ -33,7 +33,7 @@ async def body(stop):
         signal.raise_signal(signal.SIGTERM)  # who logs out, or shuts down, sends one as well: it is the first
         await asyncio.sleep(0)
         print("leaving", flush=True)
-        os.write(2, b"leaving")
+        print("leaving", file=sys.stderr, flush=True)
     told.write_text("left")
 
 sys.exit(program.run_program(body, "text"))
@@ -83,3 +83,54 @@ sys.exit(status)
 def test_a_daemon_that_ends_does_not_look_through_all_that_it_imported() -> None:
     done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("over ", 0), done.stderr
+
+
+SPEAKING = """
+import asyncio, logging, signal, sys
+from pathlib import Path
+from p2pdiloco.daemon import process as program
+
+lines, end, told = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+
+async def body(stop):
+    for number in range(lines):
+        print(f"printed {number}", flush=True)
+        logging.getLogger("p2pdiloco").info("logged %d", number)
+    if end == "bug":
+        raise ZeroDivisionError("a bug")
+    signal.raise_signal(signal.SIGTERM)
+    await stop.wait()
+    told.write_text("left")
+    if end == "at once":
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+sys.exit(program.run_program(body, sys.argv[4]))
+"""
+
+
+@pytest.mark.parametrize("log", ["text", "json"])
+@pytest.mark.parametrize(("end", "status"), [("in order", 0), ("at once", 130), ("bug", 1)])
+def test_a_reader_that_takes_nothing_holds_no_daemon(end: str, status: int, log: str, tmp_path: Path) -> None:
+    """A daemon that says more than a pipe and its queue hold leaves nevertheless, however it leaves."""
+    ours, its = os.pipe()
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", SPEAKING, "40000", end, str(told), log]
+    process = subprocess.Popen(command, stdout=its, stderr=its)
+    try:
+        assert process.wait(60) == status
+    finally:
+        process.kill()
+        process.wait()
+        os.close(its)
+        os.close(ours)
+    assert told.exists() == (end != "bug")
+
+
+@pytest.mark.parametrize(("end", "last"), [("in order", "logged 2999"), ("bug", "ZeroDivisionError: a bug")])
+def test_nothing_that_is_said_is_lost_at_an_end(end: str, last: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SPEAKING, "3000", end, str(tmp_path / "told"), "text"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [f"printed {number}" for number in range(3000)]
+    logged = [line for line in done.stderr.splitlines() if "logged" in line]
+    assert len(logged) == 3000 and done.stderr.splitlines()[-1].endswith(last)

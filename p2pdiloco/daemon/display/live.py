@@ -1,7 +1,7 @@
 """Live terminal view: draws the newest snapshot a few times a second, from a thread of its own.
 
-A thread, because writing to a terminal can block for as long as a person likes (Ctrl-S, a paused pager), and
-the daemon's loop must not wait for that.
+A terminal can stop for as long as a person likes (Ctrl-S, a paused pager). Nothing is drawn meanwhile, as it
+would come all at once later.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from rich.console import Console
 from rich.live import Live
 
+from p2pdiloco.daemon.display.outlet import outlet_of
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot
 from p2pdiloco.daemon.display.terminal import render
 
@@ -57,7 +58,7 @@ class LiveView:
     def stop(self) -> None:
         """Draw the newest snapshot a last time and leave it on the terminal. Idempotent.
 
-        Waits at most `STOP_TIMEOUT_S`: a terminal that takes no output must not keep the node from ending.
+        Waits at most `STOP_TIMEOUT_S`: a terminal must not keep the node from ending.
         """
         atexit.unregister(self.stop)
         self._stop.set()
@@ -72,8 +73,13 @@ class LiveView:
             while not self._stop.is_set():
                 self._changed.wait()
                 self._changed.clear()
-                if self._snapshot is not None:
+                if self._snapshot is not None and not self._is_behind():
                     live.update(render(self._snapshot), refresh=True)
                 self._stop.wait(self._period_s)
             if self._snapshot is not None:
                 live.update(render(self._snapshot), refresh=True)
+
+    def _is_behind(self) -> bool:
+        """Tell whether the terminal has not taken the last picture yet."""
+        outlet = outlet_of(self._console.file)
+        return outlet is not None and outlet.is_behind

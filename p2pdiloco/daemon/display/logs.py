@@ -12,6 +12,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
+from p2pdiloco.daemon.display.outlet import outlet_of, words_of_loss
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
 from p2pdiloco.printable import clean, json_line
 
@@ -93,10 +94,25 @@ def configure_logging(
     """
     handlers: list[logging.Handler] = [recent] if recent is not None else []
     if style != "tui":
-        handler = logging.StreamHandler(stream or sys.stderr)
-        handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+        stream, formatter = stream or sys.stderr, JsonFormatter() if style == "json" else TextFormatter()
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(formatter)
+        outlet = outlet_of(stream)
+        if outlet is not None:
+            outlet.word_losses(lambda lines: formatter.format(_loss(lines)))
         handlers.append(handler)
     root = logging.getLogger()
     root.handlers[:] = handlers or [logging.NullHandler()]
     root.setLevel(logging.WARNING)
     logging.getLogger("p2pdiloco").setLevel(level)
+
+
+def _loss(lines: int) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {
+            "name": "p2pdiloco",
+            "levelno": logging.WARNING,
+            "msg": words_of_loss(lines),
+            "fields": {"lines": lines},
+        }
+    )

@@ -27,6 +27,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.config.strict import parse_toml, read_settings
+from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging
 from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
 from p2pdiloco.daemon.run_files.listing import PublishedRun
@@ -188,6 +189,7 @@ def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
     """Run as the process that signs; its last word to the starter is the error, or nothing."""
     ignore_signals()
     yield_memory()
+    outlet.install()
     configure_logging(log)
     with socket.socket(fileno=int(fd)) as starter:
         end_with(starter)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from io import StringIO
+from io import StringIO, TextIOWrapper
 
 import pytest
 from rich.console import Console
@@ -9,6 +9,7 @@ from view_kit import snapshot
 
 from p2pdiloco.daemon.display import live as live_module
 from p2pdiloco.daemon.display.live import LiveView
+from p2pdiloco.daemon.display.outlet import Outlet
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -86,3 +87,27 @@ def test_a_view_that_fails_gives_the_terminal_back_and_the_node_goes_on(
         view.stop()
     assert isinstance(seen[0], ZeroDivisionError)
     assert terminal.getvalue().count(HIDE_CURSOR) == terminal.getvalue().count(SHOW_CURSOR) == 1
+
+
+def test_a_terminal_that_is_stopped_gets_no_pictures_but_the_last() -> None:
+    asked = threading.Event()
+
+    class Stopped(Outlet):
+        @property
+        def is_behind(self) -> bool:
+            asked.set()
+            return True
+
+        def write(self, data: bytes, /) -> int:
+            written.append(bytes(data))
+            return len(data)
+
+    written: list[bytes] = []
+    stream = TextIOWrapper(Stopped(2))  # type: ignore[type-var]
+    view = LiveView(Console(file=stream, force_terminal=True, width=80, height=24), period_s=60)
+    view.start()
+    view.update(snapshot())
+    assert asked.wait(10)
+    view.stop()
+    stream.flush()
+    assert b"".join(written).count(b"tokens/s") == 2, "ours, and once more by rich when it ends"
