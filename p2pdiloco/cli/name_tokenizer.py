@@ -17,29 +17,48 @@ from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.data.tokens import FILE, FileTokenizer, digest_of, end_of_document, read_tokenizer
 from p2pdiloco.tasks.registry import task_of
 
+CONFIG_FILE = "config.json"
+RUN_FILE = "run.json"
+"""File that an export has, and no other model's folder."""
+OTHER_KINDS = (
+    *("tokenizer.model*", "*.model", "*.spm", "*.tiktoken", "tekken.json"),
+    *("vocab.*", "merges.txt", "*.codes", "tokenizer_config.json"),
+)
+"""Names of files of tokenizers that are not of the library `tokenizers`, the telling ones first."""
+
 
 def chosen_tokenizer(
     manifest: Manifest, wanted: str | None, end: str, source: Path | None
 ) -> tuple[Manifest, bytes | None]:
     """The manifest with its tokenizer, and that file's content; None: the run reads raw bytes.
 
-    `wanted`: a path, or OWNER/NAME[@REVISION] on the hub; None: what lies beside the model `source`. `end`:
-    its token that ends documents, empty: the usual one. The vocabulary of a model that does not exist yet
-    becomes the tokenizer's, rounded up.
+    `wanted`: a path, OWNER/NAME[@REVISION] on the hub, or "bytes"; None: what lies beside the model
+    `source`. `end`: its token that ends documents, empty: the usual one. The vocabulary of a model that does
+    not exist yet becomes the tokenizer's, rounded up.
 
     Raises:
-        UserError: no such file, none of the kind, none of the usual tokens, or more than the model knows.
+        UserError: no such file, none of the kind, none of the usual tokens, or more than the model knows; the
+            model's tokenizer is of another kind.
     """
+    if wanted == BYTES and not Path(wanted).exists():
+        return _with_bytes(manifest), None
     if wanted is None and source is not None:
         wanted, end = _of_model(source, manifest), end or manifest.data.end_of_document
     return (manifest, None) if wanted is None else _with_tokenizer(manifest, wanted, end, source is None)
+
+
+def _with_bytes(manifest: Manifest) -> Manifest:
+    data = msgspec.structs.replace(
+        manifest.data, tokenizer=BYTES, tokenizer_revision="", tokenizer_digest="", end_of_document=""
+    )
+    return msgspec.structs.replace(manifest, data=data)
 
 
 def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:
     path, (name, _, revision) = Path(wanted), wanted.partition("@")
     if path.exists():
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
-        content = read_tokenizer(path / FILE if path.is_dir() else path)
+        content = read_tokenizer(_in_folder(path) if path.is_dir() else _of_our_kind(path))
     elif "/" in name and may_be_on_the_hub(name):
         click.echo(f"asking the hub for {FILE} of {name}", err=True)
         content = read_tokenizer(hub_file(name, FILE, revision))
@@ -70,12 +89,51 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
 
 
 def _of_model(source: Path, manifest: Manifest) -> str | None:
-    """The tokenizer in the model's folder, if there is one that is not that of raw bytes."""
+    """The tokenizer in the model's folder, if there is one that is not that of raw bytes.
+
+    Raises:
+        UserError: there is one of another kind.
+    """
     folder = source if source.is_dir() else source.parent
-    file, exported = folder / FILE, (folder / "run.json").exists()
-    if not file.exists() or ((exported or folder is not source) and manifest.data.tokenizer == BYTES):
+    is_ours = (folder / RUN_FILE).exists() or (folder is not source and not (folder / CONFIG_FILE).exists())
+    if is_ours and manifest.data.tokenizer == BYTES:
         return None
-    return str(file)
+    if not (folder / FILE).exists() and _other_kind(folder) is None:
+        click.echo(f"{folder} has no tokenizer: text is read as raw bytes", err=True)
+        return None
+    return str(_in_folder(folder))
+
+
+def _in_folder(folder: Path) -> Path:
+    """Raises: UserError (it has no tokenizer, or one of another kind)."""
+    if (folder / FILE).exists():
+        return folder / FILE
+    found = _other_kind(folder)
+    if found is None:
+        raise UserError(f"{folder} has no {FILE}", "give a folder that has, or the file")
+    raise _of_another_kind(found)
+
+
+def _other_kind(folder: Path) -> Path | None:
+    return next((file for pattern in OTHER_KINDS for file in sorted(folder.glob(pattern))), None)
+
+
+def _of_our_kind(file: Path) -> Path:
+    """Raises: UserError (by its name it is a tokenizer of another kind)."""
+    if file.suffix != ".json" and any(file.match(pattern) for pattern in OTHER_KINDS):
+        raise _of_another_kind(file)
+    return file
+
+
+def _of_another_kind(file: Path) -> UserError:
+    folder = str(file.parent)
+    load = f"T.from_pretrained({folder!r}).save_pretrained({folder!r})"
+    return UserError(
+        f"{folder} has its tokenizer in {file.name}, but only {FILE} is read",
+        "convert it (pip install transformers sentencepiece tiktoken): python -c "
+        f'"from transformers import AutoTokenizer as T; {load}"; '
+        f"or give another with --tokenizer ({BYTES}: text is read as raw bytes)",
+    )
 
 
 def save_tokenizer(out: Path, content: bytes) -> Path:

@@ -73,8 +73,9 @@ def run_group() -> None:
 )
 @click.option(
     "--tokenizer",
-    metavar="FILE|OWNER/NAME[@REVISION]",
-    help="A `tokenizers` JSON file instead of raw bytes: a path, or of the Hugging Face hub.",
+    metavar="FILE|OWNER/NAME[@REVISION]|bytes",
+    help="A `tokenizers` JSON file: a path, or of the Hugging Face hub; bytes: none, text is raw bytes.  "
+    "[default: the model's own with --from, else bytes]",
 )
 @click.option("--end-of-document", default="", metavar="TOKEN", help="Its token that ends documents.")
 @click.option(
@@ -119,11 +120,13 @@ def new(
 
         manifest, parameters = with_given_model(source, architecture, manifest)
     content = None
-    if source is not None or tokenizer is not None:
+    if source is not None or tokenizer not in (None, BYTES):
         from p2pdiloco.cli.name_tokenizer import chosen_tokenizer, save_tokenizer
 
         manifest, content = chosen_tokenizer(manifest, tokenizer, end_of_document, source)
-    elif not architecture:
+    elif architecture:
+        click.echo("text is read as raw bytes: --tokenizer names another tokenizer", err=True)
+    else:
         manifest = for_bytes(manifest)
     manifest = _with_admission(with_outer(manifest), admission, listen)
     text = render_toml(manifest)
