@@ -33,6 +33,7 @@ from p2pdiloco.learner.channel_messages import (
     StopStepping,
     TakePart,
 )
+from p2pdiloco.learner.standstill import DaemonStandstill
 
 MAX_FRAME_BYTES = 256 * 1024
 MAX_PENDING_EVENTS = 8192
@@ -108,6 +109,8 @@ class LearnerEnd:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._socket.setblocking(False)
+        self.standstill = DaemonStandstill(sock)
+        """Standstill of the daemon."""
         self._deframer = Deframer()
         self._commands: deque[AnyCommand] = deque()
         self._pending: deque[LearnerEvent] = deque()

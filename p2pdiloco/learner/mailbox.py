@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ from p2pdiloco.learner.evaluate import Evaluation, evaluate
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.parallel.holding import HeldShares
+from p2pdiloco.learner.standstill import LOOK_EVERY_S
 from p2pdiloco.tasks.models.parameters import named_parameters
 
 if TYPE_CHECKING:
@@ -155,6 +157,8 @@ class Mailbox:
         self._channel.flush()
         if self._min_step_s:
             self._rest()
+        if self._channel.standstill.lasts():
+            self._stand_still()
         return self._goes_on()
 
     def _look_at_the_clock(self) -> None:
@@ -182,6 +186,14 @@ class Mailbox:
         while not (self.stopping or self._finishing) and (left_s := self._next_step_s - self._clock()) > 0:
             self.attend(left_s)
         self._next_step_s = max(self._next_step_s + self._min_step_s, self._clock() - MAX_LATE_S)
+
+    def _stand_still(self) -> None:
+        """Make no inner steps while the daemon is stopped: whoever stopped it wants the machine back."""
+        since = self._clock()
+        print("the daemon is stopped: no inner steps until it goes on", file=sys.stderr, flush=True)
+        while self._channel.standstill.lasts() and not (self.stopping or self._finishing):
+            self.attend(LOOK_EVERY_S)
+        self._meter.exclude(since)
 
     def obey(self) -> None:
         """Do what has been asked for. Raises: ChannelBroken (the daemon is gone)."""
