@@ -57,3 +57,10 @@ def test_an_operators_folder_holds_no_python(role: str) -> None:
     names = {path.name for path in (ROOT / role).iterdir()}
     assert names == {"Containerfile", "RUNBOOK.md", f"{role}.toml", f"p2pdiloco-{role}.service"}
     assert tomllib.loads((ROOT / role / f"{role}.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("role", ["node", "bootstrap"])
+def test_an_image_has_an_init_as_its_first_process(role: str) -> None:
+    """Python hears no SIGTERM before it has a handler, if it is the first process."""
+    entry = re.search(r"^ENTRYPOINT (.*)$", (ROOT / role / "Containerfile").read_text(), re.MULTILINE)
+    assert entry is not None and entry[1] == f'["tini", "--", "p2pdiloco", "{role}"]'
