@@ -116,12 +116,12 @@ def new(
         manifest = for_length(manifest, length)
     parameters = None
     if source is not None or architecture:
-        from p2pdiloco.cli.given_model import save_beside, with_given_model
+        from p2pdiloco.cli.given.model import save_beside, with_given_model
 
         manifest, parameters = with_given_model(source, architecture, manifest)
     content = None
     if source is not None or tokenizer not in (None, BYTES):
-        from p2pdiloco.cli.name_tokenizer import chosen_tokenizer, save_tokenizer
+        from p2pdiloco.cli.given.tokenizer import chosen_tokenizer, save_tokenizer
 
         manifest, content = chosen_tokenizer(manifest, tokenizer, end_of_document, source)
     elif architecture:

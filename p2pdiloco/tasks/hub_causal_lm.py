@@ -324,8 +324,9 @@ def check_causal(model: nn.Module, kind: object) -> None:
         )
 
 
-def existing(folder: Path, config: dict[str, Any]) -> nn.Module:
-    """Load a model that exists, in fp32, from safetensors only; `config`: its config.json.
+def existing(folder: Path, config: dict[str, Any], words: str) -> nn.Module:
+    """Load a model that exists, in fp32, from safetensors only; `config`: its config.json; `words`: what a
+    person knows the folder as.
 
     Raises:
         UserError: `transformers` is not installed, or does not load it.
@@ -345,9 +346,9 @@ def existing(folder: Path, config: dict[str, Any]) -> nn.Module:
             folder, config=made, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # (whatever is wrong with the files; told as one sentence)
-        raise UserError(f"transformers does not load {folder}: {first_line(error)}"[:500]) from error
+        raise UserError(f"transformers does not load {words}: {first_line(error)}"[:500]) from error
     missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if missing:
-        raise UserError(f"{folder} has no usable parameter {missing[0]}")
+        raise UserError(f"{words} has no usable parameter {missing[0]}")
     model: nn.Module = found
     return model.float()

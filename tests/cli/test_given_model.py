@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from p2pdiloco.adapters.disk.result_file import save_tensors
+from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
+from p2pdiloco.cli.given.tokenizer import OTHER_KINDS
 from p2pdiloco.cli.main import run
-from p2pdiloco.cli.name_tokenizer import OTHER_KINDS
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.manifests import load_manifest
@@ -95,3 +96,126 @@ def test_the_hint_converts(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     exec(code, {"T": transformers.AutoTokenizer})
     assert new(folder) == 0
     assert load_manifest(folder.parent / "run.toml").data.end_of_document == "<|endoftext|>"
+
+
+def parts(folder: Path, index: bool = True) -> dict[str, str]:
+    """Cut the folder's model in two files; returns the index's map."""
+    arrays, _ = load_tensors(folder / "model.safetensors")
+    names = sorted(arrays)
+    halves = names[: len(names) // 2], names[len(names) // 2 :]
+    listed = {}
+    for number, half in enumerate(halves, 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_tensors(folder / file, {name: arrays[name] for name in half}, {})
+        listed |= dict.fromkeys(half, file)
+    if index:
+        write_index(folder, listed)
+        (folder / "model.safetensors").unlink()
+    return listed
+
+
+def write_index(folder: Path, listed: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+
+
+def version_0(folder: Path) -> str:
+    return load_manifest(folder.parent / "run.toml").run.initial
+
+
+@pytest.fixture(params=["causal-lm", "hf-causal-lm"])
+def any_folder(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A model that is read here, and one that `transformers` reads (biases, of a shape that fits)."""
+    if request.param == "hf-causal-lm":
+        pytest.importorskip("transformers")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
+        arrays, _ = load_tensors(folder / "model.safetensors")
+        width = config["hidden_size"]
+        for name in [name for name in arrays if "self_attn" in name]:
+            arrays[name.replace("weight", "bias")] = np.ones(width, np.float32)
+        save_tensors(folder / "model.safetensors", arrays, {"format": "pt"})
+    assert new(folder) == 0
+    assert load_manifest(folder.parent / "run.toml").run.task == request.param
+    return folder
+
+
+def test_what_the_index_does_not_list_is_named_and_not_read(
+    any_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = version_0(any_folder)
+    whole, _ = load_tensors(any_folder / "model.safetensors")
+    stale = {name: array + 1 for name, array in whole.items()}
+    # One file of the usual name: older parts beside it, without an index, are not read.
+    save_tensors(any_folder / "model-00001-of-00009.safetensors", stale, {"format": "pt"})
+    capsys.readouterr()
+    assert new(any_folder) == 0 and version_0(any_folder) == expected
+    said = capsys.readouterr().err
+    assert "model-00001-of-00009.safetensors, since there is model.safetensors" in said
+    # An index: nor is a file of the usual name.
+    parts(any_folder)
+    for name in ("model.safetensors", "a.safetensors"):
+        save_tensors(any_folder / name, stale, {"format": "pt"})
+    capsys.readouterr()
+    assert new(any_folder) == 0 and version_0(any_folder) == expected
+    said = capsys.readouterr().err
+    assert "not read: " in said and "a.safetensors and 2 more, since model.safetensors.index.json" in said
+
+
+def test_parts_without_an_index_are_read_whole_or_not_at_all(
+    any_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = version_0(any_folder)
+    parts(any_folder, index=False)
+    (any_folder / "model.safetensors").rename(any_folder / "spare")
+    assert new(any_folder) == 0 and version_0(any_folder) == expected
+    (any_folder / "model-00001-of-00002.safetensors").rename(any_folder / "first")
+    capsys.readouterr()
+    assert new(any_folder) == 2
+    assert f"{any_folder} has no model-00001-of-00002.safetensors" in capsys.readouterr().err
+    (any_folder / "first").rename(any_folder / "model-00001-of-00002.safetensors")
+    (any_folder / "spare").rename(any_folder / "x.safetensors")
+    assert new(any_folder) == 2
+    assert ", and so has model-0000" in capsys.readouterr().err
+
+
+def test_what_the_index_lists_and_is_not_there_is_named(
+    any_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = parts(any_folder)
+    name, file = sorted(listed.items())[0]
+    others = {key: value for key, value in listed.items() if key != name}
+    other = next(value for value in listed.values() if value != file)
+    capsys.readouterr()
+    for wrong, sentence in (
+        (
+            listed | {name: "model-00003-of-00003.safetensors"},
+            "lists model-00003-of-00003.safetensors, which",
+        ),
+        (listed | {name: other}, f"{file} has {name}, which by model.safetensors.index.json is in {other}"),
+        (others, f"{file} has {name}, which by model.safetensors.index.json is listed nowhere"),
+        (listed | {"more": file}, f"{file} lacks more, which model.safetensors.index.json lists there"),
+        (
+            listed | {name: "../model.safetensors"},
+            "lists ../model.safetensors, which is no file of its folder",
+        ),
+        (listed | {name: "pytorch_model.bin"}, "lists pytorch_model.bin, which is no file"),
+        ({}, "lists nothing"),
+        (7, "is no index of safetensors files"),
+    ):
+        write_index(any_folder, wrong)
+        assert new(any_folder) == 2
+        assert sentence in capsys.readouterr().err
+    write_index(any_folder, listed)
+    (any_folder / file).write_bytes(b"cut")
+    assert new(any_folder) == 2
+    assert f"{file} cannot be read as safetensors" in capsys.readouterr().err
+    (any_folder / file).unlink()
+    assert new(any_folder) == 2
+    assert f"lists {file}, which is not there" in capsys.readouterr().err
+
+
+def test_a_file_that_is_named_is_read_alone(any_folder: Path) -> None:
+    expected = version_0(any_folder)
+    (any_folder / "model.safetensors").rename(any_folder / "mine.safetensors")
+    (any_folder / "model.safetensors").write_bytes(b"something else")
+    assert new(any_folder / "mine.safetensors") == 0 and version_0(any_folder) == expected

@@ -11,7 +11,7 @@ import pytest
 import torch
 from one_rank import assert_same_gradients, one_rank
 
-from p2pdiloco.cli.given_model import with_given_model
+from p2pdiloco.cli.given.model import with_given_model
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import ADAMW_RATE, for_run
@@ -233,7 +233,7 @@ def test_nothing_in_a_config_reaches_a_loader_of_code(
     task = task_of(manifest_with(QWEN | theirs, tmp_path))
     model = built(QWEN | theirs, task.specs())
     model.save_pretrained(tmp_path)
-    existing(tmp_path, QWEN | theirs)
+    existing(tmp_path, QWEN | theirs, "a folder")
     assert len(asked) > 3 and set(asked) <= {None, "eager"}
     assert json.loads(task.section.config)["conv_kernel"] == 3
 

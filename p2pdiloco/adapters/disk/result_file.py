@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.config.signing import SignedManifest, decode_signed, encode_signed
-from p2pdiloco.errors import RemoteError, StorageError
+from p2pdiloco.errors import RemoteError, StorageError, first_line
 from p2pdiloco.ports import Buffer
 
 KEY = "p2pdiloco"
@@ -172,6 +172,17 @@ def load_metadata(path: Path) -> dict[str, str]:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def tensor_names(path: Path) -> list[str]:
+    """List the names in a safetensors file, without reading its tensors. Raises: StorageError."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as opened:
+            return list(opened.keys())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
+    except safetensors.SafetensorError as error:
+        raise StorageError(f"{path} cannot be read as safetensors: {first_line(error)}") from error
 
 
 def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, dict[str, str]]:

@@ -20,9 +20,9 @@ from p2pdiloco.adapters.disk.result_file import (
     checksum,
     load_metadata,
     load_result_file,
-    load_tensors,
     save_tensors,
 )
+from p2pdiloco.cli.given.files import NOT_PARAMETERS, ModelFiles
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
@@ -41,8 +41,6 @@ CONFIG = "config.json"
 NOT_YET = "0" * 64
 """Stands for a checksum that is computed later."""
 MAX_CONFIG_BYTES = 4 << 20
-NOT_PARAMETERS = (".inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Ends of names of what older exports hold beside parameters."""
 
 
 def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
@@ -51,12 +49,12 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     Raises:
         UserError: there is no model, or none that a built-in task has.
     """
-    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
-    if not files:
-        raise UserError(f"{source} has no safetensors file", "give a folder that has, or a checkpoint")
-    checkpoints = [file for file in files if KEY in load_metadata(file)]
-    if len(checkpoints) > 1:
+    files = ModelFiles(source)
+    checkpoints = [file for file in files.files if KEY in load_metadata(file)]
+    if checkpoints and sum(KEY in load_metadata(file) for file in [*files.files, *files.foreign]) > 1:
         raise UserError(f"{source} has several checkpoints", "give one of them")
+    if files.foreign:
+        click.echo(files.words(), err=True)
     found: Arrays = {}
     if checkpoints:
         checkpoint = load_result_file(checkpoints[0])
@@ -75,13 +73,12 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     if manifest.run.task == NAME and not checkpoints:
         # Names in files are an architecture's own affair: the library knows them.
         config = _config(source)
-        model = existing(source if source.is_dir() else source.parent, config)
+        with files.alone() as folder:
+            model = existing(folder, config, str(source))
         check_causal(model, config.get("model_type"))
         found = _arrays(model)
-    else:
-        for file in files:
-            if file not in checkpoints:
-                found = load_tensors(file, NOT_PARAMETERS)[0] | found
+    elif not checkpoints:
+        found = files.parameters()
     wanted = {spec.name: spec.shape for spec in specs}
     surplus = {n for n in found.keys() - wanted.keys() if not n.endswith(NOT_PARAMETERS)}
     # A tied head is saved twice by some.
