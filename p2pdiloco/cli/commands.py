@@ -46,7 +46,7 @@ JOIN: dict[str, Any] = {
 LISTEN: dict[str, Any] = {
     "multiple": True,
     "metavar": "MULTIADDR",
-    "help": "Where to listen; may be repeated.",
+    "help": "Where to listen; may be repeated. Port 0: any, and the same one at the next start.",
 }
 ANNOUNCE: dict[str, Any] = {
     "multiple": True,

@@ -19,6 +19,7 @@ from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.process import (
+    begin,
     default_dir,
     plain,
     print_addresses,
@@ -49,7 +50,7 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
             return
         # Its address is well known: it relays from the start, and tells others what it sees of them.
         options = P2PDOptions(relay=settings.relay, force_reachability="public")
-        transport = transport_of(settings, identity, options)
+        transport = await transport_of(settings, identity, options)
         door = FrontDoor(DialBack(transport))
         for run in served:
             door.add_run(run, settings.data_dir)
@@ -59,7 +60,7 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
                 logger.info(
                     "who is to join needs an invite: p2pdiloco invite %s --data-dir %s", run.name, where
                 )
-        await unless_stopped(transport.start(door), stop)
+        await unless_stopped(begin(transport, door, settings), stop)
         if stop.is_set():
             await transport.close()
             return

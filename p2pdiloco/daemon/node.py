@@ -28,6 +28,7 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.life import Life
 from p2pdiloco.daemon.member import Member, OwnPeer
 from p2pdiloco.daemon.process import (
+    begin,
     default_dir,
     plain,
     print_addresses,
@@ -77,11 +78,11 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         wish = settings.reachability
         force = None if wish == "auto" else wish
         options = P2PDOptions(relay=settings.relay, force_reachability=force)
-        transport = transport_of(settings, identity, options)
+        transport = await transport_of(settings, identity, options)
         hosts = [address.rpartition("/p2p/")[2] for address in settings.join]
         door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
         peer = OwnPeer(identity, transport, door, reach)
-        await unless_stopped(transport.start(door), stop)
+        await unless_stopped(begin(transport, door, settings), stop)
         await unless_stopped(reach.check(), stop)
         if stop.is_set():
             await transport.close()

@@ -24,9 +24,12 @@ from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings,
 from p2pdiloco.daemon.apart import is_working
 from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
-from p2pdiloco.daemon.finding.peers_file import load_peers
+from p2pdiloco.daemon.finding.kept_port import keep_port, listen_again
+from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
+from p2pdiloco.daemon.finding.twins import refuse_beside_a_twin
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.ports import TransportHandlers
 
 T = TypeVar("T")
 logger = logging.getLogger("p2pdiloco")
@@ -105,20 +108,34 @@ def _is_ours(error: BaseException | None) -> bool:
     return any(f.filename.startswith(package) and not f.filename.endswith(bindings) for f in frames)
 
 
-def transport_of(
+async def transport_of(
     settings: NodeSettings | BootstrapSettings, identity: Identity, options: P2PDOptions
 ) -> HivemindTransport:
-    """Make the transport of a program with these settings; not started. In a running event loop."""
+    """Make the transport of a program with these settings; not started."""
     return HivemindTransport(
         identity,
         settings.data_dir / "identity.key",
         settings.data_dir,
-        listen=settings.listen,
+        listen=await listen_again(settings.data_dir, settings.listen),
         initial_peers=settings.join,
         options=structs.replace(options, announce=tuple(settings.announce)),
         limits=Limits.of(*rates(settings), asyncio.get_running_loop().time),
         remembered=load_peers(settings.data_dir),
     )
+
+
+async def begin(
+    transport: HivemindTransport, handlers: TransportHandlers, settings: NodeSettings | BootstrapSettings
+) -> None:
+    """Start the transport, and keep its port for the next start.
+
+    Raises:
+        UserError: as `HivemindTransport.start`; or another process has this identity.
+    """
+    own = [address for address in settings.join if address.endswith(f"/p2p/{transport.peer_id}")]
+    await refuse_beside_a_twin(transport, [*own, *load_own_addresses(settings.data_dir)])
+    await transport.start(handlers)
+    keep_port(settings.data_dir, transport.listening)
 
 
 def default_dir(settings: type[NodeSettings] | type[BootstrapSettings]) -> Path:

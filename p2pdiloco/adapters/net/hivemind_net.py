@@ -87,6 +87,11 @@ class HivemindTransport(Endpoint):
         self._dropping: set[asyncio.Task[None]] = set()
 
     @property
+    def listening(self) -> tuple[str, ...]:
+        """Addresses on which it listens; with their ports, once it has started."""
+        return tuple(self._listen)
+
+    @property
     def p2pd_pid(self) -> int | None:
         """Process id of p2pd while it runs."""
         return self._daemon.pid

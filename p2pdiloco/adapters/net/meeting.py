@@ -16,6 +16,10 @@ DIAL_TIMEOUT_S = 10.0
 MAX_DIALS = 16
 FEW_PEERS = 3
 """Number of connections below which peers from earlier are dialled too."""
+OURS_ONLY = (
+    "every address to join through is this node's own, so it joins nobody; if its data folder is a copy of "
+    "another node's, give it an empty one"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -30,6 +34,7 @@ class Meeting:
     def __init__(self, me: str, initial_peers: Sequence[str], remembered: Sequence[str]) -> None:
         self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
         self._initial = [(address, peer) for address, peer in self._initial if peer != me]
+        self._is_told_of_us_only = bool(initial_peers) and not self._initial
         self.book = AddressBook()
         for address, peer in (multiaddrs.split_peer(text) for text in remembered):
             if peer != me:
@@ -47,6 +52,8 @@ class Meeting:
 
     async def join_initial(self, attachment: Attachment, records: RecordTable | None) -> None:
         """Reach at least one initial peer. Raises: UserError (none; names them and says why)."""
+        if self._is_told_of_us_only:
+            logger.warning("%s", OURS_ONLY)
         if not self._initial:
             await self.rejoin(attachment, records)
             return

@@ -137,13 +137,18 @@ def relayed(address: str) -> bool:
 def tcp_of(address: str) -> tuple[str, int] | None:
     """Read (IP, port) of a plain TCP address such as /ip4/203.0.113.7/tcp/31337[/p2p/ID]; None for all
     others."""
+    return endpoint_of(address) if address.startswith(("/ip4/", "/ip6/")) else None
+
+
+def endpoint_of(address: str) -> tuple[str, int] | None:
+    """Read (IP or host name, port) of a plain TCP address; None for all others."""
     try:
         parts = parse(address)
     except UserError:
         return None
     if parts[-1][0] == "p2p":
         parts = parts[:-1]
-    if [protocol for protocol, _ in parts] not in (["ip4", "tcp"], ["ip6", "tcp"]):
+    if len(parts) != 2 or parts[0][0] not in _HOSTS or parts[1][0] != "tcp":
         return None
     return parts[0][1], int(parts[1][1])
 

@@ -1,5 +1,8 @@
 """Detection of another process with this node's identity: its data folder was copied, and both run.
 
+Before it listens anywhere itself, a node looks whether this identity answers where the folder was last, or
+where it is told to join: a copy that can reach the original ends at once. Else both go on for a while.
+
 Others take the two for lives of one node. They listen to whoever began last, if to either: the one that they
 do not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find out: the
 earlier one ends, or the one whose record is never seen.
@@ -7,9 +10,13 @@ earlier one ends, or the one whose record is never seen.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 
+from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.errors import UserError
+from p2pdiloco.ports import Transport
 
 logger = logging.getLogger(__name__)
 HINT = "give each node a --data-dir of its own: a copy of another node's folder is that node"
@@ -22,6 +29,33 @@ clocks that are seconds apart the DHT believes the faster one, and there are no 
 FORGOTTEN_AFTER = 20.0
 """Lifetimes after which a turn is forgotten: whoever ran beside us before that may have been gone long
 since."""
+
+
+LOOKS, PAUSE_S = 4, 1.0
+"""Looks at the start, which all must find it: p2pd of a node that was killed answers for a moment longer."""
+ANSWER_S = 1.0
+
+
+async def refuse_beside_a_twin(transport: Transport, addresses: Sequence[str]) -> None:
+    """Look whether our identity answers at one of these addresses already. Only before we listen ourselves.
+
+    Raises:
+        UserError: it does, so another process has it.
+    """
+    me = transport.peer_id
+    places = {place for text in addresses if (place := multiaddrs.endpoint_of(text)) is not None}
+    for look in range(LOOKS):
+        if look:
+            await asyncio.sleep(PAUSE_S)
+        tries = [transport.answers_at(me, host, port, ANSWER_S) for host, port in sorted(places)]
+        answers = await asyncio.gather(*tries)
+        places = {place for place, answered in zip(sorted(places), answers, strict=True) if answered}
+        if not places:
+            return
+    host, port = min(places)
+    raise UserError(
+        f"another node runs with this node's identity, at {host} port {port}: this one ends", HINT
+    )
 
 
 class Twins:

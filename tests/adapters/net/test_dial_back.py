@@ -10,6 +10,7 @@ from net_helpers import Recorder
 
 from p2pdiloco.adapters.net import dial_back, multiaddrs
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.net.meeting import OURS_ONLY
 from p2pdiloco.identity import Identity
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -24,9 +25,25 @@ async def test_only_the_very_peer_counts_as_reached(tmp_path: Path) -> None:
         ip, port = multiaddrs.tcp_of(transport.addresses()[0]) or ("", 0)
         assert await dial_back.answers(transport.peer_id, ip, port, 20.0)
         assert not await dial_back.answers(Identity.generate().peer_id, ip, port, 20.0)
+        copy = HivemindTransport(Identity.load_or_create(key), key, tmp_path / "copy", LOOPBACK)
+        assert await copy.answers_at(copy.peer_id, ip, port, 20.0), "a copy sees the original, and may end"
+        assert await dial_back.answers(transport.peer_id, "localhost", port, 20.0), "by a name, too"
     finally:
         await transport.close()
     assert not await dial_back.answers(transport.peer_id, ip, port, 20.0)
+
+
+@pytest.mark.net
+async def test_who_joins_through_itself_only_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = tmp_path / "identity.key"
+    identity = Identity.load_or_create(key)
+    itself = [f"/ip4/127.0.0.1/tcp/9/p2p/{identity.peer_id}"]
+    transport = HivemindTransport(identity, key, tmp_path, LOOPBACK, itself)
+    await transport.start(Recorder())
+    await transport.close()
+    assert OURS_ONLY in caplog.text
 
 
 async def test_strangers_and_the_silent_are_not_reached() -> None:

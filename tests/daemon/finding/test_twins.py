@@ -12,7 +12,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding import presence as presence_module
 from p2pdiloco.daemon.finding import twins as twins_module
 from p2pdiloco.daemon.finding.presence import Presence
-from p2pdiloco.daemon.finding.twins import MIN_TURNS, Twins
+from p2pdiloco.daemon.finding.twins import LOOKS, MIN_TURNS, Twins, refuse_beside_a_twin
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
@@ -104,3 +104,43 @@ async def test_a_look_at_the_dht_ends_the_earlier_one(monkeypatch: pytest.Monkey
     await write(2)
     with pytest.raises(UserError, match=r"another node \(life 2\) .* began later"):
         await presences[1].look()
+
+
+class Elsewhere:
+    """What a transport tells before it starts: at these places its own identity answers so many times."""
+
+    def __init__(self, answers: dict[tuple[str, int], int]) -> None:
+        self.peer_id = Identity.generate().peer_id
+        self._answers = answers
+        self.asked: list[tuple[str, int]] = []
+
+    async def answers_at(self, peer: str, host: str, port: int, timeout_s: float) -> bool:
+        assert peer == self.peer_id
+        self.asked.append((host, port))
+        self._answers[host, port] = self._answers.get((host, port), 0) - 1
+        return self._answers[host, port] >= 0
+
+
+async def look(answers: dict[tuple[str, int], int], addresses: list[str]) -> list[tuple[str, int]]:
+    transport = Elsewhere(answers)
+    await refuse_beside_a_twin(transport, [f"{a}/p2p/{transport.peer_id}" for a in addresses])  # type: ignore[arg-type]
+    return transport.asked
+
+
+ORIGINAL = "/ip4/192.0.2.7/tcp/31337"
+
+
+async def test_a_copy_that_can_reach_the_original_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins_module, "PAUSE_S", 0.0)
+    for address, place in ((ORIGINAL, ("192.0.2.7", 31337)), ("/dns4/a.example/tcp/1", ("a.example", 1))):
+        with pytest.raises(UserError, match=f"identity, at {place[0]} port {place[1]}") as told:
+            await look({place: 99}, ["/ip4/127.0.0.1/tcp/9", address])
+        assert "--data-dir of its own" in told.value.hint
+
+
+async def test_neither_nobody_nor_who_is_about_to_end_is_a_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins_module, "PAUSE_S", 0.0)
+    assert await look({}, []) == []
+    assert await look({}, [ORIGINAL, f"{ORIGINAL}/p2p-circuit"]) == [("192.0.2.7", 31337)]
+    place = ("192.0.2.7", 31337)
+    assert await look({place: LOOKS - 1}, [ORIGINAL]) == [place] * LOOKS, "p2pd of one that was killed"
