@@ -125,7 +125,7 @@ class Answering:
         # Both are of this thread. With several here, OpenMP would let the inner loop's sleep at barriers.
         torch.set_num_threads(1)
         if self._stream is not None:
-            torch.cuda.set_device(self._device)
+            torch.cuda.set_device(self._stream.device)
         while self._readable(self._woken):
             with self.still.reading() as quiet:
                 if self._over:

@@ -53,7 +53,7 @@ class Passes:
         """Passes of the last step."""
         self._together = together
         choice: Compile = options.compile
-        if together > 1 or (choice == "auto" and task.shapes_change):
+        if together > 1 or (choice == "auto" and task.shapes_change(self._device, bf16)):
             choice = "never"
 
         def forward(*part: Tensor) -> Tensor:

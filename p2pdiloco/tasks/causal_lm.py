@@ -11,7 +11,7 @@ from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import MAX_TENSORS, TensorSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor, device, nn
 
     from p2pdiloco.tasks.task import Batch
 
@@ -34,9 +34,10 @@ class CausalLM(Task):
     def tokens_per_sample(self) -> int:
         return self.section.context_tokens
 
-    @property
-    def shapes_change(self) -> bool:
-        return self.section.experts > 0
+    def shapes_change(self, device: device, bf16: bool) -> bool:
+        from p2pdiloco.tasks.models.experts import computes_in_groups
+
+        return self.section.experts > 0 and not computes_in_groups(self.section, device, bf16)
 
     @property
     def vocabulary(self) -> int:

@@ -20,7 +20,7 @@ from p2pdiloco.tensors.spec import TensorSpec
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor, nn
+    from torch import Tensor, device, nn
 
     from p2pdiloco.tasks.data.tokens import Tokenizer
 
@@ -112,9 +112,9 @@ class Task(ABC):
         reports."""
         return 1
 
-    @property
-    def shapes_change(self) -> bool:
-        """True: shapes inside the model change from pass to pass; a compiler hardly gains anything then."""
+    def shapes_change(self, device: device, bf16: bool) -> bool:
+        """Tell whether shapes inside the model change from pass to pass there, in passes of bf16 or not. A
+        compiler hardly gains anything then."""
         return False
 
     @property

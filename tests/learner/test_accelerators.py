@@ -5,15 +5,22 @@ import pytest
 import torch
 from learner_kit import DEVICES, Bench, alone, data
 
+from p2pdiloco.config.models import CausalLMSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner import compiling
+from p2pdiloco.learner.channel_messages import BaseRef, Install
 from p2pdiloco.learner.checkpoint import restore, save
 from p2pdiloco.learner.compiling import Form
 from p2pdiloco.learner.device import choose_device, computes_in_bf16
+from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import moments
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.passes import PassOptions
+from p2pdiloco.tasks.models.experts import Experts, computes_in_groups
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 
 ACCELERATORS = DEVICES[1:]
 STEPS = 20
@@ -81,6 +88,43 @@ def test_what_is_compiled_after_some_steps_and_recorded_learns_the_same(kind, op
     assert "and recorded as a CUDA graph: inner steps are" in told
 
 
+@pytest.mark.parametrize("choice", ["never", "always"])
+def test_experts_in_groups_learn_what_they_learn_on_a_cpu(kind, choice):
+    experts = MICRO.model | {"experts": 4, "experts_per_token": 2}
+    manifest = msgspec.structs.replace(MICRO, model=experts)
+    task = task_of(manifest)
+    if task.shapes_change(torch.device(kind), True):
+        pytest.skip("this device multiplies one matrix after the other")
+    _, expected = alone(STEPS, manifest)
+    model = task.model().to(kind)
+    model.load_state_dict(task.initial_parameters())
+    training = Training(task, model, data().train, "peer-a", options=PassOptions(compile=choice))
+    found = [training.step().loss for _ in range(STEPS)]
+    assert training.take_notes() == []
+    assert found == pytest.approx(expected, rel=2e-2)
+
+
+def test_an_expert_without_a_token_has_a_gradient_of_0(kind):
+    section = CausalLMSection(width=32, heads=2, layers=1, context_tokens=64, experts=4, experts_per_token=1)
+    if not computes_in_groups(section, torch.device(kind), True):
+        pytest.skip("this device multiplies one matrix after the other")
+    layer = Experts(section).to(kind)
+    with torch.no_grad():
+        layer.gate.weight.zero_()
+        layer.gate.weight[[0, 1, 3], [0, 1, 2]] = 20.0
+    read = torch.rand(1, 64, 32, device=kind)
+    read[0, torch.arange(64), torch.arange(64) % 3] += 2.0
+    for _ in range(3):
+        layer.zero_grad()
+        with torch.autocast(kind, torch.bfloat16):
+            mixed, _ = layer(read)
+        mixed.float().square().sum().backward()
+        for index, expert in enumerate(layer.experts):
+            for parameter in expert.parameters():
+                assert parameter.grad.isfinite().all()
+                assert bool(parameter.grad.any()) == (index != 2)
+
+
 def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(kind):
     if kind != "cuda":
         pytest.skip("only CUDA can be told to have less memory")
@@ -98,6 +142,41 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(kind):
     assert first.startswith(f"a pass of {1 << 17} tokens does not fit (") and "out of memory" in first, notes
     assert training.samples_at_once * training.task.tokens_per_sample < 1 << 17
     assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
+def test_versions_are_gone_over_to_in_a_cpu_s_bits(kind, rho):
+    """With a copy in flight, through a rebase; the share that a copy held back included."""
+    of, layouts = {}, plan_fragments([TensorSpec("a", (64, 33)), TensorSpec("b", (7, 5))], 1)
+    for device in ("cpu", kind):
+        numbers = torch.Generator().manual_seed(4)
+        exchange = Exchange.create(layouts)
+        flats = [torch.randn(layouts[0].numel, generator=numbers) for _ in range(7)]
+        params = {"a": torch.zeros(64, 33, device=device), "b": torch.zeros(7, 5, device=device)}
+        held = HeldParameters(params)
+        fragments = Fragments(held, layouts, exchange, [BaseRef(0, 0)], 4, rho)
+        of[device] = found = []
+        for mode, turn in (("merged", 1), ("rebase", 0), ("merged", 1), ("overwrite", 0)):
+            if mode == "merged":
+                held.scatter(flats.pop().to(device), layouts[0])
+                for _ in range(30 if turn else 3):
+                    fragments.count_step(10)
+                if not fragments.counters[0].slot_in_use:
+                    fragments.copy_out(0, 1)
+                found.append(exchange.sent(0).clone())
+                held.scatter(flats.pop().to(device), layouts[0])
+            exchange.base(0, turn).copy_(flats[0] * (turn + 1))
+            fragments.install(Install(0, 1, turn, mode, 0))
+            found += [parameter.cpu().clone() for parameter in params.values()]
+            found += [fragments.displacement(0)]
+            if mode == "merged" and turn:
+                for _ in range(4):
+                    fragments.count_step(10)
+                fragments.copy_out(0, 2)
+                found.append(fragments.rest(0))
+        exchange.close()
+    for ours, theirs in zip(of[kind], of["cpu"], strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("to_gpu", [True, False])

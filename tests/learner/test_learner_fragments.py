@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from learner_kit import DEVICES
 
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
@@ -21,8 +22,8 @@ LAYOUTS = plan_fragments([TensorSpec("a", (2, 2)), TensorSpec("b", (2, 2))], 2)
 class Rig:
     """Fragment 0 under test: theta starts at base 10."""
 
-    def __init__(self, rho=1.0):
-        self.params = {"a": torch.full((2, 2), 10.0), "b": torch.zeros(2, 2)}
+    def __init__(self, rho=1.0, device="cpu"):
+        self.params = {"a": torch.full((2, 2), 10.0, device=device), "b": torch.zeros(2, 2, device=device)}
         self.exchange = Exchange.create(LAYOUTS)
         self.exchange.base(0, 0).fill_(10.0)
         self.fragments = Fragments(
@@ -58,9 +59,9 @@ class Rig:
         return self.fragments.counters[0]
 
 
-@pytest.fixture
-def rig():
-    rig = Rig()
+@pytest.fixture(params=DEVICES)
+def rig(request):
+    rig = Rig(device=request.param)
     yield rig
     rig.exchange.close()
 

@@ -26,6 +26,7 @@ from p2pdiloco.tasks.data import text
 from p2pdiloco.tasks.data.corpus import load_corpus
 from p2pdiloco.tasks.data.split import hash64, pieces
 from p2pdiloco.tasks.data.tokens import ByteTokenizer
+from p2pdiloco.tasks.models import experts
 from p2pdiloco.tasks.models.parameters import tensor_specs
 from p2pdiloco.tasks.registry import task_of
 
@@ -155,6 +156,28 @@ def test_experts_are_the_weighted_best_two_written_out_by_hand():
         expected = sum(chances[e] / chances[best].sum() * layer.experts[e](x[0, token]) for e in best)
         torch.testing.assert_close(found[0, token], expected, rtol=1e-4, atol=1e-6)
     assert 0.5 < balance.item() < 4
+
+
+@pytest.mark.parametrize("per_token", [1, 2])
+def test_experts_in_groups_give_what_they_give_in_turn_and_who_has_no_token_a_gradient_of_0(
+    monkeypatch, per_token
+):
+    layer = task_of(changed(experts=4, experts_per_token=per_token)).model().model.layers[0].block_sparse_moe
+    with torch.no_grad():
+        layer.gate.weight[3] = 0.0  # with inputs that another one likes, nobody's first choices
+        layer.gate.weight[:3] = layer.gate.weight[:3].abs()
+    x = torch.rand(1, 40, 32, generator=torch.Generator().manual_seed(1))
+    of = {}
+    for grouped in (False, True):
+        monkeypatch.setattr(experts, "computes_in_groups", lambda *_, is_so=grouped: is_so)
+        layer.zero_grad()
+        read = x.clone().requires_grad_()
+        mixed, balance = layer(read)
+        (mixed.square().sum() + balance).backward()
+        of[grouped] = [mixed.detach(), read.grad, *(p.grad for p in layer.parameters())]
+    for turn, group in zip(of[False], of[True], strict=True):
+        torch.testing.assert_close(group, turn, rtol=1e-4, atol=1e-6)
+    assert layer.experts[3].w2.weight.grad.abs().max() == 0
 
 
 def test_balance_is_1_where_experts_are_used_alike_and_more_where_one_is_used():

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.models import CausalLMSection
-from p2pdiloco.tasks.models.cpu_bf16 import attention, by_rows
+from p2pdiloco.tasks.models.cpu_bf16 import attention
+from p2pdiloco.tasks.models.experts import Experts
 from p2pdiloco.tasks.models.head_loss import narrowed, next_token_loss
 
 
@@ -138,48 +139,6 @@ class FeedForward(nn.Module):
         gate, up = projections(x, (self.gate_proj, self.up_proj))
         out: Tensor = self.down_proj(functional.silu(gate) * up)
         return out
-
-
-class Expert(nn.Module):
-    """SwiGLU under Mixtral's names."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(width, hidden, bias=False)
-        self.w2 = nn.Linear(hidden, width, bias=False)
-        self.w3 = nn.Linear(width, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
-        return out
-
-
-class Experts(nn.Module):
-    """Mixture of experts: each token goes through the k that the gate likes best, weighted by its softmax
-    over these."""
-
-    def __init__(self, section: CausalLMSection) -> None:
-        super().__init__()
-        self._chosen = section.experts_per_token
-        self.gate = nn.Linear(section.width, section.experts, bias=False)
-        self.experts = nn.ModuleList(
-            Expert(section.width, section.feed_forward_width) for _ in range(section.experts)
-        )
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = x.flatten(0, -2)
-        read = narrowed(tokens)
-        chances = functional.softmax(self.gate(read).float(), dim=-1)
-        weights, chosen = chances.topk(self._chosen, dim=-1)
-        weights = (weights / weights.sum(dim=-1, keepdim=True)).type_as(tokens)
-        mixed = torch.zeros_like(tokens)
-        # Every expert is asked, also for no token: so all parameters have a gradient at every step.
-        for index, expert in enumerate(self.experts):
-            rows, choices = torch.where(chosen == index)
-            answers = by_rows(expert, read[rows]) * weights[rows, choices, None]
-            mixed = mixed.index_add(0, rows, answers.type_as(mixed))
-        shares = functional.one_hot(chosen, len(self.experts)).float().mean(dim=(0, 1))
-        return mixed.view_as(x), len(self.experts) * (shares * chances.mean(dim=0)).sum()
 
 
 class RMSNorm(nn.Module):
