@@ -102,12 +102,8 @@ class Fragments:
         self._held_back: dict[int, FragmentCounters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         largest = max(layout.numel for layout in layouts)
-        # What every version costs is computed where the parameters are. Allocated now, as passes may leave
-        # hardly any memory of a GPU.
-        self._theta = torch.empty(largest, dtype=torch.float32, device=held.flat_device)
-        self._other = torch.empty_like(self._theta) if self._theta.is_cuda else None
-        if self._theta.is_cuda:
-            exchange.pin()
+        # Pinned, the copies from and to a GPU run at the full speed of the bus.
+        self._staging = torch.empty(largest, dtype=torch.float32, pin_memory=held.on_cuda)
 
     def __len__(self) -> int:
         return len(self._layouts)
@@ -178,7 +174,7 @@ class Fragments:
             self._steps_of_others[index] = min(self._steps_since_copy[index], self._period)
         elif mode == "rebase":
             move = new_base - self._exchange.base(index, old.buffer)
-            theta.add_(self._beside_theta(move))
+            theta.add_(move)
             if counters.slot_in_use:
                 self._shift[index] = self._shift[index].add_(move) if index in self._shift else move
             counters.steps_since_base = self._steps_of_others[index] = 0
@@ -212,11 +208,11 @@ class Fragments:
 
     def displacement(self, fragment: int) -> Tensor:
         """D = base - theta: fp32 (numel,), new memory."""
-        return self._exchange.base(fragment, self.bases[fragment].buffer) - self._gather(fragment).cpu()
+        return self._exchange.base(fragment, self.bases[fragment].buffer) - self._gather(fragment)
 
     def rest(self, fragment: int) -> Tensor:
         """The part of D that is not in the copy in flight: sent + shift - theta (fp32, new memory)."""
-        rest = self._exchange.sent(fragment) - self._gather(fragment).cpu()
+        rest = self._exchange.sent(fragment) - self._gather(fragment)
         return rest.add_(self._shift[fragment]) if fragment in self._shift else rest
 
     @torch.no_grad()
@@ -240,16 +236,9 @@ class Fragments:
 
     def _gather(self, fragment: int) -> Tensor:
         layout = self._layouts[fragment]
-        theta = self._theta[: layout.numel]
+        theta = self._staging[: layout.numel]
         self.held.gather(layout, theta)
         return theta
-
-    def _beside_theta(self, tensor: Tensor) -> Tensor:
-        """A tensor of the CPU where theta is gathered, until the next call. The copy is queued: what it reads
-        stays as it is until the next step boundary, or is overwritten by what is queued after it."""
-        if self._other is None:
-            return tensor
-        return self._other[: len(tensor)].copy_(tensor, non_blocking=True)
 
     def _copy(self, fragment: int, inner_step: int, due: bool) -> CopiedOut:
         counters, base = self.counters[fragment], self.bases[fragment]
@@ -261,7 +250,7 @@ class Fragments:
             self._exchange.sent(fragment).copy_(theta)
         else:
             start = self._exchange.base(fragment, base.buffer)
-            torch.lerp(start, theta.cpu(), counters.sent_steps / steps, out=self._exchange.sent(fragment))
+            torch.lerp(start, theta, counters.sent_steps / steps, out=self._exchange.sent(fragment))
             self._held_back[fragment] = FragmentCounters(
                 unmerged_tokens=counters.unmerged_tokens - counters.sent_tokens,
                 unmerged_steps=steps - counters.sent_steps,
@@ -278,15 +267,14 @@ class Fragments:
         sent = self._exchange.sent(fragment)
         if fragment in self._shift:
             sent.add_(self._shift[fragment])  # the daemon's encode is over: it knows that this was merged
-        theta.sub_(self._beside_theta(sent))
+        theta.sub_(sent)
         if held_back is not None and self._rho != 1:
             base = self._exchange.base(fragment, self.bases[fragment].buffer)
             # base - sent is the share that was merged.
-            rest = self._beside_theta((base - sent).mul_(held_back.unmerged_steps / counters.sent_steps))
-            theta.add_(rest).mul_(self._rho).sub_(rest)
-        elif self._rho != 1:
-            theta.mul_(self._rho)
-        theta.add_(self._beside_theta(new_base))
+            rest = (base - sent).mul_(held_back.unmerged_steps / counters.sent_steps)
+            theta.add_(rest).mul_(self._rho).sub_(rest).add_(new_base)
+        else:
+            theta.mul_(self._rho).add_(new_base)
         if self._rho == 0:
             rest_of = held_back or FragmentCounters()
             counters.unmerged_tokens, counters.unmerged_steps = (

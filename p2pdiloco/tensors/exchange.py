@@ -45,8 +45,6 @@ class Exchange:
         self._numels = [layout.numel for layout in layouts]
         memory = mmap.mmap(fd, exchange_bytes(layouts))
         self._flat: torch.Tensor | None = torch.frombuffer(memory, dtype=torch.float32)
-        self._pinned_at = 0
-        """Address at which a GPU knows it; 0: it does not."""
         self._offsets: list[int] = []
         offset = 0
         for numel in self._numels:
@@ -93,19 +91,8 @@ class Exchange:
         """The learner's parameters at the last copy-out: fp32, (numel,), a view of the shared memory."""
         return self._area(fragment, 2)
 
-    def pin(self) -> None:
-        """Let a GPU copy from and to it at the full speed of its bus. Where that is refused, it is slower."""
-        invariant(self._flat is not None, "exchange is closed")
-        assert self._flat is not None
-        address = self._flat.data_ptr()
-        if int(torch.cuda.cudart().cudaHostRegister(address, self._flat.nbytes, 0)) == 0:  # type: ignore[no-untyped-call]
-            self._pinned_at = address
-
     def close(self) -> None:
         """Let go of the memory. Views that were handed out stay valid; it is freed with the last of them."""
-        if self._pinned_at:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned_at)  # type: ignore[no-untyped-call]
-            self._pinned_at = 0
         if self._flat is not None:
             self._flat = None
             os.close(self.fd)

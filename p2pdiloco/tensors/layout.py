@@ -161,18 +161,16 @@ def _layout(index: int, cuts: Sequence[_Cut], specs: Sequence[TensorSpec]) -> Fr
 def gather(params: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor) -> None:
     """Copy a fragment out of named parameters (any device and float type) into `out`, fp32 [layout.numel]."""
     invariant(out.shape == (layout.numel,), "gather needs a flat buffer of the fragment's size")
-    torch._foreach_copy_(_parts_of(out, layout), [_view(params, piece) for piece in layout.pieces])
+    for piece in layout.pieces:
+        out[piece.fragment_offset : piece.fragment_offset + piece.numel].copy_(_view(params, piece))
 
 
 @torch.no_grad()
 def scatter(src: Tensor, layout: FragmentLayout, params: Mapping[str, Tensor]) -> None:
     """Copy a flat fp32 fragment, `src` [layout.numel], in place into the named parameters."""
     invariant(src.shape == (layout.numel,), "scatter needs a flat buffer of the fragment's size")
-    torch._foreach_copy_([_view(params, piece) for piece in layout.pieces], _parts_of(src, layout))
-
-
-def _parts_of(flat: Tensor, layout: FragmentLayout) -> list[Tensor]:
-    return [flat[piece.fragment_offset :][: piece.numel] for piece in layout.pieces]
+    for piece in layout.pieces:
+        _view(params, piece).copy_(src[piece.fragment_offset : piece.fragment_offset + piece.numel])
 
 
 def _view(params: Mapping[str, Tensor], piece: Piece) -> Tensor:

@@ -31,12 +31,10 @@ class HeldParameters:
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         """Take parameters, which are changed in place, on whatever device they are."""
         self._params = params
-        device = next(iter(params.values())).device
-        self.flat_device = device if self.whole and device.type == "cuda" else torch.device("cpu")
-        """Where fragments are gathered."""
+        self.on_cuda = any(parameter.is_cuda for parameter in params.values())
 
     def gather(self, layout: FragmentLayout, out: Tensor) -> None:
-        """Copy a fragment into `out`: fp32 (layout.numel,), on `flat_device`."""
+        """Copy a fragment into `out`: fp32 (layout.numel,), on the CPU."""
         gather(self._params, layout, out)
 
     def scatter(self, flat: Tensor, layout: FragmentLayout) -> None:
