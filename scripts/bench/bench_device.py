@@ -3,7 +3,7 @@
 
     python scripts/bench/bench_device.py --device cuda [--presets gpt2 350m] [--seconds 10] [--json FILE]
     python scripts/bench/bench_device.py --device cuda --yardstick --presets gpt2 --micro-batch-tokens 16384
-    .venv/bin/python scripts/bench/bench_device.py --device cpu --presets micro tiny --variants fp32 uncompiled
+    .venv/bin/python scripts/bench/bench_device.py --device cpu --presets tiny --variants fp32 uncompiled
 
 Without a daemon, in whole inner steps (passes, clipping, the optimizer), after the first ten. "of the
 ceiling", for dense text models: the operations that the model needs (6 for each parameter and token, and

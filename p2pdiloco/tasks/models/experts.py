@@ -1,4 +1,4 @@
-"""A mixture of experts: one after the other, or, where a device multiplies in groups, all at once."""
+"""Experts of a mixture: one after the other, or, where a device multiplies in groups, all at once."""
 
 from __future__ import annotations
 
