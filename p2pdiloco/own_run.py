@@ -14,7 +14,7 @@ from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
-from p2pdiloco.config.presets import for_other_model, for_run
+from p2pdiloco.config.presets import for_other_model, for_run, without_end
 from p2pdiloco.daemon.run_files.initial_file import first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
@@ -53,7 +53,7 @@ def new_run(
     arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
     if first_not_finite(arrays):
         raise UserError(f"the parameter {first_not_finite(arrays)} has values that are not finite")
-    base = for_other_model(for_run("tiny", name))
+    base = without_end(for_other_model(for_run("tiny", name)))
     try:
         manifest = msgspec.structs.replace(
             base,

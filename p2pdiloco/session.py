@@ -31,6 +31,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.optimizer.schedule import schedule_of
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.own_run import compare
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
@@ -114,7 +115,8 @@ class Session:
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
         """Count an inner step over so many tokens, with that mean loss, and do what the swarm asks for.
-        False: the daemon has ended, go on without it or end.
+        False: the run has ended, or the daemon: go on without it or end. While the run's owner has paused it,
+        this waits until it goes on.
 
         Raises:
             UserError: more tokens than the run allows for one step, no whole number of them, no number for
@@ -122,7 +124,7 @@ class Session:
                 reason); within `computing`.
         """
         self._outside("step")
-        if self._stopped:
+        if self._stopped or self._mailbox.let_go:
             return False
         tokens, mean = _whole(tokens), _real(loss)
         most = self._training.section.tokens_per_step
@@ -133,8 +135,7 @@ class Session:
             goes_on = self._mailbox.boundary(StepReport(self._training.inner_step, mean, tokens))
         except ChannelBroken as error:
             raise self._broke(error) from error
-        if not goes_on:
-            self._stopped = True
+        self._stopped = self._mailbox.stopping
         return goes_on
 
     @contextlib.contextmanager
@@ -201,8 +202,8 @@ class Session:
 
     @property
     def schedule_tokens(self) -> int:
-        """`run_tokens` at the end of the run's schedule, which may be trained beyond."""
-        return int(self._training.section.schedule_tokens)
+        """`run_tokens` at the end of the run's schedule, as its owner wants it now."""
+        return schedule_of(self._training.section, self._training.amendment)
 
     def __enter__(self) -> Self:
         return self
@@ -261,7 +262,7 @@ class Session:
         training.run_is_at(fragments.run_tokens(learners=1))
         self._before = training.inner_step
         assert self._channel is not None
-        mailbox = _Mailbox(self, fragments, training, start.options.status_interval_s)
+        mailbox = _Mailbox(self, fragments, training, start)
         numel = sum(layout.numel for layout in layouts)
         device = next(iter(parameters.values())).device
         device_text = f"{device}, a program's own loop"
@@ -304,14 +305,25 @@ class _Mailbox(Mailbox):
     program's."""
 
     def __init__(
-        self, session: Session, fragments: Fragments, training: _ProgramTraining, status_interval_s: float
+        self, session: Session, fragments: Fragments, training: _ProgramTraining, start: Start
     ) -> None:
         channel = session._channel
         assert channel is not None
         super().__init__(
-            channel, cast(Training, training), fragments, (), lambda: session._model, status_interval_s
+            channel,
+            cast(Training, training),
+            fragments,
+            (),
+            lambda: session._model,
+            start.options.status_interval_s,
         )
+        self.follow(start.course)
         self._session = session
+
+    @property
+    def let_go(self) -> bool:
+        """True: the run has ended, and all that the program made is merged."""
+        return self._rests == "ended" and self._fragments.all_merged
 
     def _evaluate(self) -> Evaluation | None:
         loss = self._session.global_loss(self._fragments)

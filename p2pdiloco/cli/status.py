@@ -14,7 +14,7 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
+from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, decode_status
 from p2pdiloco.daemon.run_files.listing import ListedRun
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import RemoteError, TransportError, UserError
@@ -27,8 +27,6 @@ MAX_ASKED = 16
 PAUSE_S = 0.5
 SAY_AFTER_S = 4.0
 """Whoever waits longer than this wants to know what for."""
-SETTLED = ("training", "leaving")
-"""States of a member whose answer is as good as any; others are asked further before theirs is taken."""
 logger = logging.getLogger(__name__)
 
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from p2pdiloco.daemon.display.progress import owner_text, progress_text
 from p2pdiloco.daemon.display.snapshot import FragmentRow, PeerRow, StatusReport
 from p2pdiloco.daemon.display.terminal import (
     activity_text,
@@ -51,6 +52,10 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
     text.append(f"versions {versions_text(report.fragments)}{groups_text(report.fragments)}\n")
     text.append(f"{count(report.run_tokens)} tokens merged in {count(report.run_versions)} versions, ")
     text.append(f"{count(sum(member.tokens_per_s for member in report.members))} tokens/s\n")
+    if report.course.schedule_tokens:
+        text.append(f"{progress_text(report.course)}\n", "bold")
+    if owner := owner_text(report.course):
+        text.append(f"{owner}\n", "yellow")
     text.append(f"loss {loss_text(report.loss, 3)} (training, mean of members)")
     if report.heldout_loss is not None:
         by = names.get(report.heldout_by) or f"…{short_peer(report.heldout_by)}"

@@ -14,6 +14,7 @@ TABLES = {
     "group": "Who merges with whom, and how long versions are kept.",
     "admission": "Who may be a member.",
     "weight": "How much one learner weighs in a merge (docs/attacks.md).",
+    "end": "What happens at the end of the schedule (docs/course.md).",
 }
 
 COMMENTS = {
@@ -69,4 +70,5 @@ COMMENTS = {
     "admission.mode": "open: whoever knows the run; invite: by the owner's invites; list: the owner's list.",
     "weight.largest_share": "Of a merge, one learner's at most, from three on; 1: no limit, among friends.",
     "weight.most_units": "Weight of a contribution at most, in usual ones.",
+    "end.learners": "stop: no inner steps beyond schedule_tokens; go-on: at the floor of the learning rate.",
 }

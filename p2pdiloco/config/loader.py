@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.comments import COMMENTS, TABLES
-from p2pdiloco.config.manifest import AdmissionSection, Manifest, WeightSection
+from p2pdiloco.config.manifest import AdmissionSection, EndSection, Manifest, WeightSection
 from p2pdiloco.config.models import BYTES, ModelSection, Section, table
 from p2pdiloco.config.schema import as_toml, keys_of
 from p2pdiloco.errors import RemoteError
@@ -69,7 +69,11 @@ def canonical_bytes(manifest: Manifest) -> bytes:
     return _encoder.encode(_with(told)(*map(values.__getitem__, told)))
 
 
-_CAME_LATER: dict[str, Section] = {"admission": AdmissionSection(), "weight": WeightSection()}
+_CAME_LATER: dict[str, Section] = {
+    "admission": AdmissionSection(),
+    "weight": WeightSection(),
+    "end": EndSection(),
+}
 
 
 @functools.cache

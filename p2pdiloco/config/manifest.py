@@ -101,8 +101,8 @@ class InnerSection(Section, frozen=True, kw_only=True):
     warmup_tokens: Natural
     """Tokens of the run, all its learners', over which the learning rate grows linearly."""
     schedule_tokens: Positive
-    """Tokens of the run until the cosine reaches its floor (10 %); training may go on beyond. A learner that
-    joins late begins where the run is."""
+    """Tokens of the run until the cosine reaches its floor (10 %), which is the run's end unless `[end]` says
+    otherwise. A learner that joins late begins where the run is."""
     fresh_warmup_steps: Natural = 0
     """Inner steps over which the rate of a learner grows whose optimizer has no moments yet, wherever the run
     is: its first steps are large and in arbitrary directions."""
@@ -181,6 +181,12 @@ class WeightSection(Section, frozen=True, kw_only=True):
     that was away, or is faster than most, loses more of its work."""
 
 
+class EndSection(Section, frozen=True, kw_only=True):
+    learners: Literal["stop", "go-on"] = "stop"
+    """Conduct of learners when the run has merged `inner.schedule_tokens`: "stop", no more inner steps; or
+    "go-on", at the rate at which the cosine ends (10 %). Nodes stay, and give the result to others."""
+
+
 class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
@@ -196,5 +202,6 @@ class Manifest(Section, frozen=True, kw_only=True):
     group: GroupSection = GroupSection()
     admission: AdmissionSection = AdmissionSection()
     weight: WeightSection = WeightSection()
-    """The last two are not in the canonical bytes where they say nothing: runs from before them keep their
+    end: EndSection = EndSection()
+    """The last three are not in the canonical bytes where they say nothing: runs from before them keep their
     ids."""

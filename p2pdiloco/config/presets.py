@@ -22,6 +22,7 @@ import msgspec
 
 from p2pdiloco.config.manifest import (
     DataSection,
+    EndSection,
     GroupSection,
     InnerSection,
     Manifest,
@@ -48,6 +49,7 @@ MICRO = with_outer(
         ),
         sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
         group=GroupSection(term_versions=8),
+        end=EndSection(learners="go-on"),  # it is over within seconds
     )
 )
 
@@ -209,6 +211,11 @@ def for_bytes(manifest: Manifest) -> Manifest:
     if manifest.data.tokenizer != BYTES or "vocabulary" not in manifest.model:
         return manifest
     return msgspec.structs.replace(manifest, model=manifest.model | {"vocabulary": BYTE_VALUES})
+
+
+def without_end(manifest: Manifest) -> Manifest:
+    """Copy of the manifest whose learners go on when its schedule is over."""
+    return msgspec.structs.replace(manifest, end=EndSection(learners="go-on"))
 
 
 def for_run(preset: str, name: str, seed: int = 0) -> Manifest:

@@ -96,7 +96,7 @@ class LearnerDiary:
     ) -> None:
         """`counters`: bytes of bulk transfers, by kind."""
         self._diary = diary
-        self._measurements = measurements
+        self.measurements = measurements
         self._counters = counters
         self.losses: list[float] = []
         """Training losses, thinned out as they become many."""
@@ -115,7 +115,7 @@ class LearnerDiary:
             case ch.Status():
                 self._on_status(event)
             case ch.Evaluated():
-                self._measurements.measured(event.loss, event.tokens)
+                self.measurements.measured(event.loss, event.tokens)
                 words, loss, tokens = "held-out samples", event.loss, event.tokens
                 write("evaluation", words, loss=loss, tokens=tokens, metrics=event.metrics)
             case ch.StateSaved(ok=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -20,6 +21,7 @@ from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, pat
 logger = logging.getLogger(__name__)
 FLUSH_S = 0.5
 SAY_EVERY_S = 10
+COURSE_EVERY_S = 1.0
 SAY_ALONE_S, SAY_WAITING_S = 3, 5
 """Seconds out of each `SAY_EVERY_S` at which it is said that nobody is here, and what is waited for."""
 
@@ -46,6 +48,7 @@ class Life:
         waiting.cancel()
         if member.background.broken.done():
             member.background.broken.result()
+        member.course.look(self._loop.time())
         await member.learner_link.start(Resume(member.holdings.store.folder, member.core))
         member.report.enter("training")
         member.diary.write("join", "training")
@@ -148,6 +151,7 @@ class Life:
     def _begin_regular_work(self) -> None:
         member, spawn = self._member, self._member.background.spawn
         spawn(self._step_back())
+        spawn(self._follow_course())
         committed = member.committing.done
         spawn(evaluate_regularly(member.measurements, member.learner_link, member.core, committed))
         spawn(self._save_regularly())
@@ -156,6 +160,24 @@ class Life:
             held = member.holdings
             results = ResultWriter(member.run, held.compute, held.results_io, plan, self._on_result)
             spawn(results.watch(committed))
+
+    async def _follow_course(self) -> None:
+        """Look where the run is with every version; save when it rests."""
+        member = self._member
+        committed, course = member.committing.done, member.course
+        while True:
+            now = self._loop.time()
+            course.look(now)
+            if member.report.state != "leaving":
+                member.report.enter("training" if course.rests == "no" else course.rests)
+            if course.settles(now):
+                member.learner_link.save()
+                await self.save()
+                logger.info("all is merged and saved")
+            committed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COURSE_EVERY_S):
+                    await committed.wait()
 
     async def _step_back(self) -> None:
         """Step back behind the learner and everybody else on this machine: rounds can wait, and we have

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.core.api.config import Restored, Timing
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
@@ -31,6 +32,7 @@ from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.finding.sharing import Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.holdings import RunHoldings
+from p2pdiloco.daemon.learner.course import RunCourse
 from p2pdiloco.daemon.learner.evaluating import FIRST_EVALUATION_S, Measurements, Turns
 from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerHost, OnEvent
@@ -211,6 +213,7 @@ class Member:
         log_versions = run.manifest.group.log_versions
         self.checkpoints = Checkpoints(held.compute, held.store, held.disk_io, log_versions, self.diary)
         self.link_teller = LinkTeller(self.link_watch, self.core.shared, link, self.diary, self.post.put)
+        self.course = RunCourse(run.manifest, self.core, self._amendments, link, self._on_course)
         traffic = Traffic(self.outbound, self.transfers, self.peer.transport, held.memory, self.sharing)
         self.report = Report(
             run,
@@ -218,10 +221,17 @@ class Member:
             self.diary,
             link,
             self.learner_diary,
-            self.measurements,
+            self.course,
             traffic,
             self.link_watch,
         )
+
+    def _amendments(self) -> tuple[Amendment, ...]:
+        return ()
+
+    def _on_course(self, words: str, tokens: int) -> None:
+        logger.info("%s (%d tokens merged)", words, tokens)
+        self.diary.write("course", words, tokens=tokens)
 
 
 def next_incarnation(restored: Restored, me: str) -> int:

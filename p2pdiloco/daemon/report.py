@@ -26,7 +26,7 @@ from p2pdiloco.daemon.display.snapshot import (
     status_of,
 )
 from p2pdiloco.daemon.finding.sharing import NOT_TOLD, Sharing
-from p2pdiloco.daemon.learner.evaluating import Measurements
+from p2pdiloco.daemon.learner.course import RunCourse
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.links.linkwatch import LinkWatch
 from p2pdiloco.daemon.outbound import Outbound
@@ -84,7 +84,7 @@ class Report:
         diary: Diary,
         learner: LearnerLink,
         learner_diary: LearnerDiary,
-        measurements: Measurements,
+        course: RunCourse,
         traffic: Traffic,
         link_watch: LinkWatch,
     ) -> None:
@@ -93,7 +93,8 @@ class Report:
         self._diary = diary
         self._learner = learner
         self._learner_diary = learner_diary
-        self._measurements = measurements
+        self._measurements = learner_diary.measurements
+        self._course = course
         self._traffic = traffic
         self._link_watch = link_watch
         self.state: NodeState = "joining"
@@ -138,6 +139,7 @@ class Report:
             thin=self._core.shared.uplink.thin,
             votes=self._core.shared.vote_disk.works,
             link=self._link_watch.words[:240],
+            course=self._course.row(now),
             start=self._core.grounds,
         )
 

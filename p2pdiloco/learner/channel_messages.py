@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import Compile
+from p2pdiloco.core.api.amendments import Amendment
 
 MAX_SHARDS = 1024
 """Shards into which the data of an epoch is cut, at most (`learner.reading.shards`)."""
@@ -21,6 +22,7 @@ Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, Meta(max_length=4096)]
 InstallMode = Literal["merged", "rebase", "overwrite"]
 RestoreMode = Literal["all", "rest", "none"]
+Rests = Literal["no", "paused", "ended"]
 
 
 # --- commands: daemon to learner ---------------------------------------------------------------------
@@ -94,6 +96,14 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     evaluation_tokens: int = 16_384
 
 
+class FollowCourse(Command, frozen=True):
+    """Course of the run: what its owner changed, and whether inner steps are to be made now."""
+
+    amendments: tuple[Amendment, ...] = ()
+    rests: Rests = "no"
+    """Reason why no inner steps are made; what was made is handed out, and commands are obeyed."""
+
+
 class Start(Command, frozen=True):
     """First frame: everything that the learner needs to begin."""
 
@@ -106,6 +116,7 @@ class Start(Command, frozen=True):
     restore: tuple[RestoreMode, ...] = ()
     """Share of the saved displacement to take, per fragment (empty: none). "all" takes the whole, "rest" only
     what was not in flight in a contribution when it was saved, "none" starts at the base."""
+    course: FollowCourse = FollowCourse()
 
 
 class Install(Command, frozen=True):
@@ -183,6 +194,7 @@ AnyCommand = (
     | TakePart
     | ShareData
     | Learners
+    | FollowCourse
     | Evaluate
     | Save
     | StopStepping

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from p2pdiloco.core.api.amendments import Amendment, in_force
+
 
 class TrainingCounts:
     """Steps and tokens of one learner, and of its run as far as known."""
@@ -15,6 +17,8 @@ class TrainingCounts:
         """Learners of the run now, as far as known, this one included."""
         self.optimizer_steps = 0
         """Number of optimizer steps that the moments are made of."""
+        self.amendments: tuple[Amendment, ...] = ()
+        """Changes of the run by its owner."""
 
     def count(self, tokens: int) -> None:
         """Count an inner step over so many tokens."""
@@ -29,6 +33,15 @@ class TrainingCounts:
         if run_tokens > self.run_tokens or (ahead is not None and run_tokens + ahead < self.run_tokens):
             self.run_tokens = run_tokens
         self.learners = max(1, learners)
+
+    @property
+    def amendment(self) -> Amendment | None:
+        """Amendment that is in force where the run is, as far as known; None: there is none."""
+        return in_force(self.amendments, self.run_tokens)
+
+    def amend(self, amendments: tuple[Amendment, ...]) -> None:
+        """Go by these amendments from now on."""
+        self.amendments = amendments
 
     def goes_on_from(self, inner_step: int, tokens_total: int, run_tokens: int) -> None:
         """Go on where an earlier life ended."""

@@ -138,6 +138,16 @@ class Fragments:
             copies.append(self._copy(index, inner_step, due=True))
         return copies
 
+    def copy_rest(self, inner_step: int) -> list[CopiedOut]:
+        """Copy out every fragment with anything that no contribution carries: no inner steps come now."""
+        found = (index for index, c in enumerate(self.counters) if c.unmerged_steps and not c.slot_in_use)
+        return [self._copy(index, inner_step, due=True) for index in found]
+
+    @property
+    def all_merged(self) -> bool:
+        """Tell whether every inner step is in a version that this learner has taken over."""
+        return not any(counters.unmerged_steps or counters.slot_in_use for counters in self.counters)
+
     def copy_out(self, fragment: int, inner_step: int, under_way: bool = False) -> CopiedOut | NothingToCopy:
         """Answer a closing call. `under_way`: in the middle of an inner step, which is none of those that are
         counted until the fragment is due."""

@@ -18,11 +18,12 @@ import torch
 from msgspec import Struct
 from torch import nn
 
+from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16, staged
 from p2pdiloco.learner.optimizer.build import clip, make_optimizer, set_learning_rate
-from p2pdiloco.learner.optimizer.schedule import learning_rate
+from p2pdiloco.learner.optimizer.schedule import learning_rate, schedule_of
 from p2pdiloco.learner.parallel.ranks import ALONE, Ranks
 from p2pdiloco.learner.passes import Passes, PassOptions
 from p2pdiloco.learner.reading.stream import SampleStream
@@ -115,7 +116,7 @@ class Training(TrainingCounts):
         """
         self._passes.before_step(self.steps_left)
         began = time.perf_counter()
-        rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
+        rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps, self.amendment)
         set_learning_rate(self.optimizer, rate)
         with self.meanwhile():
             batch, self._ahead = self._ahead or self._take(), None
@@ -144,8 +145,14 @@ class Training(TrainingCounts):
     @property
     def steps_left(self) -> float:
         """Inner steps of this learner until the end of the schedule, if the others go on as well."""
-        tokens = self.section.schedule_tokens - self.run_tokens
+        tokens = schedule_of(self.section, self.amendment) - self.run_tokens
         return max(0, tokens) / self.section.tokens_per_step / self.learners
+
+    def amend(self, amendments: tuple[Amendment, ...]) -> None:
+        """Go by these amendments from now on, in all processes of this learner."""
+        if amendments != self.amendments:
+            super().amend(amendments)
+            self.ranks.tell_amendments(amendments)
 
     def _take(self) -> Batch:
         """Take this rank's samples of the next step."""

@@ -20,10 +20,12 @@ from p2pdiloco.learner.channel_messages import (
     CopyOut,
     Evaluate,
     Evaluated,
+    FollowCourse,
     FreeSlot,
     Install,
     Learners,
     Note,
+    Rests,
     Save,
     ShareData,
     StateSaved,
@@ -133,6 +135,12 @@ class Mailbox:
         self.stopping = False
         """True: the end is at the next boundary."""
         self._finishing = False
+        self._rests: Rests = "no"
+
+    def follow(self, course: FollowCourse) -> None:
+        """Go by this course of the run from now on."""
+        self._training.amend(course.amendments)
+        self._rests = course.rests
 
     def boundary(self, report: StepReport) -> bool:
         """Do what is due between two inner steps: commands, copies, a status. False: stop.
@@ -151,9 +159,7 @@ class Mailbox:
             self._channel.emit(Note(note[:4096]))
         for copied in self._fragments.copy_due(self._training.inner_step):
             self._channel.emit(copied)
-        if now >= self._next_status:
-            self._next_status = now + self._status_interval_s
-            self._channel.emit(self._status())
+        self._say_status(now)
         self._channel.flush()
         if self._min_step_s:
             self._rest()
@@ -176,10 +182,32 @@ class Mailbox:
         return self._goes_on()
 
     def _goes_on(self) -> bool:
-        """Tell whether to make another inner step. If not, wait until the daemon has all that it wants."""
-        while self._finishing and not self.stopping:
+        """Tell whether to make another inner step. If not, wait until the daemon has all that it wants, or
+        the run goes on."""
+        while (self._finishing or self._rests != "no") and not (self.stopping or self.let_go):
+            since = self._clock()
+            if not self._finishing:
+                self._hand_out()
             self.attend(FINISH_POLL_S)
-        return not self.stopping
+            self._meter.exclude(since)
+        return not (self.stopping or self.let_go)
+
+    @property
+    def let_go(self) -> bool:
+        """True: the run is over for whoever makes the inner steps. A daemon's own process waits instead."""
+        return False
+
+    def _hand_out(self) -> None:
+        """Hand out what no contribution carries yet: no inner steps are made, of which more could be made."""
+        for copied in self._fragments.copy_rest(self._training.inner_step):
+            self._channel.emit(copied)
+        self._say_status(self._clock())
+        self._channel.flush()
+
+    def _say_status(self, now: float) -> None:
+        if now >= self._next_status:
+            self._next_status = now + self._status_interval_s
+            self._channel.emit(self._status())
 
     def _rest(self) -> None:
         """Wait until the next step may begin; commands are obeyed meanwhile."""
@@ -215,6 +243,8 @@ class Mailbox:
                 self._fragments.take_part(every)
             case Evaluate() | ShareData() | Save() if self._finishing:
                 pass  # the end's save is to come, and a step that is given up may be at the data
+            case FollowCourse():
+                self.follow(command)
             case ShareData(share):
                 self._training.stream.share(share)
             case Evaluate(tag):
@@ -302,7 +332,7 @@ class Mailbox:
         return Status(
             inner_step=training.inner_step,
             tokens_total=training.tokens_total,
-            tokens_per_s=per_step / meter.step_time_s if meter.step_time_s else 0.0,
+            tokens_per_s=per_step / meter.step_time_s if meter.step_time_s and self._rests == "no" else 0.0,
             step_time_s=meter.step_time_s,
             loss=meter.loss,
             longest_gap_s=meter.take_longest_gap_s(),

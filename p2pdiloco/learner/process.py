@@ -127,6 +127,8 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     elif told.kind == "evaluate":
         share = parts.ranks.share(())
         evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
+    elif told.kind == "amend":
+        training.amend(parts.ranks.hear_amendments())
     elif told.kind == "back" and isinstance(held, HeldShares):
         held.bring_back()
     else:
@@ -222,6 +224,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
         options.status_interval_s,
         options.min_step_s,
     )
+    mailbox.follow(start.course)
 
     def boundary(report: StepReport) -> bool:
         go_on = mailbox.boundary(report)

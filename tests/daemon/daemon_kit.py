@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import msgspec
@@ -16,6 +16,7 @@ from scripted_learner import MOVE, ScriptedLearner
 
 from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
 from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import Timing
@@ -83,6 +84,15 @@ def signed_run(folder: Path, name: str = "test", seed: int = 0, **group: int) ->
     manifest = for_run("micro", name, seed)
     section = msgspec.structs.replace(manifest.group, **group)
     path.write_text(render_toml(msgspec.structs.replace(manifest, group=section)))
+    return sign_run(path, Identity.generate())[0]
+
+
+def short_run(folder: Path, schedule_tokens: int, learners: Literal["stop", "go-on"] = "stop") -> Run:
+    """A micro run with such a schedule, and such an end."""
+    base, path = for_run("micro", "short"), folder / "short.toml"
+    inner = msgspec.structs.replace(base.inner, schedule_tokens=schedule_tokens, warmup_tokens=0)
+    manifest = msgspec.structs.replace(base, inner=inner, end=EndSection(learners=learners))
+    path.write_text(render_toml(manifest))
     return sign_run(path, Identity.generate())[0]
 
 

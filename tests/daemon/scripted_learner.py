@@ -41,6 +41,10 @@ class ScriptedLearner:
             self._on_event(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
 
     guest = False
+    course = ch.FollowCourse()
+
+    def follow(self, course: ch.FollowCourse) -> None:
+        self.course = course
 
     def close(self) -> None:
         """Close nothing: nothing outlives it."""

@@ -27,7 +27,9 @@ MAX_REPORT_BYTES = 256 * 1024
 MAX_LOSS = 1e6
 """Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
 
-NodeState = Literal["joining", "waiting", "catching up", "training", "leaving"]
+NodeState = Literal["joining", "waiting", "catching up", "training", "paused", "ended", "leaving"]
+SETTLED = ("training", "paused", "ended", "leaving")
+"""States of a full member, whose answer is as good as any; beside others, more are asked."""
 Text = Annotated[str, Meta(max_length=80)]
 """Peer ids, node and run names."""
 Words = Annotated[str, Meta(max_length=48)]
@@ -111,6 +113,26 @@ class DataRow(Row, frozen=True, kw_only=True):
     """Tokens that this node has trained on, in all epochs."""
 
 
+class CourseRow(Row, frozen=True, kw_only=True):
+    """Row of how far the run is (`daemon.learner.course`)."""
+
+    tokens: Natural = 0
+    """Tokens merged, the mean over fragments."""
+    schedule_tokens: Natural = 0
+    """Length of the schedule that is in force."""
+    left_s: float | None = None
+    """Time to the end of the schedule, at the pace of the last ten minutes; None: not known."""
+    rests: Literal["no", "paused", "ended"] = "no"
+    amendment: Natural = 0
+    """Number of the owner's newest amendment; 0: there is none."""
+    amendment_from_tokens: Natural = 0
+    """Tokens from which on that holds."""
+    rate_factor: float = 1.0
+    """Factor of the inner learning rate that is in force."""
+    message: Line = ""
+    """Message of the run's owner."""
+
+
 class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Everything that the live view of one node shows, taken by the daemon a few times a second."""
 
@@ -158,6 +180,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """True: this node can save a vote, as in `PeerRow`."""
     link: Line = ""
     """Reason why the link does not keep up, and what is done about it; empty: it keeps up."""
+    course: CourseRow = CourseRow()
+    """Progress of the run."""
     start: Grounds | None = None
     """Grounds on which this node took what it began with; None: it came with that, or started the run."""
 
@@ -190,6 +214,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Progress of the answering node in its data, as in `NodeSnapshot`."""
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
     """Counters of the answering node's transfers, as in `NodeSnapshot`."""
+    course: CourseRow = CourseRow()
+    """Progress of the run, for the answering node."""
     start: Grounds | None = None
     """Grounds of the answering node, as in `NodeSnapshot`."""
 
@@ -203,7 +229,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         tokens_per_s=snapshot.tokens_per_s,
         tokens_total=snapshot.tokens_total,
         last_seen_s=0.0,
-        confirmed=snapshot.state in ("training", "leaving"),
+        confirmed=snapshot.state in SETTLED,
         votes=snapshot.votes,
         learning=snapshot.state == "training",
         offices=len(offices_of(snapshot)),
@@ -231,6 +257,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         link=snapshot.link,
         data=snapshot.data,
         bulk=snapshot.bulk,
+        course=snapshot.course,
         start=snapshot.start,
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from p2pdiloco.daemon.display.progress import owner_text, progress_text
 from p2pdiloco.daemon.display.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow, offices_of
 from p2pdiloco.daemon.display.wording import (
     count,
@@ -42,6 +43,8 @@ def log_line(snapshot: NodeSnapshot) -> str:
         f"versions {versions_text(snapshot.fragments)}",
         f"syncer of {ranges(offices_of(snapshot))}",
     ]
+    if snapshot.course.schedule_tokens:
+        parts.append(progress_text(snapshot.course))
     return "  ".join(parts)
 
 
@@ -123,6 +126,10 @@ def _header(snapshot: NodeSnapshot) -> list[Text]:
         f"{count(snapshot.run_versions)} versions   "
         f"up {size(snapshot.bytes_sent)}, down {size(snapshot.bytes_received)}"
     )
+    if snapshot.course.schedule_tokens:
+        third.append(f"   {progress_text(snapshot.course)}", "bold")
+    if owner := owner_text(snapshot.course):
+        third.append(f"   {owner}", "yellow")
     if snapshot.refusals:
         third.append(f"   refused {refusals_text(snapshot.refusals)}", "yellow")
     if snapshot.reach not in ("", "direct"):

@@ -42,7 +42,6 @@ class GuestHost(LearnerHost):
         """Inode of the socket that we made."""
         self._accepting: asyncio.Task[None] | None = None
         self._start: Start | None = None
-        self._greeted = False
         self._pid = 0
         self._here, self._gone = asyncio.Event(), asyncio.Event()
         """Events of which exactly one is set: a program is connected, or none is."""
@@ -175,6 +174,7 @@ class GuestHost(LearnerHost):
             self._greeted = True
             start, self._start = self._start, None
             self.send(start)
+            self.send(self._course)  # another one by now, perhaps
 
     async def _watch_link(self, link: LearnerSocket) -> int:
         """Wait for the connection's end, then report it, if the program had anything to do."""

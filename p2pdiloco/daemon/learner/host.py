@@ -25,6 +25,7 @@ from p2pdiloco.learner.channel_messages import (
     BaseRef,
     Command,
     Failed,
+    FollowCourse,
     LearnerEvent,
     LearnerOptions,
     RestoreMode,
@@ -96,6 +97,9 @@ class LearnerHost:
         self._link: LearnerSocket | None = None
         self._exit: asyncio.Task[int] | None = None
         self._failure = self._hint = ""
+        self._course = FollowCourse()
+        self._greeted = False
+        """True: the learner that is here has been told to start."""
         self._memory_kills = 0
         """Kills for want of memory on the whole system, when this process began."""
         self._log_bytes = 0
@@ -128,6 +132,7 @@ class LearnerHost:
         link = LearnerSocket(self._deliver)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self._process, self._link, self._failure, self._hint = process, link, "", ""
+        self._greeted = False
         self._exit = asyncio.create_task(self._watch(process, link), name="learner-exit")
 
     async def start(
@@ -146,7 +151,7 @@ class LearnerHost:
         command = self.start_command(bases, restore_path, restore)
         if not self.running:
             await self.prepare()
-        self.send(command)
+        self._greeted = self.send(command)
 
     def start_command(
         self, bases: Sequence[BaseRef], restore_path: Path | None, restore: Sequence[RestoreMode]
@@ -160,7 +165,14 @@ class LearnerHost:
             bases=tuple(bases),
             restore_path=str(restore_path) if restore_path is not None else None,
             restore=tuple(restore),
+            course=self._course,
         )
+
+    def follow(self, course: FollowCourse) -> None:
+        """Let the learner go by this course of the run; also later ones."""
+        self._course = course
+        if self._greeted:
+            self.send(course)
 
     def send(self, command: Command) -> bool:
         """Post a command. False: there is no learner to take it. Never blocks."""

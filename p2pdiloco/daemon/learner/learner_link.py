@@ -196,6 +196,10 @@ class LearnerLink:
         if self._ready:
             self._host.send(ch.TakePart(every))
 
+    def follow(self, course: ch.FollowCourse) -> None:
+        """Let learners go by this course of the run."""
+        self._host.follow(course)
+
     def share_data(self, share: ch.DataShare) -> None:
         """Tell the learner who else reads its data, and what of it is begun. Holds for later ones too."""
         self._share = share

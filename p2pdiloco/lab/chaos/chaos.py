@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_run, without_end
 from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.errors import StorageError
 from p2pdiloco.lab.chaos import plan as chaos_plan
@@ -38,7 +38,7 @@ def run(settings: ChaosSettings) -> int:
     Raises:
         UserError: a preset or the folder cannot be used.
     """
-    manifest = for_run(settings.preset, "chaos", settings.seed)
+    manifest = without_end(for_run(settings.preset, "chaos", settings.seed))
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

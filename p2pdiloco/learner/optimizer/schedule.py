@@ -11,21 +11,31 @@ from __future__ import annotations
 import math
 
 from p2pdiloco.config.manifest import InnerSection
+from p2pdiloco.core.api.amendments import Amendment
 
 FLOOR = 0.1
 """The cosine ends at this share of the learning rate and stays there."""
 
 
-def learning_rate(section: InnerSection, run_tokens: int, optimizer_steps: int) -> float:
+def schedule_of(section: InnerSection, amendment: Amendment | None) -> int:
+    """Return the length of the schedule in tokens, with the amendment that is in force."""
+    return (amendment.schedule_tokens if amendment is not None else 0) or section.schedule_tokens
+
+
+def learning_rate(
+    section: InnerSection, run_tokens: int, optimizer_steps: int, amendment: Amendment | None = None
+) -> float:
     """Rate of an inner step before which the run has consumed `run_tokens`, with moments of so many steps.
 
-    Linear warm-up, cosine decay to a floor; fresh moments warm up too, at any point of the schedule."""
+    Linear warm-up, cosine decay to a floor; fresh moments warm up too, at any point of the schedule.
+    `amendment`: the one that is in force."""
     ramp = 1.0
     if run_tokens < section.warmup_tokens:
         ramp = min(1.0, (run_tokens + section.tokens_per_step) / section.warmup_tokens)
     if optimizer_steps < section.fresh_warmup_steps:
         ramp = min(ramp, (optimizer_steps + 1) / section.fresh_warmup_steps)
-    span = section.schedule_tokens - section.warmup_tokens
-    progress = min(1.0, max(0, run_tokens - section.warmup_tokens) / span)
+    span = schedule_of(section, amendment) - section.warmup_tokens
+    progress = min(1.0, max(0, run_tokens - section.warmup_tokens) / max(1, span))
     cosine = FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
-    return section.learning_rate * ramp * cosine
+    factor = amendment.rate_factor if amendment is not None else 1.0
+    return section.learning_rate * factor * ramp * cosine

@@ -26,10 +26,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+import msgspec
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
+from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.device import accelerators, device_count
 
@@ -47,11 +49,15 @@ MAX_BATCH_WORDS = 64
 DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.float32, torch.float16)
 
 
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(tuple[Amendment, ...]).decode
+
+
 class RankLost(P2PDilocoError):
     """Error: another process of this learner is gone."""
 
 
-OrderKind = Literal["end", "step", "restore", "put", "take", "moments", "aside", "evaluate", "back"]
+OrderKind = Literal["end", "step", "restore", "put", "take", "moments", "aside", "evaluate", "back", "amend"]
 
 
 class Order(Struct, frozen=True):
@@ -60,7 +66,7 @@ class Order(Struct, frozen=True):
     kind: OrderKind
     """Thing to do: a step, or the end; take over the saved state; put or take a fragment's parameters;
     collect the moments; set the parameters aside, evaluate others, and bring them back
-    (`learner.parallel.holding`)."""
+    (`learner.parallel.holding`); go by other amendments."""
     number: int = 0
     """Number of a fragment; with a step, the tokens that the run has consumed."""
 
@@ -94,6 +100,16 @@ class Ranks:
     def share(self, batch: Batch) -> Batch:
         """Share rank 0's batch (others give none) with all, on the CPU."""
         return batch
+
+    def tell_amendments(self, amendments: tuple[Amendment, ...]) -> None:
+        """Tell the other ranks, if there are any, by which amendments to go, as rank 0."""
+        if self.count > 1 and self.rank == 0:
+            self.order("amend")
+            self.share((torch.frombuffer(bytearray(_encode(amendments)), dtype=torch.uint8),))
+
+    def hear_amendments(self) -> tuple[Amendment, ...]:
+        """Hear from rank 0 by which amendments to go."""
+        return _decode(bytes(self.share(())[0].tolist()))
 
     def broadcast(self, tensor: Tensor) -> None:
         """Send rank 0's tensor to every rank's device."""

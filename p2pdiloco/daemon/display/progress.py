@@ -1,0 +1,39 @@
+"""Wording of how far a run is, and when it will be over."""
+
+from __future__ import annotations
+
+import math
+
+from p2pdiloco.daemon.display.snapshot import CourseRow
+from p2pdiloco.daemon.display.wording import count, duration
+from p2pdiloco.printable import clean
+
+
+def percent(row: CourseRow) -> str:
+    """Word the share of the schedule that is merged: "37.2 %". It is 100 only at the end."""
+    share = row.tokens / max(1, row.schedule_tokens)
+    return f"{math.floor(1000 * share) / 10:.1f} %"
+
+
+def progress_text(row: CourseRow) -> str:
+    """Word how far the run is: "37.2 % of 153k tokens, 2.5 h left", "ended at 100.3 % of 153k tokens"."""
+    text = f"{percent(row)} of {count(row.schedule_tokens)} tokens"
+    if row.rests != "no":
+        return f"{row.rests} at {text}"
+    if row.tokens >= row.schedule_tokens:
+        return f"{text}, past the schedule"
+    return text if row.left_s is None else f"{text}, {duration(row.left_s)} left"
+
+
+def owner_text(row: CourseRow) -> str:
+    """Word what the run's owner changed, and says; empty: nothing."""
+    words = []
+    if row.amendment:
+        ahead = row.amendment_from_tokens > row.tokens
+        holds = f"will hold from {count(row.amendment_from_tokens)} tokens on" if ahead else "holds"
+        words.append(f"amendment {row.amendment} {holds}")
+    if row.rate_factor != 1:
+        words.append(f"learning rate times {row.rate_factor:g}")
+    if row.message:
+        words.append(f"the owner says: {clean(row.message)}")
+    return "; ".join(words)
