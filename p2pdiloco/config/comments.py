@@ -15,6 +15,7 @@ TABLES = {
     "admission": "Who may be a member.",
     "weight": "How much one learner weighs in a merge (docs/attacks.md).",
     "end": "What happens at the end of the schedule (docs/course.md).",
+    "export": "What a given model's folder said besides, for `p2pdiloco export` (run new --from writes it).",
 }
 
 COMMENTS = {
@@ -71,4 +72,8 @@ COMMENTS = {
     "weight.largest_share": "Of a merge, one learner's at most, from three on; 1: no limit, among friends.",
     "weight.most_units": "Weight of a contribution at most, in usual ones.",
     "end.learners": "stop: no inner steps beyond schedule_tokens; go-on: at the floor of the learning rate.",
+    "export.token_ids": "Ids of special tokens in its config.json; empty: data.end_of_document's.",
+    "export.tokenizer_config": "Its tokenizer_config.json.",
+    "export.generation_config": "Its generation_config.json: when to stop, how to choose tokens.",
+    "export.chat_template": "Its chat template.",
 }

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.comments import COMMENTS, TABLES
-from p2pdiloco.config.manifest import AdmissionSection, EndSection, Manifest, WeightSection
+from p2pdiloco.config.manifest import AdmissionSection, EndSection, ExportSection, Manifest, WeightSection
 from p2pdiloco.config.models import BYTES, ModelSection, Section, table
 from p2pdiloco.config.schema import as_toml, keys_of
 from p2pdiloco.errors import RemoteError
@@ -57,8 +57,20 @@ def broken_rule(manifest: Manifest) -> str | None:
             data.source == "hub" or not (data.dataset or data.heldout_split),
             'data.dataset and data.heldout_split are for data.source = "hub"',
         ),
+        *(
+            (_is_object(text), f"export.{name} must be a JSON object, or empty")
+            for name, text in msgspec.structs.asdict(manifest.export).items()
+            if name != "chat_template"
+        ),
     )
     return next((sentence for holds, sentence in rules if not holds), None)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return not text or isinstance(msgspec.json.decode(text), dict)
+    except DECODING:
+        return False
 
 
 def canonical_bytes(manifest: Manifest) -> bytes:
@@ -73,6 +85,7 @@ _CAME_LATER: dict[str, Section] = {
     "admission": AdmissionSection(),
     "weight": WeightSection(),
     "end": EndSection(),
+    "export": ExportSection(),
 }
 
 

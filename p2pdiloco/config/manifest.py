@@ -187,6 +187,22 @@ class EndSection(Section, frozen=True, kw_only=True):
     "go-on", at the rate at which the cosine ends (10 %). Nodes stay, and give the result to others."""
 
 
+JsonText = Annotated[str, Meta(max_length=24_576)]
+
+
+class ExportSection(Section, frozen=True, kw_only=True):
+    """Texts of a given model's folder that no training needs, for whoever uses the result."""
+
+    token_ids: JsonText = ""
+    """Ids of special tokens in its config.json, as JSON. Empty: those of the run's end of a document."""
+    tokenizer_config: JsonText = ""
+    """Content of its tokenizer_config.json, but for what tokenizer.json says."""
+    generation_config: JsonText = ""
+    """Content of its generation_config.json: when to stop, and how to choose."""
+    chat_template: JsonText = ""
+    """Template by which its tokenizer writes a conversation (Jinja)."""
+
+
 class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
@@ -203,5 +219,6 @@ class Manifest(Section, frozen=True, kw_only=True):
     admission: AdmissionSection = AdmissionSection()
     weight: WeightSection = WeightSection()
     end: EndSection = EndSection()
-    """The last three are not in the canonical bytes where they say nothing: runs from before them keep their
+    export: ExportSection = ExportSection()
+    """The last four are not in the canonical bytes where they say nothing: runs from before them keep their
     ids."""

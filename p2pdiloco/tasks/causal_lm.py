@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, ClassVar
 
@@ -178,10 +177,11 @@ class CausalLM(Task):
         )
 
     def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.models.hub_form import llama_config, tokenizer_files
+        from p2pdiloco.tasks.models.hub_export import hub_files
+        from p2pdiloco.tasks.models.hub_form import llama_config
 
-        config = json.dumps(llama_config(self.section), indent=2).encode()
-        return {"config.json": config} | tokenizer_files(self.section.context_tokens, self.tokenizer_file)
+        context = self.section.context_tokens
+        return hub_files(self.manifest, llama_config(self.section), context, self.tokenizer_file)
 
     def sample(self, model: nn.Module) -> str:
         return PROMPT + self.written(model, PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, 0)

@@ -143,10 +143,10 @@ class HubCausalLM(Task):
         return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
 
     def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.models.hub_form import tokenizer_files
+        from p2pdiloco.tasks.models.hub_export import hub_files
 
-        config = json.dumps(json.loads(self.section.config), indent=2).encode()
-        return {"config.json": config} | tokenizer_files(self.section.context_tokens, self.tokenizer_file)
+        context = self.section.context_tokens
+        return hub_files(self.manifest, json.loads(self.section.config), context, self.tokenizer_file)
 
 
 def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:

@@ -64,7 +64,9 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         run = msgspec.structs.replace(
             base.run, task=theirs.run.task, task_package=theirs.run.task_package, initial=NOT_YET
         )
-        manifest = msgspec.structs.replace(base, run=run, model=theirs.model, data=theirs.data)
+        manifest = msgspec.structs.replace(
+            base, run=run, model=theirs.model, data=theirs.data, export=theirs.export
+        )
     else:
         manifest = _of_config(_config(source), base)
     task = task_of(_fitting(manifest))

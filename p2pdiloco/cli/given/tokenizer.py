@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.cli.given.besides import with_besides
+from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.models import BYTES, vocabulary_for
 from p2pdiloco.daemon.run_files.tokenizers import tokenizer_beside
 from p2pdiloco.errors import UserError
@@ -42,16 +43,21 @@ def chosen_tokenizer(
     """
     if wanted == BYTES and not Path(wanted).exists():
         return _with_bytes(manifest), None
-    if wanted is None and source is not None:
-        wanted, end = _of_model(source, manifest), end or manifest.data.end_of_document
-    return (manifest, None) if wanted is None else _with_tokenizer(manifest, wanted, end, source is None)
+    if wanted is not None:
+        nothing = msgspec.structs.replace(manifest, export=ExportSection())
+        return _with_tokenizer(nothing, wanted, end, source is None)
+    wanted = None if source is None else _of_model(source, manifest)
+    if wanted is None:
+        return manifest, None
+    manifest, content = _with_tokenizer(manifest, wanted, end or manifest.data.end_of_document, False)
+    return with_besides(manifest, Path(wanted).parent), content
 
 
 def _with_bytes(manifest: Manifest) -> Manifest:
     data = msgspec.structs.replace(
         manifest.data, tokenizer=BYTES, tokenizer_revision="", tokenizer_digest="", end_of_document=""
     )
-    return msgspec.structs.replace(manifest, data=data)
+    return msgspec.structs.replace(manifest, data=data, export=ExportSection())
 
 
 def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:

@@ -1,4 +1,4 @@
-"""Models of causal-lm as `transformers` has them: config.json in and out, byte tokenizer.
+"""Models of causal-lm as `transformers` has them: config.json in and out.
 
 Our parameters have its names and shapes already (`tasks.models.transformer`). Plain data: neither
 `transformers` nor `tokenizers` is needed here.
@@ -6,12 +6,11 @@ Our parameters have its names and shapes already (`tasks.models.transformer`). P
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 
-from p2pdiloco.config.models import BYTE_VALUES, CausalLMSection
+from p2pdiloco.config.models import CausalLMSection
 from p2pdiloco.errors import UserError
 
 LLAMA, MIXTRAL = "llama", "mixtral"
@@ -38,8 +37,6 @@ def llama_config(section: CausalLMSection) -> dict[str, Any]:
         "tie_word_embeddings": section.tied_head,
         "attention_bias": False,
         "mlp_bias": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
         "dtype": "float32",
     }
     if section.experts:
@@ -112,56 +109,3 @@ def difference_from_ours(config: dict[str, Any]) -> str:
         ((config.get("head_dim") or width // heads) * heads == width, "its heads are not width / heads wide"),
     )
     return next((words for holds, words in rules if not holds), "")
-
-
-def tokenizer_files(context_tokens: int, tokenizer: bytes | None) -> dict[str, bytes]:
-    """tokenizer.json, the run's or that of raw bytes, and tokenizer_config.json."""
-    return {
-        "tokenizer.json": tokenizer or _byte_tokenizer(),
-        "tokenizer_config.json": json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_max_length": context_tokens,
-                "clean_up_tokenization_spaces": False,
-            }
-        ).encode(),
-    }
-
-
-def _byte_tokenizer() -> bytes:
-    """Write a tokenizer file whose token ids are the bytes of UTF-8 text: byte-level BPE without a single
-    merge. Its alphabet has a printable character for each byte."""
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": _BYTE_LEVEL,
-            "post_processor": None,
-            "decoder": _BYTE_LEVEL,
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": {character: byte for byte, character in enumerate(_alphabet())},
-                "merges": [],
-            },
-        }
-    ).encode()
-
-
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-
-
-def _alphabet() -> list[str]:
-    """GPT-2's character for each byte: itself where it is printable, else one from U+0100 on, in order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x100 + BYTE_VALUES))
-    return [chr(byte if byte in printable else next(others)) for byte in range(BYTE_VALUES)]

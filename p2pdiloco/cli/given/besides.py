@@ -1,0 +1,76 @@
+"""Words of a model's folder besides weights, config and vocabulary: special tokens, template, generation.
+
+It goes into the manifest (`[export]`), so that whoever exports the result has it, wherever the folder is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes
+from p2pdiloco.config.manifest import ExportSection, Manifest
+from p2pdiloco.tasks.models.hub_config import harmless
+
+MAX_BYTES = 24_576
+"""Largest of the texts that are taken along."""
+_READ_BYTES = 4 << 20
+_ELSEWHERE = ("added_tokens_decoder", "model_max_length", "chat_template", "backend", "name_or_path")
+"""Keys of tokenizer_config.json that tokenizer.json, the run, or a file of its own says."""
+
+
+def with_besides(manifest: Manifest, folder: Path) -> Manifest:
+    """Add what these files say to the manifest. What is no JSON, or too large to travel, is left out with a
+    word."""
+    about = _object(folder / "special_tokens_map.json") | _object(folder / "tokenizer_config.json")
+    template = _text(folder / "chat_template.jinja") or about.get("chat_template")
+    if isinstance(template, list):  # several by name: the default one
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if "auto_map" in about:  # a class of its own, which nobody else can load
+        about.pop("tokenizer_class", None)
+    config = _object(folder / "config.json")
+    ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
+    texts = {
+        "token_ids": _json(ids),
+        "tokenizer_config": _json({name: about[name] for name in about if name not in _ELSEWHERE}),
+        "generation_config": _json(_object(folder / "generation_config.json")),
+        "chat_template": template if isinstance(template, str) else "",
+    }
+    for name in sorted(texts, key=lambda name: len(texts[name]), reverse=True):
+        export = ExportSection(**texts)
+        found = msgspec.structs.replace(manifest, export=export)
+        if len(texts[name]) <= MAX_BYTES and len(canonical_bytes(found)) <= MAX_MANIFEST_BYTES:
+            break
+        click.echo(f"the {name.replace('_', ' ')} in {folder} is too large to travel with the run", err=True)
+        texts[name] = ""
+    return msgspec.structs.replace(manifest, export=ExportSection(**texts))
+
+
+def _json(found: dict[str, Any]) -> str:
+    kept = harmless(found)
+    return json.dumps(kept, sort_keys=True, ensure_ascii=False) if kept else ""
+
+
+def _object(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        click.echo(f"{path} is no JSON object, and left out", err=True)
+        return {}
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_READ_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

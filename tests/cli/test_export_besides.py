@@ -1,0 +1,183 @@
+"""What an export says beside its weights: special tokens, chat template, when to stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from p2pdiloco.cli.given import besides
+from p2pdiloco.cli.given.besides import with_besides
+from p2pdiloco.cli.main import run
+from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
+from p2pdiloco.config.manifest import ExportSection
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.daemon.run_files.result import result_of
+from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.identity import Identity
+from p2pdiloco.tasks.manifests import load_manifest
+
+transformers: Any = pytest.importorskip("transformers")
+END, PAD, TURN = "<|endoftext|>", "<|pad|>", "<|turn|>"
+TEMPLATE = "{% for m in messages %}{{m['role']}}\n{{m['content']}}<|turn|>{% endfor %}"
+
+
+def theirs(folder: Path, architecture: str = "Llama") -> Path:
+    """A small model that stops in the middle of what it would say, with all that belongs to it."""
+    words = {character: n for n, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(words, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([END, PAD, TURN])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=TURN, pad_token=PAD, bos_token=END, padding_side="left"
+    )
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{architecture}Config")(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=256,
+        eos_token_id=258,
+        pad_token_id=257,
+    )
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    said = model.generate(torch.tensor([[65, 66]]), max_new_tokens=8, eos_token_id=None, do_sample=False)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=[258, int(said[0, -1])], pad_token_id=257, bos_token_id=256, repetition_penalty=1.0001
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def exported(toml: Path, out: Path) -> Path:
+    """The export of the run's version 0."""
+    signed, vault = sign_run(toml, Identity.generate())
+    checkpoint = out.with_suffix(".safetensors")
+    result_of(signed, vault, list(genesis_versions(signed, vault))).save(checkpoint)
+    tokenizer = toml.with_suffix(".tokenizer.json")
+    given = ["--tokenizer", str(tokenizer)] if tokenizer.exists() else []
+    assert run(["export", "--checkpoint", str(checkpoint), *given, "--out", str(out)]) == 0
+    return out
+
+
+def new(tmp_path: Path, name: str, *arguments: str) -> Path:
+    out = tmp_path / f"{name}.toml"
+    assert run(["run", "new", name, "--preset", "micro", *arguments, "--out", str(out)]) == 0
+    return out
+
+
+def loaded(folder: Path) -> tuple[Any, Any]:
+    return (
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    )
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
+def test_an_export_generates_stops_and_pads_as_the_model_did_that_it_began_with(
+    tmp_path: Path, architecture: str
+) -> None:
+    source = theirs(tmp_path / "theirs", architecture)
+    first = exported(new(tmp_path, "first", "--from", str(source)), tmp_path / "one")
+    # An export is a model that exists, too: as a folder, and as its one file.
+    again = exported(new(tmp_path, "again", "--from", str(first)), tmp_path / "two")
+    file = new(tmp_path, "file", "--from", str(first / "model.safetensors"))
+    assert load_manifest(file).export == load_manifest(tmp_path / "first.toml").export
+    model, tokenizer = loaded(source)
+    chat = [{"role": "user", "content": "hé"}]
+    ids = torch.tensor([[65, 66]])
+    said = model.generate(ids, max_new_tokens=40, do_sample=False)
+    assert len(said[0]) < 20, "it stops by itself"
+    for folder in (first, again):
+        other, words = loaded(folder)
+        assert torch.equal(other.generate(ids, max_new_tokens=40, do_sample=False), said)
+        assert other.generation_config.to_diff_dict() == model.generation_config.to_diff_dict()
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            assert getattr(other.config, name) == getattr(model.config, name)
+        assert words.special_tokens_map == tokenizer.special_tokens_map
+        batch = ["a", "bb<|turn|>"]
+        assert words(batch, padding=True)["input_ids"] == tokenizer(batch, padding=True)["input_ids"]
+        assert words.apply_chat_template(chat, tokenize=False) == (
+            tokenizer.apply_chat_template(chat, tokenize=False)
+        )
+
+
+def test_a_run_of_its_own_ends_where_its_documents_do(tmp_path: Path) -> None:
+    file = theirs(tmp_path / "theirs") / "tokenizer.json"
+    toml = new(tmp_path, "own", "--tokenizer", str(file))
+    assert load_manifest(toml).export == ExportSection()
+    model, tokenizer = loaded(exported(toml, tmp_path / "out"))
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template) == (END, PAD, None)
+    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (256, 257)
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (256, 257)
+    # The model's own words are of its own tokenizer only.
+    for other in (str(file), "bytes"):
+        given = new(tmp_path, f"o{len(other)}", "--from", str(file.parent), "--tokenizer", other)
+        assert load_manifest(given).export == ExportSection()
+    model, tokenizer = loaded(exported(new(tmp_path, "bytes"), tmp_path / "bytes"))
+    assert tokenizer.eos_token is None and model.generation_config.eos_token_id is None
+
+
+def test_a_list_of_words_and_none_but_the_end_s_padding() -> None:
+    from p2pdiloco.tasks.models.hub_export import hub_files
+
+    tokenizer = json.dumps({"model": {"vocab": [["a", 0.0], ["</s>", -1.0]]}, "added_tokens": []}).encode()
+    data = msgspec.structs.replace(MICRO.data, end_of_document="</s>")
+    files = hub_files(msgspec.structs.replace(MICRO, data=data), {}, 64, tokenizer)
+    assert json.loads(files["generation_config.json"]) == (
+        {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
+    )
+    assert json.loads(files["tokenizer_config.json"])["pad_token"] == "</s>"
+
+
+def test_what_is_damaged_too_large_or_a_class_of_its_own_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "generation_config.json").write_text("[]")
+    (tmp_path / "config.json").write_text("{")
+    own = {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": "x.Theirs"}, "eos_token": END}
+    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "y" * besides.MAX_BYTES}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | {"chat_template": named}))
+    found = with_besides(MICRO, tmp_path)
+    assert json.loads(found.export.tokenizer_config) == {"eos_token": END}
+    assert len(found.export.chat_template) == besides.MAX_BYTES
+    said = capsys.readouterr().err
+    assert "config.json is no JSON object, and left out" in said and "generation_config.json is no" in said
+    named[1]["template"] += "y"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | {"chat_template": named}))
+    found = with_besides(MICRO, tmp_path)
+    assert not found.export.chat_template and found.export.tokenizer_config
+    assert "the chat template in" in capsys.readouterr().err
+    # All of it has to travel with the manifest.
+    room = MAX_MANIFEST_BYTES - len(canonical_bytes(MICRO))
+    monkeypatch.setattr(besides, "MAX_BYTES", room)
+    (tmp_path / "chat_template.jinja").write_text("z" * room)
+    assert len(canonical_bytes(with_besides(MICRO, tmp_path))) < MAX_MANIFEST_BYTES
+
+
+def test_a_stranger_s_export_section_is_bounded_and_json() -> None:
+    quiet = canonical_bytes(MICRO)
+    for export, reason in (
+        (ExportSection(generation_config="[]"), "manifest-invalid"),
+        (ExportSection(token_ids="{" * 5000), "manifest-invalid"),
+        (ExportSection(chat_template="x" * 24_577), "manifest-garbage"),
+    ):
+        with pytest.raises(RemoteError) as caught:
+            manifest_from_canonical(canonical_bytes(msgspec.structs.replace(MICRO, export=export)))
+        assert caught.value.reason == reason
+    told = msgspec.structs.replace(MICRO, export=ExportSection(chat_template="x"))
+    assert manifest_from_canonical(canonical_bytes(told)) == told
+    assert b"export" not in quiet and manifest_from_canonical(quiet) == MICRO
