@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any, get_args
 
 import click
+from msgspec.structs import replace
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, config_option, setting
 from p2pdiloco.config.settings import (
     BootstrapSettings,
@@ -24,7 +26,6 @@ from p2pdiloco.config.settings import (
     StatusSettings,
     check_bootstrap,
     check_node,
-    check_peer_address,
     known_variable,
 )
 
@@ -41,7 +42,7 @@ LOG: dict[str, Any] = {
 JOIN: dict[str, Any] = {
     "multiple": True,
     "metavar": "MULTIADDR",
-    "help": "Address of a bootstrap peer or of any live node, with /p2p/ID; may be repeated.",
+    "help": "Address of a bootstrap or of any live node, with /p2p/ID, or /dnsaddr/NAME; may be repeated.",
 }
 LISTEN: dict[str, Any] = {
     "multiple": True,
@@ -62,7 +63,13 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 
 
 @click.command(cls=SpacedLists)
-@BOOTSTRAP("--run", multiple=True, type=FILE, metavar="FILE", help="run.toml to sign and serve; repeatable.")
+@BOOTSTRAP(
+    "--run",
+    multiple=True,
+    type=FILE,
+    metavar="FILE|ID",
+    help="run.toml to sign and serve, or a run of --join to serve too; repeatable.",
+)
 @BOOTSTRAP("--join", *JOIN_ALIASES, **JOIN)
 @BOOTSTRAP("--data-dir", type=FILE, help="Folder of the identity and the signed manifests.")
 @BOOTSTRAP("--listen", "--host_maddrs", **LISTEN)
@@ -75,6 +82,8 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
     settings = check_bootstrap(build(BootstrapSettings, values))
+    has_run = any(settings.data_dir.glob("runs/*/manifest.signed"))
+    settings = replace(settings, join=peers_behind(settings.join, may_fail=has_run))
     from p2pdiloco.daemon.bootstrap import run_bootstrap
 
     return run_bootstrap(settings)
@@ -160,8 +169,11 @@ def node(**values: Any) -> int | None:
     An INVITE of the run's owner says which run it is and whom to join through, and is remembered.
     """
     from p2pdiloco.daemon.admission.own import with_invite
+    from p2pdiloco.daemon.finding.peers_file import peers_file
 
     settings = check_node(with_invite(build(NodeSettings, values)))
+    has_met = peers_file(settings.data_dir).exists()
+    settings = replace(settings, join=peers_behind(settings.join, may_fail=has_met))
     from p2pdiloco.daemon.node import run_node
 
     return run_node(settings)
@@ -175,8 +187,7 @@ def node(**values: Any) -> int | None:
 def status(**values: Any) -> int | None:
     """Show who is here, loss, tokens, versions, and who is syncer of what."""
     settings = build(StatusSettings, values)
-    for address in settings.join:
-        check_peer_address(address)
+    settings = replace(settings, join=peers_behind(settings.join))
     from p2pdiloco.cli.status import run
 
     return run(settings)

@@ -10,10 +10,10 @@ import click
 import msgspec
 from msgspec import Struct
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.config.units import parse_rate, rate_text
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.tasks.manifests import load_manifest
@@ -113,7 +113,7 @@ def plan(
 
 
 def _measured(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
-    check_peer_address(join)
+    join = peers_behind([join])[0]  # any of them: it is one link that is measured
     from p2pdiloco.cli.measure import measured_link
 
     return measured_link(join, run, with_manifest)

@@ -25,6 +25,7 @@ from p2pdiloco.daemon.bulk.states.copying import Copying
 from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files.initial import given_parameters
+from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.daemon.run_files.result import RunResult, result_of
 from p2pdiloco.daemon.run_files.runs import Run, fresh_vault, room_for
 from p2pdiloco.daemon.run_files.searching import RunSearch
@@ -55,7 +56,7 @@ def result_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
 
 
 async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunResult:
-    search = Search(wanted, [address.rpartition("/p2p/")[2] for address in join])
+    search = Search(wanted, peers_of(join))
     found: list[Run] = []
     try:
         async with asyncio.timeout(timeout_s), visitor(join) as transport:

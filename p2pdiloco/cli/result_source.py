@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, WORDS, Number
-from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def _read(
     if given != 1:
         raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)
     if join:
-        for address in join:
-            check_peer_address(address)
+        join = peers_behind(join)
         from p2pdiloco.cli.result_live import result_of_run
 
         return result_of_run(join, run, timeout_s)

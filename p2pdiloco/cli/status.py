@@ -15,7 +15,7 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, decode_status
-from p2pdiloco.daemon.run_files.listing import ListedRun
+from p2pdiloco.daemon.run_files.listing import ListedRun, peers_of
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
@@ -46,7 +46,7 @@ def run(settings: StatusSettings) -> int:
 
 
 async def _report(settings: StatusSettings) -> StatusReport:
-    search = Search(settings.run, [address.rpartition("/p2p/")[2] for address in settings.join])
+    search = Search(settings.run, peers_of(settings.join))
     try:
         async with asyncio.timeout(settings.timeout_s), visitor(settings.join) as transport:
             return await search.report(transport)

@@ -26,6 +26,8 @@ Precision = Literal["auto", "fp32"]
 Compile = Literal["auto", "never", "always"]
 Reachability = Literal["auto", "public", "private"]
 LEAST_MEMORY = 2**20
+RUN_ID = re.compile(r"[0-9a-f]{8,64}")
+"""A run id, or as much of it as may stand for it."""
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 ANY_ADDRESS = ("/ip4/0.0.0.0/tcp/0",)
 _OF_A_SERVICE = re.compile(
@@ -121,8 +123,9 @@ class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`p2pdiloco bootstrap`: a well-known address. Trains nothing."""
 
     run: tuple[Path, ...] = ()
-    """run.toml files to sign and serve."""
+    """run.toml files to sign and serve, or ids of runs to fetch from `join` and serve."""
     join: tuple[str, ...] = ()
+    """Peers to make one swarm with; where no file is in `run`, their runs are served here, too."""
     data_dir: Path = Path("~/.p2pdiloco/bootstrap")
     listen: tuple[str, ...] = ANY_ADDRESS
     announce: tuple[str, ...] = ()
@@ -131,6 +134,15 @@ class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_upload: str = ""
     max_download: str = ""
     log: LogStyle = "auto"
+
+    def run_ids(self) -> list[str]:
+        """List what in `run` is an id, or its beginning, and no file."""
+        return [path.name for path in self.run if RUN_ID.fullmatch(path.name) and not path.exists()]
+
+    def run_files(self) -> list[Path]:
+        """List what in `run` is a file, or should be."""
+        ids = set(self.run_ids())
+        return [path for path in self.run if path.name not in ids]
 
 
 class StatusSettings(Struct, frozen=True, kw_only=True):
@@ -298,7 +310,7 @@ def rates(settings: NodeSettings | BootstrapSettings) -> tuple[float, float]:
 
 def _check_addresses(join: tuple[str, ...], listen: tuple[str, ...], announce: tuple[str, ...]) -> None:
     for address in join:
-        check_peer_address(address)
+        check_join_address(address)
     for flag, addresses in (("--listen", listen), ("--announce", announce)):
         for address in addresses:
             check_multiaddr(address, flag)
@@ -310,8 +322,27 @@ _PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
 _PEER_HINT = "copy a whole line that a bootstrap or node printed: /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."
 
 
+DNSADDR = "/dnsaddr/"
+
+
+def check_join_address(address: str) -> None:
+    """Check a --join address: one of a peer, or /dnsaddr/NAME, which lists several, perhaps with /p2p/ID.
+
+    Raises:
+        ConfigError: says which part is wrong.
+    """
+    if not address.startswith(DNSADDR):
+        check_peer_address(address)
+        return
+    name, found, peer = address.removeprefix(DNSADDR).partition("/p2p/")
+    if not re.fullmatch(r"[^/\s]+", name):
+        raise ConfigError(f'--join must look like /dnsaddr/NAME or /dnsaddr/NAME/p2p/ID, it is "{address}"')
+    if found and not _PEER.fullmatch(peer):
+        raise ConfigError(f'--join has a mistyped peer id "{peer}" in "{address}"', _PEER_HINT)
+
+
 def check_peer_address(address: str) -> None:
-    """Check a --join address: a multiaddr that ends in /p2p/ID.
+    """Check the address of a peer: a multiaddr that ends in /p2p/ID.
 
     Raises:
         ConfigError: says which part is wrong.
@@ -332,7 +363,7 @@ def check_multiaddr(address: str, flag: str) -> None:
     """
     hint = "" if flag == "--listen" else _PEER_HINT
     parts = address.split("/")
-    if len(parts) < 5 or parts[0] or parts[1] not in {"ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr"}:
+    if len(parts) < 5 or parts[0] or parts[1] not in {"ip4", "ip6", "dns", "dns4", "dns6"}:
         raise ConfigError(f'{flag} must look like /ip4/HOST/tcp/PORT, it is "{address}"', hint)
     kind, host, transport, port = parts[1:5]
     if kind in {"ip4", "ip6"}:
@@ -342,9 +373,9 @@ def check_multiaddr(address: str, flag: str) -> None:
             right = False
         if not right:
             raise ConfigError(f'{flag} has no valid {kind} address "{host}" in "{address}"', hint)
-    if transport not in {"tcp", "udp"} and kind != "dnsaddr":
+    if transport not in {"tcp", "udp"}:
         raise ConfigError(f'{flag} must use tcp or udp, not "{transport}", in "{address}"', hint)
-    if transport in {"tcp", "udp"} and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ConfigError(f'{flag} has no valid port "{port}" in "{address}"', hint)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
+from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
@@ -28,12 +31,15 @@ from p2pdiloco.daemon.process import (
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.listing import PublishedRun, peers_of
+from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
 from p2pdiloco.daemon.run_files.signing import look_at_saved, sign_apart, signed_from
-from p2pdiloco.errors import StorageError
+from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 
 logger = logging.getLogger("p2pdiloco")
+SAVED = "runs/*/manifest.signed"
+WATCH_S = 30.0
 
 
 def run_bootstrap(settings: BootstrapSettings) -> int:
@@ -45,43 +51,88 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
     folder = DataDir(settings.data_dir, parents=settings.data_dir == default_dir(BootstrapSettings))
     with folder:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
-        served = await _served_runs(settings, stop)
-        if stop.is_set():
-            return
         # Its address is well known: it relays from the start, and tells others what it sees of them.
         options = P2PDOptions(relay=settings.relay, force_reachability="public")
         transport = await transport_of(settings, identity, options)
         door = FrontDoor(DialBack(transport))
-        for run in served:
-            door.add_run(run, settings.data_dir)
-            logger.info("serving run %s (%s)", run.name, run.id[:12])
-            if run.manifest.admission.mode == "invite":
-                where = settings.data_dir
-                logger.info(
-                    "who is to join needs an invite: p2pdiloco invite %s --data-dir %s", run.name, where
-                )
-        await unless_stopped(begin(transport, door, settings), stop)
-        if stop.is_set():
-            await transport.close()
-            return
+        # Who has runs to serve does so without those that it once joined.
+        has_runs = any(settings.data_dir.glob(SAVED))
+        await unless_stopped(begin(transport, door, settings, has_runs), stop)
         try:
-            print_addresses(transport.addresses(), "bootstrap")
-            save_own_addresses(settings.data_dir, transport.addresses())
-            print_join(transport.addresses()[0], [run.id for run in served])
-            await unless_stopped(_serve(transport, door), stop)
+            if not stop.is_set():
+                await unless_stopped(_Bootstrap(settings, transport, door, stop).run(), stop)
         finally:
             await transport.close()
 
 
-async def _serve(transport: HivemindTransport, door: FrontDoor) -> None:
-    async def watch() -> None:
-        while True:
-            await asyncio.sleep(30)
-            logger.info("%d peers are connected", transport.peers_connected())
+class _Bootstrap:
+    """A bootstrap whose transport is open."""
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(publish_runs(transport, door.runs))
-        group.create_task(watch())
+    def __init__(
+        self, settings: BootstrapSettings, transport: HivemindTransport, door: FrontDoor, stop: asyncio.Event
+    ) -> None:
+        self._settings, self._transport, self._door, self._stop = settings, transport, door, stop
+        self._hosts = [peer for peer in peers_of(settings.join) if peer != transport.peer_id]
+        files, ids = settings.run_files(), settings.run_ids()
+        if ids and not self._hosts:
+            raise UserError(
+                f"--run {ids[0]} is no file here, and there is nobody to fetch a run from",
+                "add --join ADDRESS",
+            )
+        self._owner = Identity.load_or_create(settings.data_dir / "owner.key").peer_id
+        self._mirror = Mirror(transport, settings.data_dir, self._hosts, ids) if ids or not files else None
+
+    async def run(self) -> None:
+        for file in self._settings.run_files():
+            await refuse_to_split(self._transport, self._hosts, name_in(file), self._owner)
+        served = await _served_runs(self._settings, self._stop)
+        if self._stop.is_set():
+            return
+        if self._mirror is not None:
+            fetched = await self._mirror.first_runs(served)
+            _warn_of_namesakes(served, fetched, self._settings.data_dir)
+            served = [*fetched, *served]
+        for run in served:
+            self._serve(run)
+        addresses = self._transport.addresses()
+        print_addresses(addresses, "bootstrap")
+        save_own_addresses(self._settings.data_dir, addresses)
+        print_join(addresses[0], [run.id for run in served])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(publish_runs(self._transport, self._door.runs))
+            group.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            logger.info("%d peers are connected", self._transport.peers_connected())
+            if self._mirror is None:
+                continue
+            for run in await self._mirror.look([known.run for known in self._door.runs()]):
+                self._serve(run)
+                print_join(self._transport.addresses()[0], [run.id])
+
+    def _serve(self, run: PublishedRun) -> None:
+        where = self._settings.data_dir
+        self._door.add_run(run, where)
+        logger.info("serving run %s (%s)", run.name, run.id[:12])
+        if run.manifest.admission.mode == "invite" and run.signed.owner == self._owner:
+            logger.info("who is to join needs an invite: p2pdiloco invite %s --data-dir %s", run.name, where)
+
+
+def _warn_of_namesakes(
+    saved: Sequence[PublishedRun], fetched: Sequence[PublishedRun], data_dir: Path
+) -> None:
+    """Say that a run of this folder has the name of one that was fetched: by it, a join could mean both."""
+    for run in saved:
+        for other in fetched:
+            if run.name == other.name and run.signed.owner != other.signed.owner:
+                logger.warning(
+                    "this folder has another run called %s too, so whoever joins must name one by its id; to "
+                    "serve the fetched one only, move %s away",
+                    run.name,
+                    run_folder(data_dir, run.id),
+                )
 
 
 async def _served_runs(settings: BootstrapSettings, stop: asyncio.Event) -> list[PublishedRun]:
@@ -98,7 +149,8 @@ async def _served_runs(settings: BootstrapSettings, stop: asyncio.Event) -> list
     for path in sorted((folder / "runs").glob(f"*/*{TEMP_SUFFIX}")):  # of a signing that was ended
         Files().delete(path)
     saved = await asyncio.to_thread(look_at_saved, folder)
-    unsigned = [file for file in settings.run if not signed_from(file, saved.runs, folder, owner)]
+    files = settings.run_files()
+    unsigned = [file for file in files if not signed_from(file, saved.runs, folder, owner)]
     if unsigned:
         await unless_stopped(sign_apart(folder, unsigned, plain(settings.log)), stop)
         if stop.is_set():
@@ -108,5 +160,5 @@ async def _served_runs(settings: BootstrapSettings, stop: asyncio.Event) -> list
         raise StorageError(str(error), "move it away; its run.toml, given with --run, makes it again")
     for path in saved.lacking:
         logger.warning("%s is not served: its version 0 or its tokenizer is not here any more", path)
-    asked = {signed_from(file, saved.runs, folder, owner) for file in settings.run}
+    asked = {signed_from(file, saved.runs, folder, owner) for file in files}
     return sorted(saved.runs, key=lambda run: run.id not in asked)

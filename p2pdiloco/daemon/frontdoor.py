@@ -162,7 +162,7 @@ class FrontDoor:
             if file is None:
                 return refuse(PullRefusal.UNKNOWN_RUN)
             return self._giving.serve(
-                sender, partial(version_0_from, file, pull.offset), not self.is_member(sender)
+                sender, partial(version_0_from, file, pull.offset, pull.whole), not self.is_member(sender)
             )
         if isinstance(pull, wire.PullTokenizer):
             file = self._tokenizers.get(pull.run)

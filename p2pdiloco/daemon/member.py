@@ -51,6 +51,7 @@ from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.post import Post
 from p2pdiloco.daemon.report import Report, Traffic
 from p2pdiloco.daemon.run_files.checkpoints import Checkpoints
+from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.runner import Hands, Runner
 from p2pdiloco.identity import Identity
@@ -121,7 +122,7 @@ class Member:
         """Ask the peers of the join line whether they are members, and for the owner's notice: whoever has
         nothing goes by that."""
         if not self.core.came_with_run:
-            joined = [address.rpartition("/p2p/")[2] for address in self.settings.join]
+            joined = peers_of(self.settings.join)
             self._anchors = await self.membership.introductions.members_of(joined, ASK_JOINED_S)
             self._guide()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
-from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.admission.own import keep_invite
@@ -39,10 +40,13 @@ from p2pdiloco.daemon.process import (
 )
 from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.joined import remember_joined
+from p2pdiloco.daemon.run_files.listing import peers_of
+from p2pdiloco.daemon.run_files.mirror import refuse_to_split
 from p2pdiloco.daemon.run_files.runs import Run, sign_run
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import check_device
+from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tensors.vault import Vault
 
@@ -70,16 +74,12 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         if settings.learner_socket is None:  # a learner would say it, when all others have been found
             check_device(settings.device)
         approval = Approval(settings, logger.info, ask_terminal if at_terminal() else None)
-        prepared = None
-        if settings.run_file is not None:
-            prepared = await unless_stopped(_own_run(settings, settings.run_file, approval), stop)
-            if prepared is None:
-                return
+        own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
         wish = settings.reachability
         force = None if wish == "auto" else wish
         options = P2PDOptions(relay=settings.relay, force_reachability=force)
         transport = await transport_of(settings, identity, options)
-        hosts = [address.rpartition("/p2p/")[2] for address in settings.join]
+        hosts = peers_of(settings.join)
         door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
         peer = OwnPeer(identity, transport, door, reach)
         await unless_stopped(begin(transport, door, settings), stop)
@@ -91,9 +91,12 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
             print_addresses(transport.addresses(), "node")
             save_own_addresses(settings.data_dir, transport.addresses())
             approve, where = approval.approve, settings.data_dir
-            found = prepared or await unless_stopped(
-                find_run(transport, identity, settings.run, where, logger.info, hosts, approve), stop
+            finding = (
+                find_run(transport, identity, settings.run, where, logger.info, hosts, approve)
+                if own is None
+                else _own_run(settings.data_dir, *own, transport, hosts)
             )
+            found = await unless_stopped(finding, stop)
             if found is not None:
                 print_join(transport.addresses()[0], [found[0].id])
                 await _membership(settings, peer, recent, found, stop)
@@ -161,14 +164,22 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> 
         configure_logging("text", recent=recent)
 
 
-async def _own_run(settings: NodeSettings, run_file: Path, approval: Approval) -> tuple[Run, Vault]:
-    """Sign the run that this node owns and starts, from --run-file."""
-    owner = Identity.load_or_create(settings.data_dir / "owner.key")
+def _own_manifest(settings: NodeSettings, run_file: Path, approval: Approval) -> tuple[Path, Manifest]:
+    """Read the run.toml of the run that this node owns and starts, from --run-file."""
     manifest = load_manifest(run_file)
     _check_data(settings, manifest.data)
     approval.check(manifest)
+    return run_file, manifest
+
+
+async def _own_run(
+    data_dir: Path, run_file: Path, manifest: Manifest, transport: Transport, hosts: Sequence[str]
+) -> tuple[Run, Vault]:
+    """Sign the run that this node owns and starts."""
+    owner = Identity.load_or_create(data_dir / "owner.key")
+    await refuse_to_split(transport, hosts, manifest.run.name, owner.peer_id)
     prepared = await apart(partial(sign_run, run_file, owner, manifest))
-    remember_joined(settings.data_dir, prepared[0].id)
+    remember_joined(data_dir, prepared[0].id)
     return prepared
 
 

@@ -125,16 +125,19 @@ async def transport_of(
 
 
 async def begin(
-    transport: HivemindTransport, handlers: TransportHandlers, settings: NodeSettings | BootstrapSettings
+    transport: HivemindTransport,
+    handlers: TransportHandlers,
+    settings: NodeSettings | BootstrapSettings,
+    may_be_alone: bool = False,
 ) -> None:
-    """Start the transport, and keep its port for the next start.
+    """Start the transport, and keep its port for the next start. `may_be_alone`: as `Meeting.join_initial`.
 
     Raises:
         UserError: as `HivemindTransport.start`; or another process has this identity.
     """
     own = [address for address in settings.join if address.endswith(f"/p2p/{transport.peer_id}")]
     await refuse_beside_a_twin(transport, [*own, *load_own_addresses(settings.data_dir)])
-    await transport.start(handlers)
+    await transport.start(handlers, may_be_alone)
     keep_port(settings.data_dir, transport.listening)
 
 

@@ -113,6 +113,8 @@ class PullInitial(Wire, frozen=True, tag=True):
 
     run: RunId
     offset: Count = 0
+    whole: bool = False
+    """Wish for names and shapes too, the file as it is: who has no task cannot know them."""
 
 
 class InitialHeader(Wire, frozen=True, tag=True):

@@ -28,7 +28,6 @@ GOOD = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
         GOOD,
         f"/ip6/2001:db8::1/tcp/1/p2p/{PEER}",
         f"/dns4/example.org/udp/9/quic-v1/p2p/{PEER}",
-        f"/dnsaddr/example.org/p2p/{PEER}",
         f"{GOOD}/p2p-circuit/p2p/{PEER}",
     ],
 )

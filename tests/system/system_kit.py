@@ -75,9 +75,13 @@ class Daemon:
         """Everything on stderr in this life."""
         return self._err.read_text(errors="replace")
 
+    def printed(self) -> str:
+        """Everything on stdout in this life."""
+        return self._out.read_text()
+
     def address(self) -> str | None:
         """Its best address, of those that it prints first; None while they are not printed."""
-        _, found, addresses = self._out.read_text().partition("--initial_peers ")
+        _, found, addresses = self.printed().partition("--initial_peers ")
         return addresses.split()[0] if found and "\n" in addresses else None
 
     def events(self, *kinds: str) -> list[Line]:
@@ -235,6 +239,12 @@ class Swarm:
         daemon = self.start("bootstrap", "bootstrap", *options)
         self.until(lambda: daemon.address() is not None, "the bootstrap's address", START_S)
         return daemon
+
+    def second_bootstrap(self, first: Daemon) -> Daemon:
+        """A bootstrap that serves the run of the first, which may be dead, under an address of its own."""
+        second = self.start("second", "bootstrap", "--join", first.address() or "")
+        self.until(lambda: f"--join {second.address()} --run " in second.printed(), "its join line", START_S)
+        return second
 
     def node(self, name: str, join: Daemon | None, *options: str) -> Daemon:
         """A node; it is not waited for."""

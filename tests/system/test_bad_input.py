@@ -52,6 +52,11 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
         )
         assert "in use by another running node" in said and str(bootstrap.pid) in said
 
+        own = ("--run", str(swarm.manifest("test", "--seed", "5")), "--data-dir", str(tmp_path / "second"))
+        said = complaint(swarm.command("bootstrap", "--join", here, "--listen", LOOPBACK, *own))
+        assert "serve another owner's run called test" in said
+        assert not (tmp_path / "second" / "runs").exists()  # nothing was signed
+
 
 def test_data_folders_that_cannot_be_used(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:

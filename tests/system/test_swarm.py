@@ -80,8 +80,9 @@ def place(daemon: Daemon) -> SavedPlace:
 def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap()
+        second = swarm.second_bootstrap(bootstrap)
         one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap, "--daemon-nice", str(NICE))
+        two = swarm.node("two", second, "--daemon-nice", str(NICE))
         swarm.training(one, two)
         swarm.advance(one, FRAGMENTS, 5)
         swarm.until(lambda: one.full_merges(2) + two.full_merges(2) >= 5, "both to take part")
@@ -89,6 +90,8 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
 
         swarm.kill(bootstrap)
         swarm.advance(two, FRAGMENTS, 5)
+        second.terminate()
+        second = swarm.second_bootstrap(bootstrap)  # the first is gone, what it gave is here
         # Whoever comes before the log's end makes the outer steps itself, from what all begin with.
         swarm.until(lambda: min(map(two.number, FRAGMENTS)) > LOG_VERSIONS, "updates to be forgotten", 90.0)
         # A node's address is as good as a bootstrap's; it has the run, its members and its state.

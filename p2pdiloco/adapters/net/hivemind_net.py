@@ -100,14 +100,14 @@ class HivemindTransport(Endpoint):
         """See `P2PDaemon.step_back`."""
         await self._daemon.step_back(niceness)
 
-    async def start(self, handlers: TransportHandlers) -> None:
-        """See `ports.Transport.start`."""
+    async def start(self, handlers: TransportHandlers, may_be_alone: bool = False) -> None:
+        """See `ports.Transport.start`. `may_be_alone`: as `Meeting.join_initial`."""
         binding.quiet_logs()
         self._handlers = handlers
         try:
             await self._daemon.prepare()
             await self._first_bring_up()
-            await self._meeting.join_initial(self._require(), self._records)
+            await self._meeting.join_initial(self._require(), self._records, may_be_alone)
         except BaseException:
             await self.close()
             raise

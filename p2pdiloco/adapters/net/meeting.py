@@ -50,8 +50,13 @@ class Meeting:
         """Take in who is connected, and that no other is."""
         self.connected = set(peers)
 
-    async def join_initial(self, attachment: Attachment, records: RecordTable | None) -> None:
-        """Reach at least one initial peer. Raises: UserError (none; names them and says why)."""
+    async def join_initial(
+        self, attachment: Attachment, records: RecordTable | None, may_be_alone: bool = False
+    ) -> None:
+        """Reach at least one initial peer. `may_be_alone`: nobody is no error.
+
+        Raises: UserError (none; names them and says why).
+        """
         if self._is_told_of_us_only:
             logger.warning("%s", OURS_ONLY)
         if not self._initial:
@@ -69,6 +74,9 @@ class Meeting:
             await self.rejoin(attachment, records)
             if self.connected:
                 logger.warning("none of the initial peers can be reached: joined through a remembered one")
+                return
+            if may_be_alone:
+                logger.warning("none of the initial peers can be reached yet: %s (%s)", named, _why(results))
                 return
             raise UserError(
                 f"None of the initial peers can be reached: {named} ({_why(results)}).",

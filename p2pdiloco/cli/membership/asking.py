@@ -6,14 +6,14 @@ import asyncio
 import time
 from pathlib import Path
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.membership.reaching import ask, reach
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.daemon.admission.invite import Invite, decode_invite, is_invite
 from p2pdiloco.daemon.admission.papers import AdmissionFault
 from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin
 from p2pdiloco.daemon.finding.peers_file import load_peers
-from p2pdiloco.daemon.run_files.listing import is_whole_id
+from p2pdiloco.daemon.run_files.listing import is_whole_id, peers_of
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
@@ -23,8 +23,7 @@ from p2pdiloco.release import WIRE_VERSION
 
 def why_not(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:
     """Say why this folder's node cannot join; empty: it can. Raises: UserError (there is nobody to ask)."""
-    for address in join:
-        check_peer_address(address)
+    join = peers_behind(join)
     invite: Invite | None = None
     if is_invite(run):
         try:
@@ -49,7 +48,7 @@ def why_not(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> 
 async def _asked(
     wanted: str, invite: Invite | None, addresses: tuple[str, ...], me: str, timeout_s: float
 ) -> str:
-    joined = [address.rpartition("/p2p/")[2] for address in addresses]
+    joined = peers_of(addresses)
     async with asyncio.timeout(timeout_s), visitor(addresses) as transport:
         run = invite.run if invite is not None else await _run_id(transport, wanted, joined)
         if not run:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
-from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.config.units import parse_life
 
 OWNED_DIR = partial(
@@ -53,8 +53,7 @@ def invite(
     """Print an invite to a RUN of yours (its name or id). Whoever has it can join, so keep it private."""
     from p2pdiloco.daemon.admission.owner import Ownership
 
-    for address in join:
-        check_peer_address(address)
+    join = peers_behind(join)
     life_s = parse_life(expires, "--expires")
     owned = Ownership.find(run, data_dir)
     text = owned.invite(int(time.time()) + life_s if life_s else 0, uses, name[:63], join)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.membership.naming import with_entry
 from p2pdiloco.cli.membership.reaching import Reached, ask, reach
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import Notice, is_true_notice
 from p2pdiloco.daemon.admission.queries import GiveNotice, NoticeAnswer, NoticeQuery
+from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import verify
 
@@ -40,8 +41,7 @@ def publish(
     `agree`: raises if the person does not agree, before anything is signed. `called`: name by which somebody
     may be meant.
     """
-    for address in join:
-        check_peer_address(address)
+    join = peers_behind(join)
     owned = Ownership.find(run, data_dir)
     addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))
     if not addresses:
@@ -63,7 +63,7 @@ async def _give(
     owned: Ownership, addresses: tuple[str, ...], change: Change, agree: Agree | None, called: str
 ) -> tuple[Notice, int]:
     async with visitor(addresses) as transport:
-        reached = await reach(transport, owned.run, [a.rpartition("/p2p/")[2] for a in addresses], called)
+        reached = await reach(transport, owned.run, peers_of(addresses), called)
         newest, sequence = owned.notice or Notice(owned.run, 1), 0
         if owned.notice is not None:
             sequence = newest.sequence

@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 import msgspec
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.membership.publishing import publish
 from p2pdiloco.cli.membership.reaching import ask
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
+from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.errors import UserError
 
 DIGITS = 8
@@ -26,8 +27,7 @@ def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
 
     Raises: UserError.
     """
-    for address in join:
-        check_peer_address(address)
+    join = peers_behind(join)
     owned = Ownership.find(run, data_dir)
     # Peers that the node has met are strangers: what one of those holds is not the owner's word.
     addresses = join or tuple(load_own_addresses(owned.data_dir))
@@ -51,7 +51,7 @@ def without_vouch(run: str, join: tuple[str, ...], data_dir: Path | None) -> Non
 
 async def _stands(run: str, addresses: tuple[str, ...]) -> tuple[Vouch, ...]:
     async with visitor(addresses) as transport:
-        for peer in dict.fromkeys(address.rpartition("/p2p/")[2] for address in addresses):
+        for peer in peers_of(addresses):
             answer = await ask(transport, peer, wire.StandsQuery(run), wire.Stands)
             if answer is not None and answer.versions:
                 return answer.versions

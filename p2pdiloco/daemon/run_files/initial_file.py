@@ -88,12 +88,15 @@ def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
         return None
 
 
-def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | PullRefusal:
-    """Give out the file: a header and all of it from that byte on; or why nothing is given."""
+def version_0_from(file: Path, offset: int, whole: bool = False) -> tuple[bytes, memoryview] | PullRefusal:
+    """Give out the parameters in the file, or the `whole` file: a header, and all from that byte on.
+
+    Or why nothing is given.
+    """
     memory = mapped(file)
     if memory is None:
         return PullRefusal.NOT_HERE
-    start = 8 + int.from_bytes(memory[:8], "little") + offset
+    start = offset if whole else 8 + int.from_bytes(memory[:8], "little") + offset
     if start > len(memory):
         return PullRefusal.BEYOND_THE_END
     return wire.encode(wire.InitialHeader(offset)), memory[start:]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from msgspec import Struct, field
 
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.settings import RUN_ID
 from p2pdiloco.config.signing import SignedManifest, check_signature, decode_signed, encode_signed, run_id
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError, UserError
@@ -30,8 +30,6 @@ MAX_WORDS = 8
 SHORT = 12
 """Digits of a run id that people are shown."""
 ID_DIGITS = 64
-_ID = re.compile(r"[0-9a-f]{8,64}")
-"""A run id, or as much of it as may stand for it."""
 
 
 class PublishedRun(Struct, frozen=True, kw_only=True):
@@ -121,12 +119,17 @@ def _fitting(found: Mapping[str, ListedRun], wanted: str) -> dict[str, ListedRun
 
 def is_beginning(wanted: str, run: str) -> bool:
     """Tell whether this is a run's id, or enough of its beginning."""
-    return bool(_ID.fullmatch(wanted)) and run.startswith(wanted)
+    return bool(RUN_ID.fullmatch(wanted)) and run.startswith(wanted)
 
 
 def is_whole_id(wanted: str) -> bool:
     """Tell whether this is a whole run id: no list can say more of which run is meant."""
-    return len(wanted) == ID_DIGITS and bool(_ID.fullmatch(wanted))
+    return len(wanted) == ID_DIGITS and bool(RUN_ID.fullmatch(wanted))
+
+
+def peers_of(addresses: Iterable[str]) -> list[str]:
+    """List the peers whom addresses name, each once."""
+    return list(dict.fromkeys(address.rpartition("/p2p/")[2] for address in addresses))
 
 
 def run_names(listed: Iterable[ListedRun]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest
@@ -30,6 +30,21 @@ HOST_TIMEOUT_S = 3.0
 HOST_PATIENCE = 10
 """Looks for which what only our hosts can settle waits for them, if they do not answer."""
 MAX_GIVEN_UP = 256
+
+
+async def runs_of(
+    transport: Transport, host: str, refused: Callable[[str, RemoteError], None] = lambda _host, _error: None
+) -> tuple[wire.RunSummary, ...] | None:
+    """Ask a host which runs it lists. None: it does not answer. `refused` is told of nonsense."""
+    try:
+        reply = await transport.send(host, wire.QUERY + wire.encode(wire.RunsQuery()), HOST_TIMEOUT_S)
+        return wire.decode(reply, wire.RunList).runs
+    except TransportError as error:
+        logger.debug("%s does not say which runs it knows: %s", host, error)
+        return None
+    except RemoteError as error:
+        refused(host, error)
+    return ()
 
 
 class RunSearch:
@@ -82,27 +97,15 @@ class RunSearch:
 
     async def _ask_hosts(self, found: dict[str, ListedRun]) -> None:
         """Add what our hosts themselves say: their records may not be there yet, or not any more."""
-        answers = await asyncio.gather(*map(self._runs_of, self._hosts))
+        answers = await asyncio.gather(
+            *(runs_of(self._transport, host, self._refused) for host in self._hosts)
+        )
         self._silent_looks = self._silent_looks + 1 if None in answers else 0
         for host, runs in zip(self._hosts, answers, strict=True):
             for summary in runs or ():
                 entry = found.setdefault(summary.run, ListedRun(summary.run))
                 if host not in entry.peers:
                     entry.add(summary.name, host)
-
-    async def _runs_of(self, host: str) -> tuple[wire.RunSummary, ...] | None:
-        """Ask a host which runs it lists. None: it does not answer."""
-        try:
-            reply = await self._transport.send(
-                host, wire.QUERY + wire.encode(wire.RunsQuery()), HOST_TIMEOUT_S
-            )
-            return wire.decode(reply, wire.RunList).runs
-        except TransportError as error:
-            logger.debug("%s does not say which runs it knows: %s", host, error)
-            return None
-        except RemoteError as error:
-            self._refused(host, error)
-        return ()
 
     async def manifest(self, listed: ListedRun) -> tuple[SignedManifest, Manifest] | None:
         """Get the run's manifest from whoever has the true one. None: nobody that was asked has.

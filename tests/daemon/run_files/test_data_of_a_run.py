@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -107,7 +106,7 @@ def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_any
 
 def own_run(settings: NodeSettings) -> object:
     assert settings.run_file is not None
-    return asyncio.run(node._own_run(settings, settings.run_file, Approval(settings, print, None)))
+    return node._own_manifest(settings, settings.run_file, Approval(settings, print, None))
 
 
 def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_started(

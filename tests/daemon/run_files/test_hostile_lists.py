@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,15 +18,15 @@ from p2pdiloco.config import signing
 from p2pdiloco.config.signing import SignedManifest, encode_signed, run_id
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files import find
+from p2pdiloco.daemon.run_files import find, searching
 from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.joined import MAX_JOINED, joined_file, joined_runs, remember_joined
 from p2pdiloco.daemon.run_files.runs import Run
-from p2pdiloco.daemon.run_files.searching import HOST_PATIENCE, RunSearch
+from p2pdiloco.daemon.run_files.searching import HOST_PATIENCE
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
-from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco.ports import PullSource, Refusal, Transport
 
 
 @pytest.fixture(autouse=True)
@@ -180,12 +181,12 @@ async def test_a_host_that_does_not_answer_yet_is_waited_for_and_not_for_ever(
     here = await host(hub, run, listed=False)
     for number in "ab", "cd":
         await stranger(hub, number * 32, "test")
-    real, silent = RunSearch._runs_of, [here] * (HOST_PATIENCE - 1)
+    real, silent = searching.runs_of, [here] * (HOST_PATIENCE - 1)
 
-    async def runs_of(search: RunSearch, peer: str) -> object:
-        return None if silent and silent.pop() else await real(search, peer)
+    async def runs_of(transport: Transport, peer: str, *refused: Any) -> object:
+        return None if silent and silent.pop() else await real(transport, peer, *refused)
 
-    monkeypatch.setattr(RunSearch, "_runs_of", runs_of)
+    monkeypatch.setattr(searching, "runs_of", runs_of)
     assert await joined(hub, "test", tmp_path / "me", here) == run.id and not silent
     silent += [here] * (HOST_PATIENCE + 1)
     with pytest.raises(UserError, match="has more than one run"):

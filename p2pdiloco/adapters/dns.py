@@ -1,0 +1,193 @@
+"""Names of the DNS behind which several peers are: /dnsaddr/NAME, listed in TXT records of _dnsaddr.NAME.
+
+This is the one place where such names are looked up. The hosts of /dns4, /dns6 and /dns p2pd looks up itself,
+and dials every address that they have. Formats: RFC 1035, and
+https://github.com/multiformats/multiaddr/blob/master/protocols/DNSADDR.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pdiloco.config.settings import DNSADDR, check_join_address, check_peer_address
+from p2pdiloco.errors import ConfigError, UserError
+
+logger = logging.getLogger(__name__)
+RESOLV_CONF = Path("/etc/resolv.conf")
+PORT = 53
+TIMEOUT_S = 2.0
+ROUNDS = 2
+MAX_SERVERS = 3
+MAX_PEERS = 32
+MAX_DEPTH = 3
+"""Names that lead to names: so many in a row are followed."""
+MAX_RECORDS = 128
+_TXT, _OPT, _IN = 16, 41, 1
+_HEADER = struct.Struct("!6H")
+_RECORD = struct.Struct("!2HIH")
+_TRUNCATED, _NO_SUCH_NAME = 0x0200, 3
+_UDP_BYTES = 1232
+
+
+def peers_behind(addresses: Sequence[str], may_fail: bool = False) -> tuple[str, ...]:
+    """Check the addresses of peers to join through, and put in place of each name what is listed behind it.
+
+    `may_fail`: where nothing is found behind names, it is logged, and what is left is returned.
+
+    Raises:
+        ConfigError: an address is malformed.
+        UserError: nothing is found behind the names, and no other address is given.
+    """
+    found: list[str] = []
+    faults: list[str] = []
+    for address in addresses:
+        check_join_address(address)
+        try:
+            found += _listed(address, 0) if address.startswith(DNSADDR) else [address]
+        except NotListed as error:
+            faults.append(str(error))
+    if faults and not found and not may_fail:
+        hint = f"ask whoever gave you the name, or join by an address; it needs TXT records: {EXAMPLE}"
+        raise UserError("; ".join(faults), hint)
+    for fault in faults:
+        logger.warning("%s", fault)
+    return tuple(dict.fromkeys(found))[: max(MAX_PEERS, len(addresses))]
+
+
+EXAMPLE = '_dnsaddr.NAME "dnsaddr=/ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."'
+
+
+class NotListed(Exception):
+    """Error: nothing usable is found behind a name."""
+
+
+def _listed(address: str, depth: int) -> list[str]:
+    """List the addresses behind /dnsaddr/NAME, or /dnsaddr/NAME/p2p/ID: of this peer. Raises: NotListed."""
+    name, _, peer = address.removeprefix(DNSADDR).partition("/p2p/")
+    texts = [
+        text.removeprefix("dnsaddr=") for text in txt_records(f"_dnsaddr.{name}") if "dnsaddr=" in text[:8]
+    ]
+    found: list[str] = []
+    for text in texts[:MAX_PEERS]:
+        try:
+            if text.startswith(DNSADDR):
+                check_join_address(text)
+                if depth + 1 < MAX_DEPTH:
+                    with contextlib.suppress(NotListed):  # another one may lead somewhere
+                        found += _listed(text, depth + 1)
+                continue
+            check_peer_address(text)
+        except ConfigError as error:
+            logger.warning("what %s lists is passed over: %s", name, error)
+            continue
+        found.append(text)
+    found = [text for text in found if not peer or text.endswith(f"/p2p/{peer}")]
+    if not found:
+        what = f"peer {peer}" if peer else "peers"
+        raise NotListed(
+            f"no {what} found behind the name {name}: its TXT records of _dnsaddr.{name} list none"
+        )
+    return found
+
+
+def nameservers() -> list[tuple[str, int]]:
+    """List the name servers of this machine."""
+    try:
+        lines = RESOLV_CONF.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    words = [line.split() for line in lines]
+    found = [word[1] for word in words if len(word) > 1 and word[0] == "nameserver"]
+    return [(host, PORT) for host in found[:MAX_SERVERS] or ["127.0.0.1"]]
+
+
+def txt_records(name: str) -> list[str]:
+    """Ask this machine's name servers for the TXT records of a name.
+
+    Raises: NotListed (none of them answers, or it is no name).
+    """
+    try:
+        asked = b"".join(bytes((len(label),)) + label for label in map(_label, name.rstrip(".").split(".")))
+    except ValueError as error:
+        raise NotListed(f"{name} is not a name of the DNS") from error
+    why = "there is no name server"
+    for _ in range(ROUNDS):
+        for server in nameservers():
+            try:
+                return _texts(_answer(server, asked + b"\0" + struct.pack("!2H", _TXT, _IN)))
+            except OSError as error:
+                why = f"{server[0]}: {error.strerror or error}"
+            except (ValueError, IndexError, struct.error):
+                why = f"{server[0]} gives no sound answer"
+    raise NotListed(f"the name {name} cannot be looked up: {why}")
+
+
+def _label(text: str) -> bytes:
+    label = text.encode("idna")
+    if not 1 <= len(label) <= 63:
+        raise ValueError("empty or too long")
+    return label
+
+
+def _answer(server: tuple[str, int], question: bytes) -> bytes:
+    """Ask a server, by TCP if the answer is too long for UDP. Raises: OSError, ValueError."""
+    number = secrets.randbits(16)
+    more = b"\0" + struct.pack("!2HIH", _OPT, _UDP_BYTES, 0, 0)
+    query = _HEADER.pack(number, 0x0100, 1, 0, 0, 1) + question + more
+    family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as udp:
+        udp.settimeout(TIMEOUT_S)
+        udp.connect(server)
+        udp.send(query)
+        answer = udp.recv(1 << 16)
+    if struct.unpack_from("!H", answer, 2)[0] & _TRUNCATED:
+        with socket.create_connection(server, TIMEOUT_S) as tcp, tcp.makefile("rb") as stream:
+            tcp.sendall(struct.pack("!H", len(query)) + query)
+            answer = stream.read(struct.unpack("!H", stream.read(2))[0])
+    if struct.unpack_from("!H", answer)[0] != number:
+        raise ValueError("another question's")
+    return answer
+
+
+def _texts(answer: bytes) -> list[str]:
+    """Read the texts out of an answer. Raises: ValueError, IndexError, struct.error (malformed)."""
+    _, flags, questions, answers, _, _ = _HEADER.unpack_from(answer)
+    if flags & 0xF == _NO_SUCH_NAME:
+        return []
+    if flags & 0xF:
+        raise ValueError("refused")
+    at = _HEADER.size
+    for _ in range(questions):
+        at = _after_name(answer, at) + 4
+    texts: list[str] = []
+    for _ in range(min(answers, MAX_RECORDS)):
+        at = _after_name(answer, at)
+        kind, _, _, size = _RECORD.unpack_from(answer, at)
+        at += _RECORD.size
+        if kind == _TXT:
+            texts.append(_joined(answer[at : at + size]))
+        at += size
+    return texts
+
+
+def _joined(data: bytes) -> str:
+    """Join the pieces of one record, of at most 255 bytes each."""
+    pieces, at = [], 0
+    while at < len(data):
+        pieces.append(data[at + 1 : at + 1 + data[at]])
+        at += 1 + data[at]
+    return b"".join(pieces).decode("ascii", "replace")
+
+
+def _after_name(answer: bytes, at: int) -> int:
+    while answer[at]:
+        if answer[at] >= 0xC0:
+            return at + 2
+        at += 1 + answer[at]
+    return at + 1

@@ -1,0 +1,182 @@
+"""Mirror of a bootstrap: the signed runs that the peers of its join line serve, fetched to be served too.
+
+What is fetched is kept on the disk as what is signed here is kept, so that the next start needs nobody. Needs
+neither a model nor torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from p2pdiloco.adapters.disk.files import Files, storage_error
+from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.signing import run_id, save_signed
+from p2pdiloco.config.strict import parse_toml, read_settings
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.machine import free_disk_bytes
+from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives
+from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
+from p2pdiloco.daemon.run_files.listing import (
+    SHORT,
+    ListedRun,
+    PublishedRun,
+    is_beginning,
+    is_whole_id,
+    pull_manifest,
+    run_names,
+)
+from p2pdiloco.daemon.run_files.searching import runs_of
+from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
+from p2pdiloco.errors import RemoteError, TransportError, UserError
+from p2pdiloco.ports import Transport
+
+logger = logging.getLogger("p2pdiloco")
+LOOK_S = 1.0
+PATIENCE_S = 15.0
+"""Time for which the peers are asked again for a run that they do not list before that is an error."""
+PART = ".part"
+
+
+class Mirror:
+    """Fetcher of the runs that these peers serve."""
+
+    def __init__(
+        self, transport: Transport, data_dir: Path, hosts: Sequence[str], wanted: Sequence[str]
+    ) -> None:
+        """`wanted`: ids of the runs that are fetched, or their beginnings; none: all that the peers serve."""
+        self._transport, self._data_dir = transport, data_dir
+        self._hosts, self._wanted = list(dict.fromkeys(hosts)), wanted
+        self.listed: dict[str, ListedRun] = {}
+        """Runs that the peers listed when they were last asked."""
+
+    async def first_runs(self, served: Sequence[PublishedRun]) -> list[PublishedRun]:
+        """Fetch what is not served yet, and wait for what is wanted by its id.
+
+        Raises:
+            UserError: the peers know no run of a wanted id.
+            StorageError: a run cannot be kept.
+        """
+        found: list[PublishedRun] = []
+        waited_s = 0.0
+        while True:
+            found += await self.look([run.id for run in (*served, *found)])
+            here = [run.id for run in (*served, *found)]
+            missing = [w for w in self._wanted if not any(is_beginning(w, run) for run in here)]
+            if not missing:
+                return found
+            if waited_s >= PATIENCE_S:
+                known = run_names(self.listed.values()) or "none"
+                raise UserError(f'the peers to join know no run "{missing[0]}"', f"they know: {known}")
+            await asyncio.sleep(LOOK_S)
+            waited_s += LOOK_S
+
+    async def look(self, served: Collection[str]) -> list[PublishedRun]:
+        """Ask the peers once, and fetch and keep what is not `served` (ids). Raises: StorageError."""
+        await self._ask()
+        found: list[PublishedRun] = []
+        for listed in self.listed.values():
+            full = len(served) + len(found) >= wire.MAX_RUNS
+            if full or any(run[:16] == listed.run[:16] for run in served) or not self._is_wanted(listed.run):
+                continue
+            try:
+                run = await self._fetched(listed)
+            except (TransportError, RemoteError) as error:
+                logger.warning("run %s cannot be served here yet: %s", listed.name, error)
+                continue
+            if run is not None:
+                found.append(run)
+        return found
+
+    async def _ask(self) -> None:
+        self.listed = {run: ListedRun(run) for run in self._wanted if is_whole_id(run)}
+        answers = await asyncio.gather(*(runs_of(self._transport, host) for host in self._hosts))
+        for host, runs in zip(self._hosts, answers, strict=True):
+            for summary in runs or ():
+                self.listed.setdefault(summary.run, ListedRun(summary.run)).add(summary.name, host)
+
+    def _is_wanted(self, run: str) -> bool:
+        return not self._wanted or any(is_beginning(wanted, run) for wanted in self._wanted)
+
+    async def _fetched(self, listed: ListedRun) -> PublishedRun | None:
+        """Fetch a run, its manifest last: what has that is whole. None: nobody has the true one."""
+        answer = await pull_manifest(self._transport, listed, self._hosts)
+        if answer is None:
+            return None
+        signed, manifest = answer
+        run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
+        folder = run_folder(self._data_dir, run.id)
+        Files().make_folder(folder)
+        await fetched_tokenizer(self._transport, self._data_dir, run.id, manifest, self._hosts)
+        if not await asyncio.to_thread(is_kept, self._data_dir, run.id, manifest):
+            await first_that_gives(
+                "version 0", self._hosts, lambda peer: self._initial(peer, run.id, manifest)
+            )
+        save_signed(folder / "manifest.signed", signed)
+        logger.info("run %s (%s) of %s was fetched", run.name, run.id[:SHORT], signed.owner)
+        return run
+
+    async def _initial(self, peer: str, run: str, manifest: Manifest) -> None:
+        """Fetch the file of a given version 0, from where an earlier attempt was cut."""
+        file = kept_initial(self._data_dir, run)
+        part = file.with_name(file.name + PART)
+        with _PartFile(part) as sink:
+            request = wire.encode(wire.PullInitial(run, sink.have, True))
+            check_given(await self._transport.pull_into(peer, request, sink, PAUSE_S))
+        Files().move(part, file)
+        if not await asyncio.to_thread(is_kept, self._data_dir, run, manifest):
+            raise RemoteError("wrong-digest")
+
+
+class _PartFile:
+    """File that grows by what arrives."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("ab")
+        except OSError as error:
+            raise storage_error(error, "write", path) from error
+        self.have = self._file.tell()
+
+    def __enter__(self) -> _PartFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        offset = wire.decode(header, wire.InitialHeader).offset
+        if offset != self.have or payload_bytes > free_disk_bytes(self._path.parent):
+            raise RemoteError("wrong-size", "version 0")
+
+    def write(self, _offset: int, chunk: memoryview) -> None:
+        try:
+            self._file.write(chunk)
+        except OSError as error:
+            raise storage_error(error, "write", self._path) from error
+
+
+async def refuse_to_split(transport: Transport, hosts: Sequence[str], name: str, owner: str) -> None:
+    """Check that no such peer serves another owner's run of that name: who joins by it could mean both.
+
+    Raises: UserError.
+    """
+    for runs in await asyncio.gather(*(runs_of(transport, host) for host in hosts)):
+        for summary in runs or ():
+            if summary.name == name and summary.owner != owner:
+                raise UserError(
+                    f"the peers to join serve another owner's run called {name} ({summary.run[:SHORT]}): two "
+                    "of one name would keep everybody from joining by it",
+                    "leave this run out and take theirs, or give yours another name in run.toml",
+                )
+
+
+def name_in(file: Path) -> str:
+    """Read the name of a run.toml; empty: it has none, which whoever signs it says. Raises: ConfigError."""
+    section = parse_toml(file, read_settings(file)).get("run")
+    name = section.get("name") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else ""

@@ -1,0 +1,123 @@
+"""Several peers behind one name of the DNS, asked of a name server of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from p2pdiloco.adapters import dns
+from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.identity import Identity
+
+PEERS = [Identity.generate().peer_id for _ in range(3)]
+ADDRESSES = [f"/ip4/203.0.113.{i}/tcp/31337/p2p/{peer}" for i, peer in enumerate(PEERS, 1)]
+
+
+def answer(query: bytes, texts: Sequence[str] | None, cut: bool) -> bytes:
+    number = query[:2]
+    end = query.index(b"\0", 12) + 5
+    flags = 0x8180 | (0x0200 if cut else 0) | (3 if texts is None else 0)
+    records = b""
+    for text in texts or ():
+        pieces = [text.encode()[i : i + 255] for i in range(0, len(text), 255)]
+        data = b"".join(bytes((len(piece),)) + piece for piece in pieces)
+        records += b"\xc0\x0c" + struct.pack("!2HIH", 16, 1, 60, len(data)) + data
+    count = 0 if cut else len(texts or ())
+    return number + struct.pack("!5H", flags, 1, count, 0, 0) + query[12:end] + (b"" if cut else records)
+
+
+@contextlib.contextmanager
+def name_server(zone: Mapping[str, Sequence[str]], cut: bool = False) -> Iterator[tuple[str, int]]:
+    """`cut`: by UDP it only says that there is more."""
+    tcp = socket.create_server(("127.0.0.1", 0))
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(tcp.getsockname())
+
+    def texts_of(query: bytes) -> Sequence[str] | None:
+        labels, at = [], 12
+        while query[at]:
+            labels.append(query[at + 1 : at + 1 + query[at]].decode())
+            at += 1 + query[at]
+        return zone.get(".".join(labels))
+
+    def by_udp() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                query, sender = udp.recvfrom(4096)
+                if not query:
+                    return
+                udp.sendto(answer(query, texts_of(query), cut), sender)
+
+    def by_tcp() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                stream, _ = tcp.accept()
+                with stream:
+                    query = stream.recv(4096)[2:]
+                    if not query:
+                        return
+                    reply = answer(query, texts_of(query), False)
+                    stream.sendall(struct.pack("!H", len(reply)) + reply)
+
+    threads = [threading.Thread(target=target) for target in (by_udp, by_tcp)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield tcp.getsockname()
+    finally:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", tcp.getsockname())
+        socket.create_connection(tcp.getsockname()).close()
+        for thread in threads:
+            thread.join()
+        tcp.close()
+        udp.close()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("cut", [False, True])
+def test_all_peers_behind_a_name_are_found(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    zone = {
+        "_dnsaddr.boot.example": [f"dnsaddr={ADDRESSES[0]}", "v=spf1 -all", "dnsaddr=/dnsaddr/eu.example"],
+        "_dnsaddr.eu.example": [f"dnsaddr={a}" for a in ADDRESSES[1:]] + ["dnsaddr=/dnsaddr/boot.example"],
+        "_dnsaddr.bad.example": ["dnsaddr=/ip4/203.0.113.1/tcp/1", "x" * 600],
+    }
+    with name_server(zone, cut) as server:
+        monkeypatch.setattr(dns, "nameservers", lambda: [server])
+        assert sorted(peers_behind(["/dnsaddr/boot.example"])) == ADDRESSES
+        assert peers_behind([f"/dnsaddr/boot.example/p2p/{PEERS[2]}"]) == (ADDRESSES[2],)
+        assert peers_behind([ADDRESSES[0], "/dnsaddr/no.example"]) == (ADDRESSES[0],)
+        for name in ("no.example", "bad.example", f"boot.example/p2p/{Identity.generate().peer_id}"):
+            with pytest.raises(UserError, match="found behind the name"):
+                peers_behind([f"/dnsaddr/{name}"])
+        assert peers_behind(["/dnsaddr/no.example"], may_fail=True) == ()
+
+
+def test_no_name_server_and_no_name_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        server = nobody.getsockname()
+    monkeypatch.setattr(dns, "nameservers", lambda: [server])
+    with pytest.raises(UserError, match="cannot be looked up"):
+        peers_behind(["/dnsaddr/boot.example"])
+    with pytest.raises(UserError, match="is not a name"):
+        peers_behind([f"/dnsaddr/{'x' * 70}.example"])
+    with pytest.raises(ConfigError, match="/dnsaddr/NAME"):
+        peers_behind(["/dnsaddr/boot.example/tcp/31337"])
+
+
+def test_addresses_are_as_they_were() -> None:
+    assert peers_behind(ADDRESSES) == tuple(ADDRESSES)
+
+
+@pytest.mark.parametrize("noise", [b"", b"\0" * 12, b"\xff" * 40, bytes(12) + b"\x3f"])
+def test_nonsense_is_no_answer(noise: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dns, "_answer", lambda *_: noise)
+    with pytest.raises(UserError, match=r"no sound answer|found behind"):
+        peers_behind(["/dnsaddr/boot.example"])

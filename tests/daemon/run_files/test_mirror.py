@@ -1,0 +1,125 @@
+"""A second bootstrap serves the same signed runs as the first, and outlives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daemon_kit import served_runs, write_given
+
+from p2pdiloco.adapters.net.endpoint import Endpoint
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.daemon.finding.dial_back import DialBack
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.run_files import mirror
+from p2pdiloco.daemon.run_files.initial_file import kept_initial
+from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
+from p2pdiloco.daemon.run_files.signing import look_at_saved
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork
+from p2pdiloco.tasks.manifests import render_toml
+
+
+@pytest.fixture
+def hub() -> MemoryNetwork:
+    return MemoryNetwork()
+
+
+async def serving(hub: MemoryNetwork, folder: Path, *runs: PublishedRun) -> Endpoint:
+    """A bootstrap that serves these from its folder."""
+    transport = hub.transport(Identity.generate().peer_id)
+    door = FrontDoor(DialBack(transport))
+    for run in runs:
+        door.add_run(run, folder)
+    await transport.start(door)
+    return transport
+
+
+async def first_and_second(
+    hub: MemoryNetwork, tmp_path: Path, *runs: PublishedRun
+) -> tuple[Endpoint, Endpoint, Path]:
+    first = await serving(hub, tmp_path / "first", *runs)
+    second = await serving(hub, tmp_path / "second")
+    await second.connect(first.peer_id, first.addresses())
+    return first, second, tmp_path / "second"
+
+
+def micro(tmp_path: Path, name: str = "test", seed: int = 0) -> Path:
+    path = tmp_path / f"{name}-{seed}.toml"
+    path.write_text(render_toml(for_run("micro", name, seed)))
+    return path
+
+
+async def test_the_second_serves_the_same_signed_run_also_when_the_first_is_gone(
+    hub: MemoryNetwork, tmp_path: Path
+) -> None:
+    (tmp_path / "first").mkdir()
+    write_given(tmp_path / "given.toml", "given")
+    runs = await served_runs(tmp_path / "first", tmp_path / "given.toml", micro(tmp_path))
+    given, drawn = sorted(runs, key=lambda run: run.name)
+    first, second, folder = await first_and_second(hub, tmp_path, given, drawn)
+    fetched = await Mirror(second, folder, [first.peer_id], []).first_runs([])
+    assert {run.id: run.signed for run in fetched} == {run.id: run.signed for run in (given, drawn)}
+    assert (
+        kept_initial(folder, given.id).read_bytes() == kept_initial(tmp_path / "first", given.id).read_bytes()
+    )
+    await first.close()
+    assert {run.id for run in look_at_saved(folder).runs} == {given.id, drawn.id}  # as its next start does
+    assert await served_runs(folder) == sorted(fetched, key=lambda run: run.id)
+
+
+async def test_what_is_wanted_by_its_id_is_fetched_and_nothing_else(
+    hub: MemoryNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "LOOK_S", 0.0)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.0)
+    (tmp_path / "first").mkdir()
+    one, two = await served_runs(tmp_path / "first", micro(tmp_path, "one"), micro(tmp_path, "two"))
+    first, second, folder = await first_and_second(hub, tmp_path, one, two)
+    for wanted in (two.id, two.id[:9]):
+        assert [run.id for run in await Mirror(second, folder, [first.peer_id], [wanted]).first_runs([])] == [
+            two.id
+        ]
+    with pytest.raises(UserError, match="know no run"):
+        await Mirror(second, folder, [first.peer_id], ["0" * 64]).first_runs([])
+
+
+async def test_a_version_0_that_was_cut_is_gone_on_with_and_a_wrong_one_fetched_anew(
+    hub: MemoryNetwork, tmp_path: Path
+) -> None:
+    (tmp_path / "first").mkdir()
+    write_given(tmp_path / "given.toml", "given")
+    (run,) = await served_runs(tmp_path / "first", tmp_path / "given.toml")
+    first, second, folder = await first_and_second(hub, tmp_path, run)
+    whole = kept_initial(tmp_path / "first", run.id).read_bytes()
+    part = kept_initial(folder, run.id).with_suffix(".safetensors" + mirror.PART)
+    part.parent.mkdir(parents=True)
+    look = Mirror(second, folder, [first.peer_id], [])
+    part.write_bytes(whole[:99] + b"x" + whole[100:1000])
+    assert await look.look([]) == [] and not part.exists()  # its sum was wrong
+    part.write_bytes(whole[:1000])
+    assert [found.id for found in await look.look([])] == [run.id]
+    assert kept_initial(folder, run.id).read_bytes() == whole
+
+
+async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_is_signed(
+    hub: MemoryNetwork, tmp_path: Path
+) -> None:
+    (tmp_path / "first").mkdir()
+    (run,) = await served_runs(tmp_path / "first", micro(tmp_path))
+    first, second, _ = await first_and_second(hub, tmp_path, run)
+    name = name_in(micro(tmp_path, seed=1))
+    with pytest.raises(UserError, match=f"another owner's run called test .{run.id[:12]}"):
+        await refuse_to_split(second, [first.peer_id], name, second.peer_id)
+    await refuse_to_split(second, [first.peer_id], name, run.signed.owner)  # its owner's next
+    await refuse_to_split(second, [first.peer_id], "other", second.peer_id)
+
+
+def test_a_bootstrap_is_told_files_and_ids(tmp_path: Path) -> None:
+    named_so = tmp_path / "deadbeef"
+    named_so.write_text("")
+    settings = BootstrapSettings(run=(Path("run.toml"), Path("0123456789abcdef"), named_so))
+    assert settings.run_files() == [Path("run.toml"), named_so] and settings.run_ids() == ["0123456789abcdef"]
