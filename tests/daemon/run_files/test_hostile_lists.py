@@ -22,7 +22,7 @@ from p2pdiloco.daemon.run_files import find, searching
 from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.joined import MAX_JOINED, joined_file, joined_runs, remember_joined
 from p2pdiloco.daemon.run_files.runs import Run
-from p2pdiloco.daemon.run_files.searching import HOST_PATIENCE
+from p2pdiloco.daemon.run_files.searching import HOST_PATIENCE, RunSearch
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
