@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.disk.outputs import try_file, try_folder
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.result_source import read_result, source_options
-from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.errors import UserError
 from p2pdiloco.printable import clean
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ def export(out: Path, force: bool, **source: Any) -> None:
     Models of causal-lm load as LlamaForCausalLM or, with experts, MixtralForCausalLM, those of hf-causal-lm
     as what they are. Of other tasks the folder has the parameters and the run's [model] table.
     """
+    _check_folder(out, force)
     result = read_result(**source)
     files = result.task().hub_files()
-    _make_folder(out, force)
+    Files().make_folder(out)
     # The label stays in: generate, eval and `run new --from` read the exported file too.
     result.save(out / WEIGHTS)
     described: dict[str, Any] = {
@@ -170,16 +172,15 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
 @click.option("--out", type=FILE, required=True, metavar="FILE", help="File to write (safetensors).")
 def checkpoint(out: Path, **source: Any) -> None:
     """Write the global parameters and which versions they are as one safetensors file."""
+    try_file(out, "--out")
     result = read_result(**source)
     result.save(out)
     click.echo(out)
     click.echo(clean(f"saved {result.words()}"), err=True)
 
 
-def _make_folder(folder: Path, force: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not force:
-            raise UserError(f"{folder} is not empty", "--force writes into it, --out FOLDER elsewhere")
-    except OSError as error:
-        raise StorageError(f"cannot write into {folder}: {error.strerror}") from error
+def _check_folder(folder: Path, force: bool) -> None:
+    """Check before anything is fetched that we may write there. Raises: UserError, StorageError."""
+    try_folder(folder, "--out")
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise UserError(f"{folder} is not empty", "--force writes into it, --out FOLDER elsewhere")

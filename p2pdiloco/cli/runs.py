@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from p2pdiloco.adapters.disk.outputs import try_file
 from p2pdiloco.cli.options import FILE, WORDS
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import AdmissionSection, DataSection, Manifest
@@ -109,6 +110,9 @@ def new(
     force: bool,
 ) -> None:
     """Write a commented run.toml for a run called NAME."""
+    if out.exists() and not force:
+        raise UserError(f"{out}: exists already", hint="--force overwrites it, --out FILE writes another")
+    try_file(out, "--out")
     manifest = for_run(preset, name, seed)
     group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
     manifest = msgspec.structs.replace(manifest, group=group)
@@ -132,8 +136,6 @@ def new(
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
-    if out.exists() and not force:
-        raise UserError(f"{out}: exists already", hint="--force overwrites it, --out FILE writes another")
     # What it names comes first: a run.toml is never without it.
     if parameters is not None:
         click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
@@ -26,6 +27,7 @@ from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.learner.guest import try_socket
 from p2pdiloco.daemon.life import Life
 from p2pdiloco.daemon.member import Member, OwnPeer
 from p2pdiloco.daemon.process import (
@@ -69,6 +71,7 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
     with folder:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
+        try_paths(settings)
         recent = RecentLines()
         configure_logging(plain(settings.log), recent=recent)
         if settings.learner_socket is None:  # a learner would say it, when all others have been found
@@ -183,6 +186,16 @@ async def _own_run(
     return prepared
 
 
+def try_paths(settings: NodeSettings) -> None:
+    """Try the paths of the flags, before hours of work. Raises: UserError, StorageError."""
+    if settings.result_dir is not None:
+        try_folder(settings.result_dir.expanduser(), "--result-dir")
+    if settings.learner_socket is not None:
+        try_socket(settings.learner_socket)
+    elif settings.data is not None and not settings.data.exists():
+        raise UserError(f"the data path {settings.data} does not exist", "check --data")
+
+
 def _check_data(settings: NodeSettings, section: DataSection) -> None:
     """Check the data path. Raises: UserError (a learner would not find what it trains on: said before it
     starts)."""
@@ -190,5 +203,3 @@ def _check_data(settings: NodeSettings, section: DataSection) -> None:
         return  # the program has its own
     if settings.data is None and section.is_each_nodes_own:
         raise UserError("this run trains on each node's own data, and none are given", "add --data PATH")
-    if settings.data is not None and not settings.data.exists():
-        raise UserError(f"the data path {settings.data} does not exist", "check --data")

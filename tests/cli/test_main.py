@@ -174,7 +174,11 @@ def test_hivemind_spellings_with_lists(called: list[Any], flag: str) -> None:
             'run.name must be 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit, it is "Bad"',
         ),
         ("run new x --preset y", 'there is no preset "y"'),
-        ("run new x --out no-folder/run.toml", "no-folder/run.toml: cannot be written"),
+        ("run new x --out no-folder/run.toml", "--out no-folder/run.toml cannot be written"),
+        ("run new x --from nothing --out no-folder/run.toml", "--out no-folder/run.toml cannot be written"),
+        ("checkpoint --checkpoint nothing --out no-folder/x", "--out no-folder/x cannot be written"),
+        ("export --checkpoint nothing --out /proc/self/x", "--out /proc/self/x cannot be written"),
+        ("chaos --out /proc/self/x", "--out /proc/self/x cannot be written"),
         ("run check none.toml", "none.toml: there is no such file"),
     ],
 )

@@ -65,16 +65,8 @@ class GuestHost(LearnerHost):
         """
         if self._listener is not None:
             return
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make_room(self._socket_path)
-            listener.bind(str(self._socket_path))
-            self._made = _inode(self._socket_path)
-            self._socket_path.chmod(0o600)
-        except OSError as error:
-            listener.close()
-            raise UserError(f"cannot listen for a learner at {self._socket_path}: {error}") from error
+        listener = _bound(self._socket_path)
+        self._made = _inode(self._socket_path)
         listener.listen(2)
         listener.setblocking(False)
         self._listener = listener
@@ -189,6 +181,28 @@ class GuestHost(LearnerHost):
         if self._greeted:
             self._on_event(LearnerExited(0, self._failure or link.failure or "the training program is gone"))
         return 0
+
+
+def try_socket(path: Path) -> None:
+    """Try whether a socket can be made there, and remove it. Raises: UserError."""
+    with _bound(path):
+        path.unlink()
+
+
+def _bound(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_room(path)
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        listener.close()
+        raise UserError(f"cannot listen for a learner at {path}: {error}") from error
+    except UserError:
+        listener.close()
+        raise
+    return listener
 
 
 def _make_room(path: Path) -> None:

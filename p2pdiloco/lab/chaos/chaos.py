@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run, without_end
 from p2pdiloco.config.settings import ChaosSettings
@@ -38,6 +39,7 @@ def run(settings: ChaosSettings) -> int:
     Raises:
         UserError: a preset or the folder cannot be used.
     """
+    try_folder(settings.out, "--out")
     manifest = without_end(for_run(settings.preset, "chaos", settings.seed))
     try:
         settings.out.mkdir(parents=True, exist_ok=True)

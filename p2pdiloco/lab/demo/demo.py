@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from p2pdiloco.adapters.disk.outputs import try_file
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.outer import with_schedule
 from p2pdiloco.config.presets import for_run, without_end
@@ -24,7 +25,7 @@ from p2pdiloco.lab.demo import verdict
 from p2pdiloco.lab.demo.verdict import DemoSummary, Kill
 from p2pdiloco.lab.demo.view import Screen, render_summary, words_of
 from p2pdiloco.lab.swarm.chronicle import Chronicle
-from p2pdiloco.lab.swarm.command import Interrupted, check_writable, demo_folder, stop_signals, write
+from p2pdiloco.lab.swarm.command import Interrupted, demo_folder, stop_signals, write
 from p2pdiloco.lab.swarm.event_log import Tail
 from p2pdiloco.lab.swarm.holdings import conflicts, of_traces
 from p2pdiloco.lab.swarm.judge import Judge, loss_unit, read_saved, schedule_steps
@@ -53,8 +54,9 @@ def run(settings: DemoSettings) -> int:
     """
     manifest = without_end(for_run(settings.preset, "demo"))
     plot = settings.plot or DEFAULT_PLOT
-    for path in filter(None, (settings.report, plot)):
-        check_writable(path)
+    try_file(plot, "--plot")
+    if settings.report is not None:
+        try_file(settings.report, "--report")
     console = Console(stderr=True)
     with stop_signals() as stop, demo_folder(settings.keep) as folder:
         try:

@@ -17,17 +17,6 @@ class Interrupted(BaseException):
     """The person wants to stop. Not an `Exception`: no handler on the way may take it for a failure."""
 
 
-def check_writable(path: Path) -> None:
-    """Better told now than after two minutes. Raises: StorageError."""
-    existed = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-    if not existed:
-        path.unlink()
-
-
 def write(path: Path, data: bytes) -> None:
     """Raises: StorageError."""
     try:

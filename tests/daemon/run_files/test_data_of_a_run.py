@@ -122,8 +122,6 @@ def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_star
     settings = NodeSettings(data_dir=tmp_path, genesis=True, run_file=file)
     with pytest.raises(UserError, match="each node's own data, and none are given"):
         own_run(settings)
-    with pytest.raises(UserError, match=r"the data path .*nowhere does not exist"):
-        own_run(msgspec.structs.replace(settings, data=tmp_path / "nowhere"))
     for fine in ({"data": tmp_path}, {"learner_socket": tmp_path / "socket"}):
         assert own_run(msgspec.structs.replace(settings, **fine)) is not None
     hub = DataSection(source="hub")
