@@ -65,7 +65,7 @@ class Experts(nn.Module):
         return mixed
 
     def _in_groups(self, read: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The same in two products, of shapes that do not change: tokens are sorted by expert, and nothing
+        """Multiply in two products, of shapes that do not change: tokens are sorted by expert, and nothing
         waits for the device."""
         order = chosen.flatten().argsort(stable=True)
         counts = functional.one_hot(chosen.flatten(), len(self.experts)).sum(dim=0)
@@ -77,7 +77,7 @@ class Experts(nn.Module):
         return (by_token * weights[..., None]).sum(dim=1)
 
     def _stacked(self, *names: str) -> Tensor:
-        """All experts' weights of these names beside each other: (experts, inputs, outputs)."""
+        """Stack of all experts' weights of these names: (experts, inputs, outputs)."""
         each = [torch.cat([narrowed(getattr(e, name).weight) for name in names]) for e in self.experts]
         return torch.stack(each).transpose(1, 2)
 
