@@ -114,10 +114,12 @@ class LearnerDiary:
                 logger.info("learner: %s", event.text)
             case ch.Status():
                 self._on_status(event)
-            case ch.Evaluated():
-                self.measurements.measured(event.loss, event.tokens)
-                words, loss, tokens = "held-out samples", event.loss, event.tokens
-                write("evaluation", words, loss=loss, tokens=tokens, metrics=event.metrics)
+            case ch.Evaluated(loss=float(loss)):
+                self.measurements.measured(loss, event.tokens)
+                words, took_s = "held-out samples", round(event.took_s, 6)
+                write(
+                    "evaluation", words, loss=loss, tokens=event.tokens, metrics=event.metrics, took_s=took_s
+                )
             case ch.StateSaved(ok=False):
                 write("checkpoint", f"learner state not saved: {event.reason}")
                 logger.error("learner state not saved: %s", event.reason)
@@ -142,6 +144,7 @@ class LearnerDiary:
             step_time_s=round(status.step_time_s, 6),
             loss=status.loss,
             longest_gap_s=round(status.longest_gap_s, 6),
+            longest_aside_s=round(status.longest_aside_s, 6),
             cpu_s=round(status.cpu_s, 3),
             deferred_copies=status.deferred_copies,
             **{key: n for key, n in self._counters().items() if key in UPLOADS},

@@ -180,8 +180,9 @@ class LearnerEnd:
         """Commands that have arrived, oldest first, each taken when it is its turn. Raises: ChannelBroken
         (daemon gone)."""
         self._read()
-        while self._commands:
-            yield self._commands.popleft()
+        for _ in range(len(self._commands)):  # what comes meanwhile waits until another step was made
+            if self._commands:  # `take_calls` may have taken some
+                yield self._commands.popleft()
 
     def emit(self, event: LearnerEvent) -> None:
         """Send an event, or queue it. Raises: ChannelBroken (the daemon has not read for very long)."""
@@ -237,8 +238,11 @@ class LearnerEnd:
 
 
 def _folded(older: Status | None, newer: Status) -> Status:
-    """Fold two statuses: the newer one, with the longer of the gaps, so that a slow reader misses no
-    pause."""
-    if older is None or older.longest_gap_s <= newer.longest_gap_s:
+    """Fold two statuses into the newer one, with the longest pauses of both: a slow reader misses none."""
+    if older is None:
         return newer
-    return msgspec.structs.replace(newer, longest_gap_s=older.longest_gap_s)
+    return msgspec.structs.replace(
+        newer,
+        longest_gap_s=max(older.longest_gap_s, newer.longest_gap_s),
+        longest_aside_s=max(older.longest_aside_s, newer.longest_aside_s),
+    )

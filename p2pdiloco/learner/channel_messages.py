@@ -163,10 +163,7 @@ class ShareData(Command, frozen=True):
 
 
 class Evaluate(Command, frozen=True):
-    """Order to measure the held-out loss of the global parameters (the current bases): `Evaluated` with the
-    same tag."""
-
-    tag: int
+    """Order to measure the held-out loss of the global parameters (the current bases): `Evaluated`."""
 
 
 class Save(Command, frozen=True):
@@ -278,6 +275,8 @@ class Status(LearnerEvent, frozen=True):
     without evaluation and saving."""
     cpu_s: float
     """CPU seconds of the learner process, all threads, since it started."""
+    longest_aside_s: float = 0.0
+    """Longest time since the previous Status in which it evaluated or saved instead."""
     skipped_steps: int = 0
     """Inner steps skipped for a non-finite loss or gradient."""
     run_tokens: int = 0
@@ -293,11 +292,13 @@ class Status(LearnerEvent, frozen=True):
 class Evaluated(LearnerEvent, frozen=True):
     """Held-out loss of the global parameters, nats per token, over `tokens` tokens."""
 
-    tag: int
-    loss: float
+    loss: float | None
+    """None: this program has nothing to measure it with."""
     tokens: int
     metrics: dict[str, float] = {}
     """Figures that the task measures beside the loss."""
+    took_s: float = 0.0
+    """Seconds in which no inner step was made."""
 
 
 class StateSaved(LearnerEvent, frozen=True):

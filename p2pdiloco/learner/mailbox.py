@@ -62,6 +62,8 @@ class StepTimes:
         self._step_time_s = MovingAverage()
         self._loss = MovingAverage()
         self.longest_gap_s = 0.0
+        self.longest_aside_s = 0.0
+        """Longest evaluation or save since it was last asked for."""
 
     @property
     def step_time_s(self) -> float:
@@ -85,15 +87,19 @@ class StepTimes:
             self._loss.add(report.loss)
         return now
 
-    def exclude(self, since: float) -> None:
-        """Leave the time since then out: it was not the inner loop's."""
+    def exclude(self, since: float) -> float:
+        """Leave the time since then out: it was not the inner loop's. Returns its seconds."""
+        aside_s = self._clock() - since
+        self.longest_aside_s = max(self.longest_aside_s, aside_s)
         if self._last is not None:
-            self._last += self._clock() - since
+            self._last += aside_s
+        return aside_s
 
-    def take_longest_gap_s(self) -> float:
-        """Longest gap since the last call."""
-        gap_s, self.longest_gap_s = self.longest_gap_s, 0.0
-        return gap_s
+    def take_longest_s(self) -> tuple[float, float]:
+        """Longest gap, and longest time aside, since the last call."""
+        taken = self.longest_gap_s, self.longest_aside_s
+        self.longest_gap_s = self.longest_aside_s = 0.0
+        return taken
 
 
 class Mailbox:
@@ -247,12 +253,12 @@ class Mailbox:
                 self.follow(command)
             case ShareData(share):
                 self._training.stream.share(share)
-            case Evaluate(tag):
+            case Evaluate():
                 since = self._clock()
                 found = self._evaluate()
-                self._meter.exclude(since)
-                if found is not None:
-                    self._channel.emit(Evaluated(tag, found.loss, found.tokens, found.metrics))
+                took_s = self._meter.exclude(since)
+                said = (None, 0, {}) if found is None else (found.loss, found.tokens, found.metrics)
+                self._channel.emit(Evaluated(*said, took_s))
             case Save(path):
                 self._save(path)
             case StopStepping():
@@ -329,13 +335,15 @@ class Mailbox:
     def _status(self) -> Status:
         meter, training = self._meter, self._training
         per_step = training.section.tokens_per_step
+        longest_gap_s, longest_aside_s = meter.take_longest_s()
         return Status(
             inner_step=training.inner_step,
             tokens_total=training.tokens_total,
             tokens_per_s=per_step / meter.step_time_s if meter.step_time_s and self._rests == "no" else 0.0,
             step_time_s=meter.step_time_s,
             loss=meter.loss,
-            longest_gap_s=meter.take_longest_gap_s(),
+            longest_gap_s=longest_gap_s,
+            longest_aside_s=longest_aside_s,
             cpu_s=time.process_time(),
             skipped_steps=training.skipped_steps,
             run_tokens=training.run_tokens,

@@ -66,8 +66,8 @@ class ScriptedLearner:
                 self._on_event(ch.NothingToCopy(fragment, fragment in self.slot_in_use))
             case ch.FreeSlot(fragment):
                 self.slot_in_use.discard(fragment)
-            case ch.Evaluate(tag):
-                self._on_event(ch.Evaluated(tag, 1.5, 64))
+            case ch.Evaluate():
+                self._on_event(ch.Evaluated(1.5, 64))
 
     def contribute(self, fragment: int, due: bool = True) -> None:
         """One inner step, and its copy-out."""

@@ -17,7 +17,7 @@ from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.demo import plot as demo_plot
 from p2pdiloco.lab.demo.demo import _headline
-from p2pdiloco.lab.demo.verdict import DemoSummary, Kill, choose_victim, failures, pauses
+from p2pdiloco.lab.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
 from p2pdiloco.lab.demo.view import render_summary, words_of
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Line, Tail, read_log
@@ -35,8 +35,13 @@ def version(node: str, kind: str, number: int, digest: str, fragment: int = 0, m
     return line(node, kind, mono, fragment, number=number, digest=digest, term=1)
 
 
-def progress(node: str, mono: float, step_time_s: float = 0.1, longest_gap_s: float = 0.1) -> Line:
-    return line(node, "progress", mono, step_time_s=step_time_s, longest_gap_s=longest_gap_s, loss=2.0)
+def progress(
+    node: str, mono: float, step_time_s: float = 0.1, longest_gap_s: float = 0.1, longest_aside_s: float = 0.0
+) -> Line:
+    figures = {
+        "step_time_s": step_time_s, "longest_gap_s": longest_gap_s, "longest_aside_s": longest_aside_s,
+    }  # fmt: skip
+    return line(node, "progress", mono, **figures, loss=2.0)
 
 
 @pytest.fixture
@@ -57,7 +62,9 @@ def test_words_and_units_are_those_of_what_is_trained(
     task = PRESETS[preset].run.task
     assert words in _headline(DemoSettings(preset=preset), task, kills=True)
     assert loss_unit(task) == unit
-    numbers = dict.fromkeys(("seconds", "loss_before", "loss_after", "longest_pause_s"), 1.0)
+    numbers = dict.fromkeys(
+        ("seconds", "loss_before", "loss_after", "longest_pause_s", "longest_aside_s"), 1.0
+    )
     counts = dict.fromkeys(
         ("outer_updates", "inner_steps", "tokens", "kills", "versions_compared", "forks"), 0
     )
@@ -149,13 +156,13 @@ def test_recovery_is_the_first_version_published_after_the_kill(chronicle: Chron
 
 def test_pauses_leave_start_up_and_what_is_outside_the_time_out(chronicle: Chronicle) -> None:
     node = chronicle.nodes["one"]
-    assert pauses([node], 0, 100) == (None, None)
+    assert pauses([node], 0, 100) is None
     for at_s, gap_s in ((1, 9.0), (2, 8.0), (3, 7.0), (4, 0.2), (5, 0.3), (200, 5.0)):
-        chronicle.feed(progress("one", at_s, 0.1, gap_s))
-    assert pauses([node], 0, 100) == (0.3, 0.1)
+        chronicle.feed(progress("one", at_s, 0.1, gap_s, gap_s / 2))
+    assert pauses([node], 0, 100) == Pauses(0.3, 0.15, 0.1)
     node.started("starting again")
-    chronicle.feed(progress("one", 50, 0.1, 6.0))
-    assert pauses([node], 0, 100) == (0.3, 0.1)
+    chronicle.feed(progress("one", 50, 0.1, 6.0, 6.0))
+    assert pauses([node], 0, 100) == Pauses(0.3, 0.15, 0.1)
 
 
 def test_exit_rule_names_every_failure() -> None:

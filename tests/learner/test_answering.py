@@ -135,7 +135,7 @@ def test_a_call_is_answered_while_the_global_parameters_are_evaluated(bench, mon
         return evaluate(*given, **named)
 
     monkeypatch.setattr(mailbox, "evaluate", evaluating)
-    bench.post(Evaluate(7))
+    bench.post(Evaluate())
     bench.post(FreeSlot(0))
     with answering(bench):
         assert bench.mailbox.boundary(bench.training.step())
@@ -181,7 +181,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
         bench.exchange.base(0, 1).copy_(bench.exchange.sent(0))
 
         def told():
-            for command in (TakePart(2), ShareData(DataShare("other", 0, b"")), Evaluate(1), StopStepping()):
+            for command in (TakePart(2), ShareData(DataShare("other", 0, b"")), Evaluate(), StopStepping()):
                 bench.post(command)
             bench.post(Save(str(tmp_path / "regular")))
             bench.post(Install(0, 1, 1, "merged"))
@@ -223,7 +223,7 @@ def test_an_end_that_comes_between_two_looks_is_seen_all_the_same(bench, monkeyp
 
 def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_commands(bench):
     bench.post(StopStepping())
-    bench.post(Evaluate(1))
+    bench.post(Evaluate())
     bench.post(Stop(None))
     assert not bench.mailbox.begin() and bench.events() == []
     other = Bench(device=bench.device)

@@ -302,24 +302,42 @@ def test_rebases_by_zero_do_not_change_the_training(bench):
 
 
 def test_evaluation_is_of_the_global_parameters_not_of_the_learner_s(bench):
-    bench.post(Evaluate(1))
+    bench.post(Evaluate())
     bench.mailbox.boundary(bench.training.step())
     for _ in range(20):
         bench.training.step()
-    bench.post(Evaluate(2))
+    bench.post(Evaluate())
     bench.mailbox.boundary(bench.training.step())
     first, second = [event for event in bench.events() if isinstance(event, Evaluated)]
-    assert (first.tag, second.tag) == (1, 2)
     assert first.loss == second.loss == pytest.approx(math.log(256), abs=0.3)
     bench.exchange.base(0, 0).zero_()
-    bench.post(Evaluate(3))
+    bench.post(Evaluate())
     bench.mailbox.boundary(bench.training.step())
     assert next(e for e in bench.events() if isinstance(e, Evaluated)).loss != first.loss
 
 
+def test_commands_that_come_while_others_are_obeyed_wait_for_the_next_boundary(bench, monkeypatch):
+    made = []
+
+    def evaluate_and_be_asked_again():
+        bench.post(Evaluate())
+        bench.channel.take_calls()  # as the thread that answers closing calls reads meanwhile
+        made.append(bench.training.inner_step)
+        assert len(made) < 10, "no inner step is made any more"
+
+    monkeypatch.setattr(bench.mailbox, "_evaluate", evaluate_and_be_asked_again)
+    bench.post(Evaluate())
+    for _ in range(3):
+        assert bench.mailbox.boundary(bench.training.step())
+    assert made == [1, 2, 3]
+    (first, *_) = [event for event in bench.events() if isinstance(event, Evaluated)]
+    assert first.loss is None, "nothing was measured"
+
+
 def test_a_daemon_that_does_not_read_never_blocks_the_learner(bench):
     for step in range(3000):
-        bench.channel.emit(Status(step, 0, 0.0, 0.0, None, 2.0 if step == 2990 else 1.0, 0.0))
+        longest_s = 2.0 if step == 2990 else 1.0
+        bench.channel.emit(Status(step, 0, 0.0, 0.0, None, longest_s, 0.0, 3 * longest_s))
     seen = []
     while events := bench.events():
         seen += events
@@ -327,6 +345,7 @@ def test_a_daemon_that_does_not_read_never_blocks_the_learner(bench):
     assert len(seen) < 3000
     assert seen[-1].inner_step == 2999
     assert max(status.longest_gap_s for status in seen) == 2.0
+    assert max(status.longest_aside_s for status in seen) == 6.0
     with pytest.raises(ChannelBroken, match="does not read"):
         for _ in range(100_000):
             bench.channel.emit(NothingToCopy(0, False))

@@ -166,7 +166,7 @@ def the_life_of_a_pair(pair, reference, state):
     move = torch.linspace(-0.01, 0.01, LAYOUTS[1].numel)
     pair.exchange.base(1, 1).copy_(pair.exchange.sent(1) + move)
     pair.send(Install(1, 1, 1, "merged"))
-    pair.send(Evaluate(1))
+    pair.send(Evaluate())
     applied = pair.expect(Applied)
     evaluated = pair.expect(Evaluated)
     catch_up(reference, applied.inner_step)

@@ -25,6 +25,9 @@ from p2pdiloco.tensors.vault import Vault
 FIRST_EVALUATION_S = 5.0
 """Time until the first evaluation: who has just come back has something better to do, as others wait for
 its work."""
+MOST = 0.05
+"""Largest share of a learner's time that its measurements take: after one that took long it pauses for
+longer, and others, who are more patient, may come before it."""
 PATIENCE = 0.5
 """Share of an interval by which each rank is more patient than the one before."""
 OFFICE = "evaluation"
@@ -39,6 +42,8 @@ class Turns:
         self._interval_s, self._term_versions = interval_s, term_versions
         self._known_s = -math.inf
         self._first_s = min(first_s, interval_s)
+        self._rested_s = -math.inf
+        """Time before which we do not measure again, as it took long."""
         self._began_s: float | None = None
         self.newest: wire.HeldoutLoss | None = None
         self.by = ""
@@ -55,11 +60,13 @@ class Turns:
         if now < first_s:
             return first_s  # whose turn it is then may change
         order = ranking(self._run, OFFICE, 0, number // self._term_versions, {*learners, self._me})
-        return first_s + self._interval_s * PATIENCE * order.index(self._me)
+        return max(self._rested_s, first_s + self._interval_s * PATIENCE * order.index(self._me))
 
-    def begin(self, now: float) -> None:
-        """Note that we measure: not again before the next interval, whatever comes of it."""
+    def ended(self, now: float, took_s: float | None) -> None:
+        """Note that our measurement is over: not again before the next interval, whatever came of it.
+        `took_s`: how long training paused for it; None: unknown."""
         self._known_s = now
+        self._rested_s = now + (took_s or 0.0) * (1 / MOST - 1)
 
     def measured(self, heldout: wire.HeldoutLoss, now: float) -> None:
         """Take in a loss that we measured."""
@@ -135,8 +142,8 @@ class MeasuringLearner(Protocol):
 
     ready: asyncio.Event
 
-    def evaluate(self, tag: int) -> None:
-        """Ask for the held-out loss."""
+    async def evaluate(self) -> float | None:
+        """Let it measure the held-out loss; returns the seconds that it took, None if nothing came."""
 
 
 async def evaluate_regularly(
@@ -146,7 +153,6 @@ async def evaluate_regularly(
 
     `committed` is set with every version: the order may be another one then.
     """
-    tag = 0
     loop, turns = asyncio.get_running_loop(), measurements.turns
     while True:
         await learner.ready.wait()
@@ -155,9 +161,8 @@ async def evaluate_regularly(
         learners = [peer for peer in others if measurements.counts(peer)]
         due_s = turns.due_s(now, core.fragments[0].chain.head.number, learners)
         if now >= due_s:
-            turns.begin(now)
-            learner.evaluate(tag)
-            tag += 1
+            took_s = await learner.evaluate()
+            turns.ended(loop.time(), took_s)
             continue
         committed.clear()
         with contextlib.suppress(TimeoutError):

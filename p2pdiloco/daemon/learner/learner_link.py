@@ -78,6 +78,7 @@ class LearnerLink:
         self._saved_at_end = False
         self._failures = Failures()
         self._silence = Silence()
+        self._measuring: asyncio.Future[float | None] | None = None
         self._every = 1
         self._share: ch.DataShare | None = None
         self._left: Resume | None = None
@@ -184,10 +185,18 @@ class LearnerLink:
             return
         self._host.send(ch.Save(str(self._state_path)))
 
-    def evaluate(self, tag: int) -> None:
-        """Ask for the held-out loss of the global parameters."""
-        if self._ready:
-            self._host.send(ch.Evaluate(tag))
+    async def evaluate(self) -> float | None:
+        """Let the learner measure the held-out loss of the global parameters, and wait until it has.
+
+        Returns the seconds that it took; None: this learner has ended, or takes no commands."""
+        self._measuring = asyncio.get_running_loop().create_future()
+        if not self._ready or not self._host.send(ch.Evaluate()):
+            return None
+        return await self._measuring
+
+    def _measured(self, took_s: float | None) -> None:
+        if self._measuring is not None and not self._measuring.done():
+            self._measuring.set_result(took_s)
 
     def take_part(self, every: int) -> None:
         """Let the learner contribute to every so-and-so-many-th version only; 1: to all. Holds for later
@@ -294,6 +303,8 @@ class LearnerLink:
                     self._failures.made_step()
                 self._post(self._core_status(event))
                 self.count_learners()
+            case ch.Evaluated():
+                self._measured(event.took_s)
             case ch.StateSaved():
                 self._saved_at_end = event.ok and event.last
             case LearnerExited():
@@ -350,6 +361,7 @@ class LearnerLink:
     def _exited(self, exited: LearnerExited) -> None:
         self._ready = False
         self._moved.set()
+        self._measured(None)
         self.ready.clear()
         self._life += 1
         self._slots = [Slot() for _ in self._slots]

@@ -256,7 +256,7 @@ class Demo:
         loss_after = judge.loss_of(newest.vault)
         killed = {kill.node for kill in self._kills}
         survivors = [trace for trace in chronicle.nodes.values() if trace.name not in killed]
-        longest_s, median_s = verdict.pauses(survivors, began_s, ended_s)
+        pauses = verdict.pauses(survivors, began_s, ended_s)
         resumed = {str(f): round(s, 3) for kill in self._kills for f, s in sorted(kill.resumed_s.items())}
         backs = [kill.back_s for kill in self._kills if kill.back_s is not None]
         return DemoSummary(
@@ -270,8 +270,9 @@ class Demo:
             tokens=sum(trace.last.tokens_total for trace in chronicle.nodes.values() if trace.last),
             kills=len(self._kills),
             participation=chronicle.participation(),
-            longest_pause_s=longest_s,
-            median_inner_step_s=median_s,
+            longest_pause_s=pauses and pauses.longest_s,
+            longest_aside_s=pauses and pauses.longest_aside_s,
+            median_inner_step_s=pauses and pauses.median_step_s,
             t_resume_s=max(resumed.values(), default=None),
             t_resume_by_fragment_s=resumed,
             t_back_s=statistics.median(backs) if backs else None,

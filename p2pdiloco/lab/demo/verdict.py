@@ -42,7 +42,10 @@ class DemoSummary(Struct, kw_only=True, frozen=True):
     participation: float | None
     """Contributions merged / learners that were live, over all merges."""
     longest_pause_s: float | None
-    """Longest time from the end of one inner step to the end of the next, over all survivors."""
+    """Longest time from the end of one inner step to the end of the next, over all survivors, without
+    evaluations and checkpoints."""
+    longest_aside_s: float | None
+    """Longest evaluation or checkpoint of a survivor, in which it made no inner step."""
     median_inner_step_s: float | None
     t_resume_s: float | None
     """The slowest fragment's."""
@@ -66,14 +69,26 @@ def choose_victim(chronicle: Chronicle, alive: Sequence[str]) -> str:
     return best if chronicle.offices_of(best) else ""
 
 
-def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> tuple[float | None, float | None]:
-    """(longest pause, median inner step) in seconds between two moments, start-up of learners left out."""
+class Pauses(Struct, frozen=True):
+    """Pauses of learners, and their median inner step, in seconds."""
+
+    longest_s: float
+    longest_aside_s: float
+    median_step_s: float
+
+
+def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> Pauses | None:
+    """Pauses between two moments, start-up of learners left out; None: no learner said anything."""
     lives = itertools.chain.from_iterable(trace.lives for trace in traces)
     warm = itertools.chain.from_iterable(life[WARM_UP_LINES:] for life in lives)
     lines = [line for line in warm if began_s <= line.mono <= ended_s]
     if not lines:
-        return None, None
-    return max(line.longest_gap_s for line in lines), statistics.median(line.step_time_s for line in lines)
+        return None
+    return Pauses(
+        max(line.longest_gap_s for line in lines),
+        max(line.longest_aside_s for line in lines),
+        statistics.median(line.step_time_s for line in lines),
+    )
 
 
 def failures(

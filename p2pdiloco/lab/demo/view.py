@@ -213,7 +213,8 @@ def render_summary(
         rows.add_row(
             "longest pause",
             f"{duration(summary.longest_pause_s)} between two inner steps of {who} "
-            f"(median inner step {duration(summary.median_inner_step_s)})",
+            f"(median inner step {duration(summary.median_inner_step_s)}); "
+            f"{duration(summary.longest_aside_s)} for a measurement or a checkpoint",
         )
     for kill in kills:
         rows.add_row("killed", _recovery(kill))

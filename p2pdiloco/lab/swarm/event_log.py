@@ -44,6 +44,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_s: float | None = None
     step_time_s: float = 0.0
     longest_gap_s: float = 0.0
+    longest_aside_s: float = 0.0
     cpu_s: float = 0.0
     loss: float | None = None
     metrics: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.learner.evaluating import Measurements, Turns, evaluate_regularly
+from p2pdiloco.daemon.learner.evaluating import MOST, Measurements, Turns, evaluate_regularly
 from p2pdiloco.lab.bulk_world.virtual_loop import in_virtual_time
 
 PEERS = ["a", "b", "c", "d"]
@@ -29,7 +30,7 @@ def test_one_at_a_time_and_another_when_that_one_is_gone_or_mute() -> None:
     turns = swarm()
     assert due(turns, 0.0) == [] and due(turns, 4.9) == []
     (first,) = due(turns, 5.1)
-    turns[first].begin(5.1)
+    turns[first].ended(5.1, None)
     assert due(turns, 9.9) == []
     # Nothing came of it: the next in the order is more patient by half an interval, and does.
     (second,) = due(turns, 10.1)
@@ -46,6 +47,37 @@ def test_one_at_a_time_and_another_when_that_one_is_gone_or_mute() -> None:
     # Nobody believes that an older state is news.
     turns[first].heard("x", wire.HeldoutLoss(11, 0.1, 64), 22.0)
     assert turns[first].newest == heldout
+
+
+def test_measuring_takes_a_small_share_of_a_learner_s_time_however_long_it_takes() -> None:
+    """With an interval as long as a measurement, or far shorter, training goes on."""
+    spans: list[tuple[float, float]] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def evaluate() -> float:
+            began_s, took_s = loop.time(), 5.0 if len(spans) < 3 else 0.1
+            await asyncio.sleep(took_s)
+            spans.append((began_s, loop.time()))
+            return took_s
+
+        core: Any = SimpleNamespace(
+            shared=SimpleNamespace(expected_learners=lambda _now: []),
+            fragments=[SimpleNamespace(chain=SimpleNamespace(head=SimpleNamespace(number=0)))],
+        )
+        learner: Any = SimpleNamespace(ready=asyncio.Event(), evaluate=evaluate)
+        learner.ready.set()
+        vault: Any = SimpleNamespace(layouts=())
+        measurements = Measurements(Turns("run", "a", 0.05, 0.0, 8), vault, 8, alone=True)
+        work = asyncio.create_task(evaluate_regularly(measurements, learner, core, asyncio.Event()))
+        await asyncio.sleep(320.0)
+        work.cancel()
+
+    in_virtual_time(run())
+    assert len(spans) >= 6
+    for (began_s, ended_s), (next_s, _) in pairwise(spans):
+        assert ended_s - began_s <= MOST * (next_s - began_s) + 1e-9
 
 
 def test_turns_go_round() -> None:
@@ -75,9 +107,11 @@ def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version
             shared=SimpleNamespace(expected_learners=learners),
             fragments=[SimpleNamespace(chain=SimpleNamespace(head=head))],
         )
-        learner: Any = SimpleNamespace(
-            ready=asyncio.Event(), evaluate=lambda tag: asked.append(round(loop.time(), 6))
-        )
+
+        async def evaluate() -> None:
+            asked.append(round(loop.time(), 6))
+
+        learner: Any = SimpleNamespace(ready=asyncio.Event(), evaluate=evaluate)
         learner.ready.set()
         vault: Any = SimpleNamespace(layouts=())
         last = next(peer for peer in PEERS if Turns("run", peer, 10.0, 0.0, 1).due_s(0.0, 0, PEERS) == 15.0)

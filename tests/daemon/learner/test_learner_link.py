@@ -10,6 +10,7 @@ from typing import Any
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Stamp, Watermark
+from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.daemon.learner.learner_link import STEP_AT_MOST_S, LearnerLink
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.learner import channel_messages as ch
@@ -164,3 +165,19 @@ def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
         assert host.commands[6:] == [ch.Learners(7)]
 
     asyncio.run(main())
+
+
+async def test_a_measurement_is_waited_for_and_given_up_with_its_learner() -> None:
+    host = PaperHost()
+    linked = Linked(host)
+    link = linked.link
+    asked = asyncio.ensure_future(link.evaluate())
+    await asyncio.sleep(0)
+    assert host.commands.count(ch.Evaluate()) == 1 and not asked.done()
+    linked.tell(ch.Evaluated(2.5, 64, took_s=7.0))
+    assert await asked == 7.0
+    asked = asyncio.ensure_future(link.evaluate())
+    await asyncio.sleep(0)
+    linked.tell(LearnerExited(1, "killed"))
+    assert await asked is None
+    assert await link.evaluate() is None, "there is no learner"
