@@ -257,8 +257,10 @@ class Mailbox:
                 since = self._clock()
                 found = self._evaluate()
                 took_s = self._meter.exclude(since)
-                said = (None, 0, {}) if found is None else (found.loss, found.tokens, found.metrics)
-                self._channel.emit(Evaluated(*said, took_s))
+                if found is None:
+                    self._channel.emit(Evaluated(None, 0, took_s=took_s))
+                else:
+                    self._channel.emit(Evaluated(found.loss, found.tokens, found.metrics, took_s))
             case Save(path):
                 self._save(path)
             case StopStepping():

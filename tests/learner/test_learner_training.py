@@ -13,26 +13,17 @@ from learner_kit import BASES, TASK, Bench, alone, data
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint, device, process
-from p2pdiloco.learner.channel import ChannelBroken
 from p2pdiloco.learner.channel_messages import (
-    BaseRef,
-    CopiedOut,
-    CopyOut,
-    Evaluate,
-    Evaluated,
     Install,
     LearnerOptions,
     Learners,
     Note,
-    NothingToCopy,
     Start,
-    Status,
     Stop,
 )
 from p2pdiloco.learner.device import choose_device, hints
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged
-from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.optimizer.build import make_optimizer, moments, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
 from p2pdiloco.learner.parallel.ranks import count_ranks
@@ -279,112 +270,6 @@ def test_non_finite_steps_are_skipped_counted_and_in_the_end_fatal(bench):
     assert bench.fragments.counters[0].unmerged_steps == 0
     with pytest.raises(TrainingDiverged, match="10 inner steps"):
         bench.training.step()
-
-
-# --- mailbox ----------------------------------------------------------------------------------------
-
-
-def test_rebases_by_zero_do_not_change_the_training(bench):
-    _, expected = alone(12)
-    losses = []
-    for step in range(12):
-        report = bench.training.step()
-        losses.append(report.loss)
-        for layout in bench.fragments._layouts:
-            old = bench.fragments.bases[layout.index]
-            bench.exchange.base(layout.index, 1 - old.buffer).copy_(
-                bench.exchange.base(layout.index, old.buffer)
-            )
-            bench.post(Install(layout.index, step + 1, 1 - old.buffer, "rebase"))
-        assert bench.mailbox.boundary(report)
-    assert losses == expected
-    assert bench.fragments.bases == [BaseRef(12, 0)] * 4
-
-
-def test_evaluation_is_of_the_global_parameters_not_of_the_learner_s(bench):
-    bench.post(Evaluate())
-    bench.mailbox.boundary(bench.training.step())
-    for _ in range(20):
-        bench.training.step()
-    bench.post(Evaluate())
-    bench.mailbox.boundary(bench.training.step())
-    first, second = [event for event in bench.events() if isinstance(event, Evaluated)]
-    assert first.loss == second.loss == pytest.approx(math.log(256), abs=0.3)
-    bench.exchange.base(0, 0).zero_()
-    bench.post(Evaluate())
-    bench.mailbox.boundary(bench.training.step())
-    assert next(e for e in bench.events() if isinstance(e, Evaluated)).loss != first.loss
-
-
-def test_commands_that_come_while_others_are_obeyed_wait_for_the_next_boundary(bench, monkeypatch):
-    made = []
-
-    def evaluate_and_be_asked_again():
-        bench.post(Evaluate())
-        bench.channel.take_calls()  # as the thread that answers closing calls reads meanwhile
-        made.append(bench.training.inner_step)
-        assert len(made) < 10, "no inner step is made any more"
-
-    monkeypatch.setattr(bench.mailbox, "_evaluate", evaluate_and_be_asked_again)
-    bench.post(Evaluate())
-    for _ in range(3):
-        assert bench.mailbox.boundary(bench.training.step())
-    assert made == [1, 2, 3]
-    (first, *_) = [event for event in bench.events() if isinstance(event, Evaluated)]
-    assert first.loss is None, "nothing was measured"
-
-
-def test_a_daemon_that_does_not_read_never_blocks_the_learner(bench):
-    for step in range(3000):
-        longest_s = 2.0 if step == 2990 else 1.0
-        bench.channel.emit(Status(step, 0, 0.0, 0.0, None, longest_s, 0.0, 3 * longest_s))
-    seen = []
-    while events := bench.events():
-        seen += events
-        bench.channel.flush()
-    assert len(seen) < 3000
-    assert seen[-1].inner_step == 2999
-    assert max(status.longest_gap_s for status in seen) == 2.0
-    assert max(status.longest_aside_s for status in seen) == 6.0
-    with pytest.raises(ChannelBroken, match="does not read"):
-        for _ in range(100_000):
-            bench.channel.emit(NothingToCopy(0, False))
-
-
-def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
-    """The clock stands still except while the learner waits; the daemon speaks in the middle of a wait."""
-    now, waits = [100.0], []
-
-    def wait(timeout_s):
-        waits.append(timeout_s)
-        if len(waits) == 2:
-            bench.post(CopyOut(0))
-            now[0] += 3.0
-        else:
-            now[0] += timeout_s
-
-    bench.channel.wait = wait
-    args = (bench.channel, bench.training, bench.fragments, (), None, 1000.0)
-    mailbox = Mailbox(*args, min_step_s=10.0, clock=lambda: now[0])
-    assert mailbox.boundary(bench.training.step()) and mailbox.boundary(bench.training.step())
-    bench.events()
-    assert (waits, now) == ([10.0], [110.0])
-    now[0] += 2.0  # what the step takes itself
-    assert mailbox.boundary(bench.training.step())
-    assert waits == [10.0, 8.0, 5.0]
-    answers = [e for e in bench.events() if isinstance(e, CopiedOut | NothingToCopy)]
-    assert answers[-1].fragment == 0, "asked in the wait, answered in it"
-    now[0] += 11.5  # 1.5 s too late: made up for by the next one
-    assert mailbox.boundary(bench.training.step())
-    assert mailbox.boundary(bench.training.step())
-    assert waits[3:] == [8.5]
-    now[0] += 100.0
-    for _ in range(3):
-        assert mailbox.boundary(bench.training.step())
-    assert waits[4:] == [8.0], "2 s of it are made up for"
-    bench.post(Stop(None))
-    assert not mailbox.boundary(bench.training.step())
-    assert len(waits) == 5
 
 
 def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:

@@ -10,12 +10,10 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
-from p2pdiloco.core.chain.scale import most_learners
+from p2pdiloco.daemon.learner.company import Company, KnowsLearners
 from p2pdiloco.daemon.learner.failures import Failures
 from p2pdiloco.daemon.learner.host import LearnerExited, MakeHost, OnEvent
 from p2pdiloco.daemon.learner.silence import TICK_S, Silence
@@ -30,17 +28,6 @@ from p2pdiloco.learner.lifeline import SAVE_S
 logger = logging.getLogger(__name__)
 STEP_AT_MOST_S = 60.0
 """Longest inner step whose end a leaving node waits for."""
-
-
-class KnowsLearners(Protocol):
-    """Source of how many train (`core.shared.Shared`)."""
-
-    @property
-    def expected_members(self) -> int:
-        """Members that the run was to have at its start; 0: nobody knows."""
-
-    def training(self, now: float) -> int:
-        """Return how many learners are known to train, this one included."""
 
 
 class LearnerLink:
@@ -61,7 +48,7 @@ class LearnerLink:
         self._host = make_host(self._on_event)
         self._compute = compute
         self._tickets = tickets
-        self._swarm = swarm
+        self._company = Company(swarm)
         self._slots = [Slot() for _ in compute.vault.layouts]
         self._state_path = state_path
         self._post = post
@@ -78,15 +65,13 @@ class LearnerLink:
         self._saved_at_end = False
         self._failures = Failures()
         self._silence = Silence()
+        self._saving = False
+        """True: it was asked for its state and has not said that it is written."""
         self._measuring: asyncio.Future[float | None] | None = None
         self._every = 1
         self._share: ch.DataShare | None = None
         self._left: Resume | None = None
         self._begun = False
-        self._merged_together = 0
-        """Number of contributors of the version made last: in a run of many groups we hear of our
-        neighbours only."""
-        self._most_learners = MAX_CONTRIBUTORS
         self._said_learners = 1
         self.device = ""
         self.status: ch.Status | None = None
@@ -181,9 +166,9 @@ class LearnerLink:
 
     def save(self) -> None:
         """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
-        if not self._ready or self._stopping or self._host.guest or not self._use_up():
+        if self._saving or not self._ready or self._stopping or self._host.guest or not self._use_up():
             return
-        self._host.send(ch.Save(str(self._state_path)))
+        self._saving = self._host.send(ch.Save(str(self._state_path)))
 
     async def evaluate(self) -> float | None:
         """Let the learner measure the held-out loss of the global parameters, and wait until it has.
@@ -237,12 +222,8 @@ class LearnerLink:
 
     def committed(self, effect: CommitVersion) -> bool:
         """Let the learner go over to a version that is being committed; return whether its copy is in it."""
-        header = effect.version.header
-        self._merged_together, self._most_learners = (
-            len(header.contributors),
-            most_learners(header.number, effect.watermarks, self._swarm.expected_members),
-        )
-        return self._slots[header.fragment].committed(effect.merged_ticket, effect.overwrite)
+        self._company.committed(effect)
+        return self._slots[effect.version.header.fragment].committed(effect.merged_ticket, effect.overwrite)
 
     def after_commit(self, fragment: int) -> None:
         """Post the new version, which the vault holds, unless an install is under way."""
@@ -306,6 +287,7 @@ class LearnerLink:
             case ch.Evaluated():
                 self._measured(event.took_s)
             case ch.StateSaved():
+                self._saving = False
                 self._saved_at_end = event.ok and event.last
             case LearnerExited():
                 self._exited(event)
@@ -318,13 +300,10 @@ class LearnerLink:
         return ev.LearnerStatus(True, step, tokens, found.tokens_per_s, found.step_time_s, found.loss)
 
     def count_learners(self) -> None:
-        """Tell the learner how many there are, if that has changed: it reckons by it where the run is.
-        Told a second late, a whole swarm's first steps were a fourth as long as they should be, and the
-        next ones four times as long: a run of 700 steps ended 1 to 4 % worse."""
+        """Tell the learner how many there are, if that has changed."""
         if not self._ready:
             return
-        heard = min(self._swarm.training(asyncio.get_running_loop().time()), self._most_learners)
-        count = max(1, heard, self._merged_together)
+        count = self._company.count(asyncio.get_running_loop().time())
         if count != self._said_learners and self._host.send(ch.Learners(count)):
             self._said_learners = count
 
@@ -362,6 +341,7 @@ class LearnerLink:
         self._ready = False
         self._moved.set()
         self._measured(None)
+        self._saving = False
         self.ready.clear()
         self._life += 1
         self._slots = [Slot() for _ in self._slots]

@@ -19,6 +19,8 @@ from p2pdiloco.learner import channel_messages as ch
 class PaperHost:
     """Notes commands."""
 
+    guest = False
+
     def __init__(self) -> None:
         self.commands: list[Any] = []
 
@@ -181,3 +183,19 @@ async def test_a_measurement_is_waited_for_and_given_up_with_its_learner() -> No
     linked.tell(LearnerExited(1, "killed"))
     assert await asked is None
     assert await link.evaluate() is None, "there is no learner"
+
+
+async def test_a_state_is_asked_for_when_the_last_one_is_written() -> None:
+    host = PaperHost()
+    linked = Linked(host)
+    saves = lambda: sum(isinstance(command, ch.Save) for command in host.commands)  # noqa: E731
+    for _ in range(3):
+        linked.link.save()
+    assert saves() == 1
+    linked.tell(ch.StateSaved(Path("state"), True))
+    linked.link.save()
+    assert saves() == 2
+    linked.tell(LearnerExited(1, "killed"))
+    linked.tell(ch.Ready("cpu", 1, 1, 0, False))
+    linked.link.save()
+    assert saves() == 3
