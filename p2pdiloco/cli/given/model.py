@@ -32,7 +32,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
-from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of
+from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of, with_defaults
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.own_loop import specs_from_texts
 from p2pdiloco.tasks.registry import task_of
@@ -164,7 +164,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
     """Fill in the model by its configuration, with no more context than an inner step has tokens."""
-    most = config.get("max_position_embeddings")
+    most = with_defaults(config).get("max_position_embeddings")
     tokens = base.inner.tokens_per_step
     context = min(most, tokens) if isinstance(most, int) else tokens
     run = msgspec.structs.replace(base.run, task="causal-lm", task_package="")

@@ -14,6 +14,47 @@ from p2pdiloco.config.models import CausalLMSection
 from p2pdiloco.errors import UserError
 
 LLAMA, MIXTRAL = "llama", "mixtral"
+_BOTH: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    LLAMA: _BOTH
+    | {
+        "intermediate_size": 11_008,
+        "num_key_value_heads": None,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    MIXTRAL: _BOTH
+    | {
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+    },
+}
+"""Values that a config.json of these architectures means where it says nothing. A test compares all with the
+classes of `transformers`."""
+ALIASES = {"num_experts": "num_local_experts"}
+"""Other names by which a config may call its keys."""
 
 
 def llama_config(section: CausalLMSection) -> dict[str, Any]:
@@ -38,6 +79,8 @@ def llama_config(section: CausalLMSection) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "dtype": "float32",
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
     }
     if section.experts:
         config |= {
@@ -47,6 +90,8 @@ def llama_config(section: CausalLMSection) -> dict[str, Any]:
             "num_experts_per_tok": section.experts_per_token,
             "router_aux_loss_coef": section.balance_weight,
             "sliding_window": None,
+            "output_router_logits": False,
+            "router_jitter_noise": 0.0,
         }
     return config
 
@@ -61,26 +106,25 @@ def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSecti
     broken = difference_from_ours(config)
     if broken:
         raise UserError(f"the model is not of a form that causal-lm has: {broken}")
-    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    rope = config.get("rope_parameters") or {}
-    shared = config.get("num_key_value_heads") or heads
+    config, kind = with_defaults(config), config["model_type"]
+    heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
     table: dict[str, Any] = {
-        "layers": config.get("num_hidden_layers"),
+        "layers": config["num_hidden_layers"],
         "heads": heads,
-        "key_value_heads": 0 if shared == heads else shared,
-        "width": width,
-        "hidden_width": config.get("intermediate_size"),
-        "context_tokens": context_tokens or config.get("max_position_embeddings"),
-        "vocabulary": config.get("vocab_size"),
-        "tied_head": config.get("tie_word_embeddings", False),
-        "rope_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10_000),
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
+        "key_value_heads": 0 if shared in (None, heads) else shared,
+        "width": config["hidden_size"],
+        "hidden_width": config["intermediate_size"],
+        "context_tokens": context_tokens or config["max_position_embeddings"],
+        "vocabulary": config["vocab_size"],
+        "tied_head": config["tie_word_embeddings"],
+        "rope_base": _rope(config).get("rope_theta") or config["rope_theta"] or DEFAULTS[kind]["rope_theta"],
+        "norm_epsilon": config["rms_norm_eps"],
     }
-    if config["model_type"] == MIXTRAL:
+    if kind == MIXTRAL:
         table |= {
-            "experts": config.get("num_local_experts"),
-            "experts_per_token": config.get("num_experts_per_tok"),
-            "balance_weight": config.get("router_aux_loss_coef", 0.01),
+            "experts": config["num_local_experts"],
+            "experts_per_token": config["num_experts_per_tok"],
+            "balance_weight": config["router_aux_loss_coef"],
         }
     try:
         return msgspec.convert(table, CausalLMSection)
@@ -88,24 +132,37 @@ def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSecti
         raise UserError(f"config.json of the model: {error}") from error
 
 
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Complete a config by what its architecture says where it says nothing."""
+    renamed = {name: config[alias] for alias, name in ALIASES.items() if alias in config}
+    return DEFAULTS.get(str(config.get("model_type")), {}) | renamed | config
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return found if isinstance(found, dict) else {}
+
+
 def difference_from_ours(config: dict[str, Any]) -> str:
     """Say in what a config is neither Llama nor Mixtral as we have them; empty: it is one of the two."""
     kind = config.get("model_type")
-    if kind not in (LLAMA, MIXTRAL):
+    if kind not in DEFAULTS:
         return f'its model_type is "{kind}"'
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    config = with_defaults(config)
+    rope = _rope(config)
+    heads, width = config["num_attention_heads"], config["hidden_size"]
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
-        return "hidden_size and num_attention_heads are not stated"
+        return "hidden_size and num_attention_heads are no counts"
     rules = (
-        (config.get("hidden_act", "silu") == "silu", f"its activation is {config.get('hidden_act')}"),
+        (config["hidden_act"] == "silu", f"its activation is {config['hidden_act']}"),
         (not config.get("attention_bias"), "its attention has biases"),
         (not config.get("mlp_bias"), "its feed-forward part has biases"),
-        (not config.get("sliding_window"), "its attention has a sliding window"),
+        (config.get("sliding_window") is None, "its attention has a sliding window"),
+        (not config.get("router_jitter_noise"), "its router is trained with noise"),
         (
             rope.get("rope_type", rope.get("type", "default")) == "default",
             "its rotary positions are scaled",
         ),
-        ((config.get("head_dim") or width // heads) * heads == width, "its heads are not width / heads wide"),
+        ((config["head_dim"] or width // heads) * heads == width, "its heads are not width / heads wide"),
     )
     return next((words for holds, words in rules if not holds), "")
