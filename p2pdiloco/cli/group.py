@@ -55,20 +55,37 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError("p2pdiloco does not run under python -O: its checks must stay on")
         result = cli.main(args=list(arguments), prog_name="p2pdiloco", standalone_mode=False)
     except UserError as error:
-        return _complain(str(error), error.hint)
+        return _complain(str(error), error.hint, arguments)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "p2pdiloco --help")
         return 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "p2pdiloco"
-        return _complain(error.format_message(), f"{command} --help")
+        return _complain(error.format_message(), f"{command} --help", arguments)
     except click.Abort:
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0
 
 
-def _complain(sentence: str, hint: str) -> int:
+def _complain(sentence: str, hint: str, arguments: Sequence[str]) -> int:
+    if _logs_json(arguments):
+        from p2pdiloco.daemon.display.logs import complaint_line
+
+        click.echo(complaint_line(sentence, hint), err=True)
+        return EXIT_USER
     click.echo(clean(f"error: {sentence}"), err=True)
     if hint:
         click.echo(clean(f"hint: {hint}"), err=True)
     return EXIT_USER
+
+
+def _logs_json(arguments: Sequence[str]) -> bool:
+    """Tell whether the command was to write a log for machines: then its last word is a line of that."""
+    words = " ".join(arguments).replace("--log=", "--log ")
+    if "--log " in words:
+        return "--log json" in words
+    return (
+        bool(arguments)
+        and arguments[0] in ("node", "bootstrap")
+        and os.environ.get("P2PDILOCO_LOG") == "json"
+    )

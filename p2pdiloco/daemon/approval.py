@@ -4,7 +4,7 @@ whoever sits at a terminal, asked for once.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.models import BYTES
@@ -26,7 +26,9 @@ Ask = Callable[[str], Awaitable[bool]]
 class Approval:
     """Approval of runs by the settings of one node, its machine, and whoever sits at its terminal."""
 
-    def __init__(self, settings: NodeSettings, say: Callable[[str], None], ask: Ask | None) -> None:
+    def __init__(
+        self, settings: NodeSettings, say: Callable[[str, Mapping[str, object]], None], ask: Ask | None
+    ) -> None:
         """`ask`: asks a person a question; None: there is nobody to ask."""
         self._settings, self._say = settings, say
         self._ask = None if settings.yes else ask
@@ -43,8 +45,21 @@ class Approval:
         """
         takes = footprint_of(run.manifest)
         memory, disk = free_memory_bytes(), free_disk_bytes(self._settings.data_dir)
-        for line in self._lines(run, takes, memory, disk):
-            self._say(line)
+        figures = {
+            "memory_bytes": self._memory_bytes(takes),
+            "memory_free_bytes": memory,
+            "disk_bytes": takes.disk_bytes,
+            "disk_free_bytes": disk,
+            "download_bytes": takes.download_bytes,
+            "parameters": takes.parameters,
+            "run_name": run.name,
+            "run": run.id,
+            "owner": run.signed.owner,
+        }
+        first, *others = self._lines(run, takes, memory, disk)
+        self._say(first, figures)
+        for line in others:
+            self._say(line, {})
         self._check_limits(run.manifest, takes)
         # Later, what is not free may be its own files, or memory of an earlier life that is ending.
         if is_new:

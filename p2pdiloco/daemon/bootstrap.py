@@ -105,7 +105,7 @@ class _Bootstrap:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            logger.info("%d peers are connected", self._transport.peers_connected())
+            logger.info("%(peers)d peers are connected", {"peers": self._transport.peers_connected()})
             if self._mirror is None:
                 continue
             for run in await self._mirror.look([known.run for known in self._door.runs()]):
@@ -115,7 +115,7 @@ class _Bootstrap:
     def _serve(self, run: PublishedRun) -> None:
         where = self._settings.data_dir
         self._door.add_run(run, where)
-        logger.info("serving run %s (%s)", run.name, run.id[:12])
+        logger.info("serving run %(run_name)s (%(run).12s)", {"run_name": run.name, "run": run.id})
         if run.manifest.admission.mode == "invite" and run.signed.owner == self._owner:
             logger.info("who is to join needs an invite: p2pdiloco invite %s --data-dir %s", run.name, where)
 

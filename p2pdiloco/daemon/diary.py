@@ -71,11 +71,17 @@ class Diary:
                 text += f" ({self.label(peer)})"
             self._recent.add(text)
             level = logging.INFO if record.kind in ("join", "leave", "learner", "fork") else logging.DEBUG
-            logger.log(level, "%s", text)
+            fields = {"fragment": record.fragment, "reason": record.reason, **values}
+            logger.log(level, "%s", text, extra={"event": record.kind, "fields": fields})
 
     def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own."""
         self._events.write(kind, None, reason, fields.items())
+
+    def say(self, level: int, kind: str, words: str, **fields: FieldValue) -> None:
+        """Write a line of the daemon's own, and log it with its figures."""
+        self.write(kind, words, **fields)
+        logger.log(level, "%s", words, extra={"event": kind, "fields": fields})
 
     def label(self, peer: str) -> str:
         """Name a peer: by its name, or the end of its id."""
@@ -108,7 +114,8 @@ class LearnerDiary:
             case ch.Ready():
                 write("learner", "running", device=event.device, parameters=event.parameters)
                 note = f"; {event.note}" if event.note else ""
-                logger.info("learner: %d parameters on %s%s", event.parameters, event.device, note)
+                figures = {"parameters": event.parameters, "device": event.device, "note": note}
+                logger.info("learner: %(parameters)d parameters on %(device)s%(note)s", figures)
             case ch.Note():
                 write("learner", event.text)
                 logger.info("learner: %s", event.text)

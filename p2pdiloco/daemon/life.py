@@ -119,7 +119,7 @@ class Life:
             members = member.core.shared.view.members(now)
             if members and member.report.state == "waiting":
                 member.report.enter("catching up")
-                logger.info("catching up from %d peers", len(members))
+                logger.info("catching up from %(peers)d peers", {"peers": len(members)})
             if members and second % SAY_EVERY_S == SAY_WAITING_S:
                 logger.info("waiting for %s", member.core.waits_for(now))
             elif not members and second % SAY_EVERY_S == SAY_ALONE_S:
@@ -143,7 +143,7 @@ class Life:
     async def _leave_without_guest(self, wait_s: float) -> None:
         """Leave as if the node had been told to, when its training program is gone for good."""
         await self._member.learner_link.left_alone(wait_s)
-        logger.warning("no training program for %g s: leaving", wait_s)
+        logger.warning("no training program for %(waited_s)g s: leaving", {"waited_s": wait_s})
         signal.raise_signal(signal.SIGTERM)
 
     # --- while it trains -----------------------------------------------------------------------------
@@ -202,8 +202,7 @@ class Life:
             self._member.diary.write("p2pd", "died and was started again", restarts=transport.restarts)
 
     def _on_result(self, words: str, saved: bool) -> None:
-        logger.log(logging.INFO if saved else logging.ERROR, "%s", words)
-        self._member.diary.write("checkpoint", words)
+        self._member.diary.say(logging.INFO if saved else logging.ERROR, "checkpoint", words)
 
     async def _save_regularly(self) -> None:
         while True:

@@ -231,7 +231,7 @@ class Member:
         return ()
 
     def _on_course(self, words: str, tokens: int) -> None:
-        logger.info("%s (%d tokens merged)", words, tokens)
+        logger.info("%(words)s (%(tokens)d tokens merged)", {"words": words, "tokens": tokens})
         self.diary.write("course", words, tokens=tokens)
 
 

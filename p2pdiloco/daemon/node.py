@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.outlet import end_at_once
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
-from p2pdiloco.daemon.display.terminal import log_line
+from p2pdiloco.daemon.display.terminal import log_fields, log_line
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
@@ -76,7 +76,8 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         configure_logging(plain(settings.log), recent=recent)
         if settings.learner_socket is None:  # a learner would say it, when all others have been found
             check_device(settings.device)
-        approval = Approval(settings, logger.info, ask_terminal if at_terminal() else None)
+        asks = at_terminal() and settings.log != "json"
+        approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
         own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
         wish = settings.reachability
         force = None if wish == "auto" else wish
@@ -107,6 +108,10 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
             await transport.close()
 
 
+def _say_of_run(text: str, figures: Mapping[str, object]) -> None:
+    logger.info("%s", text, extra={"event": "run", "fields": figures})
+
+
 async def _membership(
     settings: NodeSettings,
     peer: OwnPeer,
@@ -116,7 +121,8 @@ async def _membership(
 ) -> None:
     run, vault = found
     _check_data(settings, run.manifest.data)
-    logger.info("run %s (%s), node %s", run.name, run.id[:12], peer.identity.peer_id)
+    names = {"run_name": run.name, "run": run.id, "peer": peer.identity.peer_id}
+    logger.info("run %(run_name)s (%(run).12s), node %(peer)s", names)
     for doubt in run.doubts():
         logger.warning("%s", doubt)
     member = Member(peer, run, vault, settings, recent, Timing())
@@ -153,7 +159,8 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> 
     if resolve_style(settings.log) != "tui":
         while True:
             await asyncio.sleep(LINE_EVERY_S)
-            logger.info("%s", log_line(member.report.snapshot(loop.time())))
+            snapshot = member.report.snapshot(loop.time())
+            logger.info("%s", log_line(snapshot), extra={"event": "progress", "fields": log_fields(snapshot)})
     configure_logging("tui", recent=recent)
     view = LiveView()
     view.start()

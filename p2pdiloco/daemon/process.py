@@ -52,7 +52,10 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
             asked += 1
             if asked > 1:
                 # The person means it. p2pd and learner end by themselves when we are gone.
-                sys.stderr.write("stopped at once\n")
+                if plain(log) == "json":
+                    logger.warning("stopped at once")
+                else:
+                    sys.stderr.write("stopped at once\n")
                 outlet.end_at_once(HURRIED)
             stop.set()
 
@@ -170,7 +173,8 @@ def print_addresses(addresses: list[str], role: str) -> None:
         f"Running a DHT instance. To connect other peers to this one, use --initial_peers {visible}",
         flush=True,
     )
-    logger.info("%s ready, %d addresses", role, len(addresses))
+    ready = {"role": role, "addresses": len(addresses), "address": addresses[0]}
+    logger.info("%(role)s ready, %(addresses)d addresses", ready)
 
 
 def print_join(address: str, runs: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ FOREIGN = {
     "atexit": "weakref.finalize",
     "stdout": "sys",
     "stderr": "sys",
+    "excepthook": "sys and threading",
     "handlers": "logging",
     "default_map": "click",
     "grad": "torch's parameters",

@@ -93,7 +93,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def approval_of(folder: Path, said: list[str] | None = None, ask: Any = None, **settings: Any) -> Approval:
     lines: list[str] = [] if said is None else said
-    return Approval(NodeSettings(data_dir=folder, **settings), lines.append, ask)
+    return Approval(NodeSettings(data_dir=folder, **settings), lambda line, _: lines.append(line), ask)
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -184,7 +184,7 @@ class HivemindTransport(Endpoint):
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await hidden_now.wait()
         except TimeoutError:
-            logger.warning("p2pd has not come back within %g s", DIAL_TIMEOUT_S)
+            logger.warning("p2pd has not come back within %(waited_s)g s", {"waited_s": DIAL_TIMEOUT_S})
 
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
         """See `ports.Transport.put_record`. Never shortens the life of our earlier record under key."""

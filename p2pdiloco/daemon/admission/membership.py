@@ -100,10 +100,15 @@ class Membership:
         notice = self.register.notice
         assert notice is not None
         logger.info(
-            "the run's owner has a new notice, number %d: %d banned, %d invites revoked, %d listed, "
-            "%d versions vouched for",
-            *(notice.sequence, len(notice.banned), len(notice.revoked), len(notice.members)),
-            len(notice.vouch),
+            "the run's owner has a new notice, number %(number)d: %(banned)d banned, %(revoked)d invites "
+            "revoked, %(listed)d listed, %(vouched)d versions vouched for",
+            {
+                "number": notice.sequence,
+                "banned": len(notice.banned),
+                "revoked": len(notice.revoked),
+                "listed": len(notice.members),
+                "vouched": len(notice.vouch),
+            },
         )
         fault = self.register.would_take(self._me, self._grant)
         if fault is not None:

@@ -1,15 +1,19 @@
 """Log lines of a process: text or JSON on stderr, or the "latest" lines of the live view.
 
-Further values go into `extra={"fields": {...}}`. Text may hold what peers said, so control characters
-never reach the terminal.
+Figures of a JSON line are in its `fields`: those that the message names (`"%(peers)d peers", {"peers": 3}`),
+and `extra={"event": ..., "fields": {...}}`. Text may hold what peers said, so control characters never reach
+the terminal.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections import deque
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Literal, TextIO
 
 from p2pdiloco.daemon.display.outlet import outlet_of, words_of_loss
@@ -33,16 +37,20 @@ def level_name(record: logging.LogRecord) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of one JSON object a line: time (ISO 8601, UTC), level, logger, message, fields, perhaps
-    exception."""
+    """Formatter of one JSON object a line (docs/events.md): time, level, logger, event, message, fields,
+    perhaps exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": level_name(record),
             "logger": record.name,
+            "event": getattr(record, "event", ""),
             "message": record.getMessage(),
-            "fields": getattr(record, "fields", {}),
+            "fields": {
+                **(record.args if isinstance(record.args, Mapping) else {}),
+                **getattr(record, "fields", {}),
+            },
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
@@ -50,15 +58,12 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formatter of lines like `12:34:56 warning  message  key=value`; the level is left out where it is
-    info."""
+    """Formatter of lines like `12:34:56 warning  message`; the level is left out where it is info."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno == logging.INFO else f"{level_name(record)}  "
-        fields: dict[str, object] = getattr(record, "fields", {})
-        values = "".join(f"  {key}={value}" for key, value in fields.items())
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        line = clean(f"{time} {level}{record.getMessage()}{values}")
+        line = clean(f"{time} {level}{record.getMessage()}")
         if record.exc_info:
             trace = self.formatException(record.exc_info)
             line = "\n".join([line, *(clean(part) for part in trace.splitlines())])
@@ -101,18 +106,40 @@ def configure_logging(
         if outlet is not None:
             outlet.word_losses(lambda lines: formatter.format(_loss(lines)))
         handlers.append(handler)
+    if style == "json":
+        _log_what_python_prints()
     root = logging.getLogger()
     root.handlers[:] = handlers or [logging.NullHandler()]
     root.setLevel(logging.WARNING)
     logging.getLogger("p2pdiloco").setLevel(level)
 
 
-def _loss(lines: int) -> logging.LogRecord:
+def complaint_line(sentence: str, hint: str) -> str:
+    """Word the sentence with which a command ends, as the last line of a JSON log."""
+    return JsonFormatter().format(_record(logging.ERROR, sentence, "error", {"hint": hint}))
+
+
+def _log_what_python_prints() -> None:
+    """Log warnings and the tracebacks of what nobody caught: the stream has the log and nothing else."""
+    logger = logging.getLogger("p2pdiloco")
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        logger.critical("%s", error or kind.__name__, exc_info=(kind, error, trace))
+
+    def uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+    logging.captureWarnings(True)
+    sys.excepthook = uncaught
+    threading.excepthook = uncaught_in_thread
+
+
+def _record(level: int, message: str, event: str, fields: Mapping[str, object]) -> logging.LogRecord:
     return logging.makeLogRecord(
-        {
-            "name": "p2pdiloco",
-            "levelno": logging.WARNING,
-            "msg": words_of_loss(lines),
-            "fields": {"lines": lines},
-        }
+        {"name": "p2pdiloco", "levelno": level, "msg": message, "event": event, "fields": fields}
     )
+
+
+def _loss(lines: int) -> logging.LogRecord:
+    return _record(logging.WARNING, words_of_loss(lines), "lost", {"lines": lines})

@@ -48,6 +48,36 @@ def log_line(snapshot: NodeSnapshot) -> str:
     return "  ".join(parts)
 
 
+def log_fields(snapshot: NodeSnapshot) -> dict[str, object]:
+    """List the figures of the line, and a few more, under names that stay (docs/events.md)."""
+    numbers = [row.number for row in snapshot.fragments]
+    course = snapshot.course
+    share = min(1.0, course.tokens / course.schedule_tokens) if course.schedule_tokens else None
+    return {
+        "state": snapshot.state,
+        "inner_step": snapshot.inner_step,
+        "loss": snapshot.loss,
+        "heldout_loss": snapshot.heldout_loss,
+        "tokens_per_s": snapshot.tokens_per_s,
+        "step_time_s": snapshot.step_time_s,
+        "tokens_total": snapshot.tokens_total,
+        "run_tokens": snapshot.run_tokens,
+        "run_versions": snapshot.run_versions,
+        "peers": _peers_total(snapshot),
+        "version_min": min(numbers, default=None),
+        "version_max": max(numbers, default=None),
+        "offices": offices_of(snapshot),
+        "sent_bytes": snapshot.bytes_sent,
+        "received_bytes": snapshot.bytes_received,
+        "refusals": snapshot.refusals,
+        "reach": snapshot.reach,
+        "votes": snapshot.votes,
+        "link": snapshot.link,
+        "run_share": share,
+        "run_left_s": course.left_s,
+    }
+
+
 def render(snapshot: NodeSnapshot) -> RenderableType:
     """Make the live view; it takes width and height from the console that it is printed on."""
     return NodeView(snapshot)

@@ -33,7 +33,8 @@ async def listen_again(data_dir: Path, wished: Sequence[str]) -> Sequence[str]:
         except UserError:
             await asyncio.sleep(PAUSE_S)
     logger.warning(
-        "port %d, which this peer had, is taken: addresses that others have do not hold any more", port
+        "port %(port)d, which this peer had, is taken: addresses that others have do not hold any more",
+        {"port": port},
     )
     return wished
 

@@ -237,7 +237,12 @@ class Presence:
                 if peer not in self._strangers and len(self._strangers) < MAX_NAMED:
                     self._strangers.add(peer)
                     logger.warning(
-                        "%s speaks protocol version %d, not %d", peer, record.wire_version, WIRE_VERSION
+                        "%(peer)s speaks protocol version %(wire_version)d, not %(our_wire_version)d",
+                        {
+                            "peer": peer,
+                            "wire_version": record.wire_version,
+                            "our_wire_version": WIRE_VERSION,
+                        },
                     )
             elif peer == self._transport.peer_id:
                 self._twins.look(record.incarnation, record.name, asyncio.get_running_loop().time())

@@ -105,8 +105,10 @@ class Sharing:
             self._failed += 1
             self.failures += 1
             if self._failed == COMPLAIN_AFTER:
-                words = "which data this node has begun could not be told %d times: others may read it too"
-                logger.warning(words, self._failed)
+                words = (
+                    "which data this node has begun could not be told %(times)d times: others may read it too"
+                )
+                logger.warning(words, {"times": self._failed})
 
     async def watch(self) -> None:
         """Look for ever what the others read, and tell the learner."""

@@ -316,7 +316,8 @@ class LearnerLink:
             try:
                 encoded = await self._compute.run(self._compute.encode, fragment, copied.base_buffer)
             except ValueError as error:
-                logger.error("fragment %d: the learner's parameters are not finite: %s", fragment, error)
+                what = {"fragment": fragment, "error": str(error)}
+                logger.error("fragment %(fragment)d: parameters are not finite: %(error)s", what)
                 void = True
         if life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
@@ -362,8 +363,8 @@ class LearnerLink:
             logger.warning("%s; waiting for another", exited.reason)
         else:
             less = " with half as many tokens at a time" if exited.halved else ""
-            words = "the learner ended (%s); starting it again%s in %.1f s"
-            logger.warning(words, exited.reason, less, pause_s)
+            words = "the learner ended (%(reason)s); starting it again%(less)s in %(pause_s).1f s"
+            logger.warning(words, {"reason": exited.reason, "less": less, "pause_s": pause_s})
         self._spawn(self._restart(pause_s))
 
     async def _listen(self, life: int) -> None:
@@ -376,7 +377,8 @@ class LearnerLink:
             found = self._silence.tick(step_s)
             if not found:
                 continue
-            logger.warning("nothing has been heard of the learner for %.0f s", self._silence.silent_s)
+            what = {"silent_s": self._silence.silent_s}
+            logger.warning("nothing has been heard of the learner for %(silent_s).0f s", what)
             if found == "hangs" and not self._host.guest:
                 self._host.kill(f"it hung: nothing was heard of it for {self._silence.silent_s:.0f} s")
                 return

@@ -53,9 +53,9 @@ class LinkTeller:
             return
         learner.take_part(watch.every)
         words = watch.words or "the link keeps up again: contributing to every version"
-        logger.log(logging.WARNING if watch.words else logging.INFO, "%s", words)
         up, down = watch.meters.link.upload_bits_per_s, watch.meters.link.download_bits_per_s
-        self._diary.write(
+        self._diary.say(
+            logging.WARNING if watch.words else logging.INFO,
             "link",
             words,
             every=watch.every,

@@ -90,7 +90,8 @@ class Merging:
             )
         except RemoteError as error:
             logger.warning(
-                "fragment %d: update %d cannot be applied: %s", effect.fragment, effect.number, error
+                "fragment %(fragment)d: update %(number)d cannot be applied: %(error)s",
+                {"fragment": effect.fragment, "number": effect.number, "error": str(error)},
             )
             digest, unsound = b"", True
         self._post(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound))

@@ -116,7 +116,8 @@ class Mirror:
                 "version 0", self._hosts, lambda peer: self._initial(peer, run.id, manifest)
             )
         save_signed(folder / "manifest.signed", signed)
-        logger.info("run %s (%s) of %s was fetched", run.name, run.id[:SHORT], signed.owner)
+        fetched = {"run_name": run.name, "run": run.id, "owner": signed.owner}
+        logger.info("run %(run_name)s (%(run).12s) of %(owner)s was fetched", fetched)
         return run
 
     async def _initial(self, peer: str, run: str, manifest: Manifest) -> None:

@@ -74,7 +74,10 @@ def _load(
             digest = str(error).encode()
         if digest != header.state_digest or header.table != chain.marks_after(header).digest:
             vault.drop_spare(fragment)
-            logger.warning("fragment %d: the saved update %d is not sound", fragment, version.header.number)
+            logger.warning(
+                "fragment %(fragment)d: the saved update %(number)d is not sound",
+                {"fragment": fragment, "number": version.header.number},
+            )
             break
         vault.commit(fragment, version.header.number)
         chain.extend(version)

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from view_kit import HOSTILE
+from view_kit import HOSTILE, snapshot
 
+from p2pdiloco.cli.group import run
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES
+from p2pdiloco.daemon.display.terminal import log_fields
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +41,15 @@ def test_json_logs_are_one_object_a_line() -> None:
     logger.debug("not shown")
     logging.getLogger("library").info("not shown")
     logging.getLogger("library").warning("shown")
-    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    logger.info("%(peers)d of %(name)s", {"peers": 3, "name": "x"}, extra={"event": "peers"})
+    first, second, third, fourth = map(json.loads, stream.getvalue().splitlines())
     assert first["message"] == f"hello {HOSTILE}" and first["level"] == "info"
     assert first["logger"] == "p2pdiloco.daemon" and first["time"].endswith("+00:00")
     assert first["fields"] == {"fragment": 3, "path": "x", "loss": None}
     assert second["level"] == "error" and "ValueError: two\nlines" in second["exception"]
-    assert third["logger"] == "library"
+    assert third["logger"] == "library" and third["fields"] == {} and third["event"] == ""
+    assert fourth["fields"] == {"peers": 3, "name": "x"} and fourth["message"] == "3 of x"
+    assert fourth["event"] == "peers"
 
 
 def test_levels_keep_their_names_whatever_libraries_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,13 +60,54 @@ def test_levels_keep_their_names_whatever_libraries_call_them(monkeypatch: pytes
     assert stream.getvalue()[8:] == " warning  odd\n"
 
 
-def test_text_logs_have_level_fields_and_no_control_characters() -> None:
+PROGRAM = """
+import sys, threading, warnings
+from p2pdiloco.daemon.display.logs import configure_logging
+configure_logging("json")
+warnings.warn("odd")
+def fail(): raise ValueError("in a thread")
+thread = threading.Thread(target=fail); thread.start(); thread.join()
+raise ValueError("uncaught")
+"""
+
+
+def test_nothing_but_json_is_on_the_stream_of_json_logs() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["message"].split(": ")[-1].strip() for line in said][1:] == ["in a thread", "uncaught"]
+    assert "odd" in said[0]["message"] and done.returncode == 1 and not done.stdout
+    assert all("ValueError" in line["exception"] for line in said[1:])
+
+
+@pytest.mark.parametrize("ask", [["--log", "json"], ["--log=json"], []])
+def test_the_last_sentence_of_json_logs_is_json_too(
+    ask: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ask:
+        monkeypatch.setenv("P2PDILOCO_LOG", "json")
+    assert run(["node", *ask, "--join", "nowhere"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert said["event"] == "error" and "--join" in said["message"] and said["fields"]["hint"]
+    assert run(["node", "--log", "text", "--join", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_progress_line_has_its_figures_in_fields_with_names_that_are_documented() -> None:
+    fields = log_fields(snapshot())
+    assert fields["inner_step"] == snapshot().inner_step and fields["peers"] == len(snapshot().peers)
+    documented = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
+    table = documented.partition("## The log")[2]
+    assert [name for name in fields if f"`{name}`" not in table] == []
+
+
+def test_text_logs_have_level_and_no_control_characters() -> None:
     stream = StringIO()
     configure_logging("text", stream=stream)
-    logging.getLogger("p2pdiloco").info("fine", extra={"fields": {"peer": HOSTILE}})
+    logging.getLogger("p2pdiloco").info("fine %(peer)s", {"peer": HOSTILE})
     logging.getLogger("p2pdiloco").warning("odd")
     info, warning = stream.getvalue().splitlines()
-    assert info[8:].startswith(" fine  peer=·[2J") and "\x1b" not in info
+    assert info[8:].startswith(" fine ·[2J") and "\x1b" not in info
     assert warning[8:] == " warning  odd"
 
 
