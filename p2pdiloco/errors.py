@@ -3,6 +3,7 @@
     P2PDilocoError
     ├── UserError            the person at the keyboard can mend it; shown as one sentence and a hint
     │   ├── ConfigError      a manifest, a settings file, a flag or an environment variable is wrong
+    │   ├── NobodyReached    of the peers to join through, none can be reached
     │   └── StorageError     a data folder cannot be read or written
     ├── RemoteError          a peer misbehaved: refused with a reason, counted, costs that peer only
     └── TransportError       the world: time-outs, cut links, absent peers; ordinary events
@@ -25,6 +26,9 @@ class UserError(P2PDilocoError):
     """Error that the person at the keyboard can mend. `str(error)` is one clear sentence; `hint` says what to
     do next and may be empty."""
 
+    exit_status = 2
+    """Exit status of a command that ends with it."""
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
@@ -32,6 +36,10 @@ class UserError(P2PDilocoError):
 
 class ConfigError(UserError):
     """Error in a manifest, a settings file, a flag or an environment variable."""
+
+
+class NobodyReached(UserError):
+    """Error: of the peers to join through, none can be reached."""
 
 
 class StorageError(UserError):

@@ -180,12 +180,21 @@ def node(**values: Any) -> int | None:
 
 
 @click.command(cls=SpacedLists)
-@STATUS("--join", *JOIN_ALIASES, **(JOIN | {"required": True}))
+@STATUS("--join", *JOIN_ALIASES, **JOIN)
+@STATUS(
+    "--data-dir",
+    type=FILE,
+    help="Without --join: ask the node or bootstrap that runs here with this folder.  [default: the usual]",
+)
 @STATUS("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
 @STATUS("--json", is_flag=True, help="Print JSON.")
 @STATUS("--timeout-s", type=Number(min=0.1, max=3600), help="Give up after this many seconds.")
 def status(**values: Any) -> int | None:
-    """Show who is here, loss, tokens, versions, and who is syncer of what."""
+    """Show who is here, loss, tokens, versions, and who is syncer of what.
+
+    Without --join the node of this machine is asked. Exit status 0: a node of the run answers; 3: peers
+    answer, but no node of the run; 4: nobody answers.
+    """
     settings = build(StatusSettings, values)
     settings = replace(settings, join=peers_behind(settings.join))
     from p2pdiloco.cli.status import run

@@ -1,6 +1,7 @@
 """The command line: the group, and the one place where errors become exit statuses.
 
     0  done          1  a bug of ours, with its traceback (or the demo's verdict)
+    3  `status`: peers answer, but no node of the run       4  `status`: nobody answers
     2  the person's to mend: one sentence and a hint        130  interrupted (143, 129: SIGTERM, SIGHUP, where
                                                                  a visit of a live run had to be ended)
 
@@ -55,28 +56,29 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError("p2pdiloco does not run under python -O: its checks must stay on")
         result = cli.main(args=list(arguments), prog_name="p2pdiloco", standalone_mode=False)
     except UserError as error:
-        return _complain(str(error), error.hint, arguments)
+        _complain(str(error), error.hint, arguments)
+        return error.exit_status
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "p2pdiloco --help")
         return 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "p2pdiloco"
-        return _complain(error.format_message(), f"{command} --help", arguments)
+        _complain(error.format_message(), f"{command} --help", arguments)
+        return EXIT_USER
     except click.Abort:
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0
 
 
-def _complain(sentence: str, hint: str, arguments: Sequence[str]) -> int:
+def _complain(sentence: str, hint: str, arguments: Sequence[str]) -> None:
     if _logs_json(arguments):
         from p2pdiloco.daemon.display.logs import complaint_line
 
         click.echo(complaint_line(sentence, hint), err=True)
-        return EXIT_USER
+        return
     click.echo(clean(f"error: {sentence}"), err=True)
     if hint:
         click.echo(clean(f"hint: {hint}"), err=True)
-    return EXIT_USER
 
 
 def _logs_json(arguments: Sequence[str]) -> bool:

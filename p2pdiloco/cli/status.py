@@ -7,17 +7,21 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
+from msgspec import structs
 from rich.console import Console
 
+from p2pdiloco.adapters.disk.data_dir import is_in_use
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.settings import StatusSettings
+from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, decode_status
+from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import ListedRun, peers_of
 from p2pdiloco.daemon.run_files.searching import RunSearch
-from p2pdiloco.errors import RemoteError, TransportError, UserError
+from p2pdiloco.errors import NobodyReached, RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
@@ -34,8 +38,12 @@ def run(settings: StatusSettings) -> int:
     """Print the status of a run. Returns the exit status.
 
     Raises:
-        UserError: no peer can be reached, no such run, or no member of it answers in time.
+        Unreachable: no peer can be reached.
+        NoNodes: peers are reached, but no member of the run answers in time.
+        UserError: no such run.
     """
+    if not settings.join:
+        settings = structs.replace(settings, join=local_addresses(settings.data_dir))
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
     report = visit(_report(settings))
     if settings.json:
@@ -45,13 +53,53 @@ def run(settings: StatusSettings) -> int:
     return 0
 
 
+class NoNodes(UserError):
+    """Error: whoever was asked answers, but no node of the run does."""
+
+    exit_status = 3
+
+
+class Unreachable(UserError):
+    """Error: nobody who was asked answers."""
+
+    exit_status = 4
+
+
+def local_addresses(folder: Path | None) -> tuple[str, ...]:
+    """List the addresses of the node or bootstrap that runs here with this folder, by default the usual ones.
+
+    Raises:
+        Unreachable: none runs.
+        StorageError: the folder cannot be read.
+    """
+    usual = [settings().data_dir.expanduser() for settings in (NodeSettings, BootstrapSettings)]
+    folders = [folder.expanduser()] if folder is not None else [path for path in usual if path.is_dir()]
+    for path in folders:
+        if is_in_use(path) and (found := load_own_addresses(path)):
+            return tuple(found)
+    where = " or ".join(map(str, folders or usual))
+    raise Unreachable(
+        f"no node and no bootstrap runs here with the data folder {where}",
+        "name its folder with --data-dir, or ask another peer: --join ADDRESS",
+    )
+
+
 async def _report(settings: StatusSettings) -> StatusReport:
     search = Search(settings.run, peers_of(settings.join))
+    is_joined = False
     try:
         async with asyncio.timeout(settings.timeout_s), visitor(settings.join) as transport:
+            is_joined = True
             return await search.report(transport)
     except TimeoutError:
+        if not is_joined:
+            raise Unreachable(
+                f"none of the peers could be reached within {settings.timeout_s:g} s",
+                "check the addresses, or raise --timeout-s",
+            ) from None
         raise search.failure(settings.timeout_s) from None
+    except NobodyReached as error:
+        raise Unreachable(str(error), error.hint) from error
 
 
 class Search:
@@ -115,13 +163,13 @@ class Search:
         waited = f"within {waited_s:g} s"
         if self._run is not None:
             words = "; ".join(f"…{peer[-6:]}: {why}" for peer, why in list(self._refusals.items())[:4])
-            return UserError(
+            return NoNodes(
                 f"no member of run {self._run.name} answered {waited}" + (f" ({words})" if words else ""),
                 "is a node of it running? `p2pdiloco node --join ...` starts one; or raise --timeout-s",
             )
         if self._listed:
             return UserError(f'the peers know no run "{self._wanted}"', f"they know: {self._listed}")
-        return UserError(
+        return NoNodes(
             f"these peers listed no run {waited}",
             "a bootstrap serves one with --run run.toml; a slow network needs a larger --timeout-s",
         )

@@ -149,6 +149,8 @@ class StatusSettings(Struct, frozen=True, kw_only=True):
     """`p2pdiloco status`."""
 
     join: tuple[str, ...] = ()
+    data_dir: Path | None = None
+    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
     run: str = ""
     json: bool = False
     timeout_s: float = 20.0

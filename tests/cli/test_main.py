@@ -167,7 +167,6 @@ def test_hivemind_spellings_with_lists(called: list[Any], flag: str) -> None:
         (f"status --join {ONE} --timeout-s nan", "nan is not a number in the range"),
         (f"node --join {ONE} --thread 3", "No such option '--thread'"),
         ("node --config none.toml", "none.toml: there is no such file"),
-        ("status", "Missing option '--join'"),
         ("nodee", "No such command 'nodee'"),
         (
             "run new Bad",

@@ -17,7 +17,7 @@ def test_a_command_with_an_event_loop_runs_with_closed_streams(closed: str) -> N
     asked = subprocess.run(
         ["sh", "-c", f"{COMMAND} status --join {NOBODY} --timeout-s 2 {closed}"], timeout=60
     )
-    assert asked.returncode == 2, "nobody is there: a sentence, if anybody can read it"
+    assert asked.returncode == 4, "nobody is there: a sentence, if anybody can read it"
 
 
 @pytest.mark.parametrize("name", ["Zo\\xeb", "Zo\\udceb"])

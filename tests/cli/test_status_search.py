@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
 from p2pdiloco import WIRE_VERSION
+from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.cli import result_live, status
-from p2pdiloco.cli.status import Search
+from p2pdiloco.cli.status import Search, Unreachable
+from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
+from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 
@@ -120,3 +126,33 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
     assert line.startswith(f'no run "other" is listed by these peers yet, but test ({RUN[:12]}): waiting')
     monkeypatch.setattr(status, "SAY_AFTER_S", 30.0)
     assert await said("") == []
+
+
+def test_the_node_of_this_machine_is_asked_if_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}"
+    monkeypatch.setattr(status, "visit", lambda body: body.close())
+    monkeypatch.setattr(status, "_report", asked := AsyncMock())
+    monkeypatch.setattr(status, "status_json", lambda report: "{}")
+    with pytest.raises(StorageError, match="does not exist"):
+        status.run(StatusSettings(data_dir=tmp_path / "no" / "folder"))
+    save_own_addresses(tmp_path, [address])
+    with pytest.raises(Unreachable, match="no node and no bootstrap runs here") as told:
+        status.run(StatusSettings(data_dir=tmp_path))
+    assert told.value.exit_status == 4 and "--data-dir" in told.value.hint
+    with DataDir(tmp_path):
+        assert status.run(StatusSettings(data_dir=tmp_path, json=True)) == 0
+        assert asked.call_args[0][0].join == (address,)
+        other = ("/ip4/192.0.2.1/tcp/1/p2p/x",)
+        status.run(StatusSettings(data_dir=tmp_path, join=other, json=True))
+        assert asked.call_args[0][0].join == other, "who is named is asked"
+
+
+@pytest.mark.net
+def test_nobody_there_and_nobody_in_time_have_one_exit_status() -> None:
+    nobody = (f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}",)
+    for timeout_s, words in ((20.0, "None of the initial peers"), (0.001, "could be reached within 0.001 s")):
+        with pytest.raises(Unreachable, match=words) as told:
+            status.run(StatusSettings(join=nobody, timeout_s=timeout_s))
+        assert told.value.exit_status == 4

@@ -21,7 +21,7 @@ def _address(daemon: Daemon) -> str:
 def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     bootstrap = visited_swarm.bootstrap()
     empty = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
-    assert empty.returncode == 2 and "no member of run test answered within 6 s" in empty.stderr
+    assert empty.returncode == 3 and "no member of run test answered within 6 s" in empty.stderr
 
     # Told to stop, as by `timeout`: its folder and its network process are gone (the fixture looks).
     asking = visited_swarm.begin("status", "--join", _address(bootstrap), "--timeout-s", "60")
@@ -41,6 +41,10 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         assert {f["syncer"] for f in report["fragments"]} <= {node.peer_id, ""}
         data = report["data"]
         assert 1 <= data["begun"] <= data["shards"] and data["tokens"] == report["members"][0]["tokens_total"]
+
+    folder = str(node.data_dir)
+    here = visited_swarm.command("status", "--data-dir", folder, "--json", "--timeout-s", "60")
+    assert here.returncode == 0 and json.loads(here.stdout)["answered_by"] == node.peer_id, here.stderr
 
     shown = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "60")
     assert shown.returncode == 0 and "as seen by one (training)" in shown.stdout
@@ -64,6 +68,8 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert held, "something was merged"
     assert all(live.labels[f].digest.startswith(digest) and digest for f, digest in held.items()), held
     node.terminate()
+    gone = visited_swarm.command("status", "--data-dir", folder)
+    assert gone.returncode == 4 and "no node and no bootstrap runs here" in gone.stderr
     after = result_on_disk(node.data_dir, "test")
     assert (
         all(b.number >= a for a, b in zip(numbers, after.labels, strict=True)) and after.merges > live.merges

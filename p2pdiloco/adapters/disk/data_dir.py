@@ -129,3 +129,14 @@ class DataDir:
 
     def __exit__(self, *_: object) -> None:
         self.unlock()
+
+
+def is_in_use(path: Path) -> bool:
+    """Tell whether a running node or bootstrap has this folder. Raises: StorageError (it cannot be read)."""
+    folder = DataDir(path, create=False)
+    try:
+        folder.lock()
+    except DataDirInUse:
+        return True
+    folder.unlock()
+    return False

@@ -10,7 +10,7 @@ from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.adapters.net.address_book import AddressBook
 from p2pdiloco.adapters.net.hivemind_binding import Attachment
 from p2pdiloco.adapters.net.hivemind_dht import ClockSkew, RecordTable
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import NobodyReached, UserError
 
 DIAL_TIMEOUT_S = 10.0
 MAX_DIALS = 16
@@ -78,7 +78,7 @@ class Meeting:
             if may_be_alone:
                 logger.warning("none of the initial peers can be reached yet: %s (%s)", named, _why(results))
                 return
-            raise UserError(
+            raise NobodyReached(
                 f"None of the initial peers can be reached: {named} ({_why(results)}).",
                 "Check the addresses, that a node runs there, and that no firewall is between.",
             )
@@ -90,7 +90,7 @@ class Meeting:
                 "Synchronise the clock (for example: timedatectl set-ntp true), then start again.",
             ) from error
         if not answered:
-            raise UserError(
+            raise NobodyReached(
                 f"The initial peers can be reached, but none of them answers as a DHT peer: {named}.",
                 "Do the addresses belong to p2pdiloco nodes or bootstrap peers?",
             )
