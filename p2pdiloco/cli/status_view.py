@@ -8,14 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from p2pdiloco.daemon.display.header import age_text, data_text, refusals_text
 from p2pdiloco.daemon.display.progress import owner_text, progress_text
 from p2pdiloco.daemon.display.snapshot import FragmentRow, PeerRow, StatusReport
 from p2pdiloco.daemon.display.terminal import (
     activity_text,
-    data_text,
     groups_text,
     peer_names,
-    refusals_text,
     role_text,
     seat_text,
     versions_text,
@@ -61,6 +60,7 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         by = names.get(report.heldout_by) or f"…{short_peer(report.heldout_by)}"
         text.append(
             f", {loss_text(report.heldout_loss, 3)} (held-out{f', by {by}' if report.heldout_by else ''})"
+            f"{age_text(report.heldout_age_s)}"
         )
     if report.data is not None:
         text.append(f"\ndata: {data_text(report.data)} begun; ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -106,6 +107,11 @@ class LearnerDiary:
         self._counters = counters
         self.losses: list[float] = []
         """Training losses, thinned out as they become many."""
+        self._told_s: float | None = None
+
+    def age_s(self) -> float | None:
+        """Compute how long ago the learner said how it is doing; None: it never did."""
+        return None if self._told_s is None else round(time.monotonic() - self._told_s, 1)
 
     def on_learner(self, event: ch.LearnerEvent | LearnerExited) -> None:
         """Take in something that the learner said."""
@@ -136,6 +142,7 @@ class LearnerDiary:
                 pass
 
     def _on_status(self, status: ch.Status) -> None:
+        self._told_s = time.monotonic()
         if status.loss is not None:
             self.losses.append(status.loss)
             if len(self.losses) > MAX_LOSS_HISTORY:

@@ -14,9 +14,10 @@ from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.daemon.admission.own import keep_invite
+from p2pdiloco.daemon.admission.own import keep_invite, owns
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.approval import Approval
+from p2pdiloco.daemon.display.keys import Keys
 from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.outlet import end_at_once
@@ -123,12 +124,13 @@ async def _membership(
     _check_data(settings, run.manifest.data)
     names = {"run_name": run.name, "run": run.id, "peer": peer.identity.peer_id}
     logger.info("run %(run_name)s (%(run).12s), node %(peer)s", names)
-    for doubt in run.doubts():
-        logger.warning("%s", doubt)
+    if owns(settings.data_dir, run.signed.owner):  # nobody else can mend it
+        for doubt in run.doubts():
+            logger.warning("%s", doubt)
     member = Member(peer, run, vault, settings, recent, Timing())
     life = Life(member)
     listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
-    showing = asyncio.create_task(_show(member, settings, recent))
+    showing = asyncio.create_task(_show(member, settings, recent, stop))
     training = asyncio.create_task(life.run())
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -153,7 +155,7 @@ def _leave_unfinished() -> None:
     end_at_once(UNFINISHED)
 
 
-async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:
+async def _show(member: Member, settings: NodeSettings, recent: RecentLines, stop: asyncio.Event) -> None:
     """Show the live view on a terminal, a plain line now and then elsewhere."""
     loop = asyncio.get_running_loop()
     if resolve_style(settings.log) != "tui":
@@ -162,13 +164,20 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> 
             snapshot = member.report.snapshot(loop.time())
             logger.info("%s", log_line(snapshot), extra={"event": "progress", "fields": log_fields(snapshot)})
     configure_logging("tui", recent=recent)
-    view = LiveView()
+    view, keys = LiveView(), Keys()
     view.start()
+    keys.start()
     try:
         while True:
             view.update(member.report.snapshot(loop.time()))
             await asyncio.sleep(VIEW_EVERY_S)
+            for key in keys.pressed():
+                if key == "?":
+                    view.explain()
+                elif key in "qQ":
+                    stop.set()
     finally:
+        keys.stop()
         view.update(member.report.snapshot(loop.time()))
         view.stop()
         configure_logging("text", recent=recent)

@@ -121,6 +121,8 @@ class Report:
             loss_history=tuple(self._learner_diary.losses),
             heldout_loss=newest.loss if newest else None,
             heldout_by=self._measurements.by,
+            heldout_age_s=round(now - self._measurements.at_s, 1) if newest else None,
+            learner_age_s=self._learner_diary.age_s(),
             tokens_per_s=status.tokens_per_s if status else 0.0,
             tokens_total=status.tokens_total if status else 0,
             data=_data_row(status) if status else None,

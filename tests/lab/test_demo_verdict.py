@@ -18,7 +18,7 @@ from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.demo import plot as demo_plot
 from p2pdiloco.lab.demo.demo import _headline
 from p2pdiloco.lab.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
-from p2pdiloco.lab.demo.view import render_summary, words_of
+from p2pdiloco.lab.demo.view import Screen, render_summary, words_of
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Line, Tail, read_log
 from p2pdiloco.lab.swarm.holdings import Holdings, conflicts, of_traces
@@ -223,3 +223,27 @@ def test_a_line_of_another_format_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(b'{"mono":1,"kind":"publish","number":"seven"}\n')
     with pytest.raises(msgspec.ValidationError, match="number"):
         read_log(path)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20), (120, 40)])
+def test_the_demos_names_and_figures_are_not_cut_on_small_terminals(size: tuple[int, int]) -> None:
+    chronicle = Chronicle(4, {peer: f"node-{number}" for number, peer in enumerate(PEERS.values(), 1)})
+    for number in (1, 2, 3):
+        name = f"node-{number}"
+        figures = {"inner_step": 12000 + number, "tokens_per_s": 15200.0, "loss": 2.5}
+        for mono in range(30):
+            chronicle.feed(line(name, "progress", float(mono), **figures))
+        chronicle.feed(line(name, "evaluation", loss=2.25))
+    chronicle.nodes["node-3"].started("starting again")
+    for fragment in range(4):
+        office = {"syncer": PEERS["one"], "term": 1}
+        chronicle.feed(line("node-1", "office", fragment=fragment, **office))
+    out = StringIO()
+    width, height = size
+    console = Console(file=out, width=width, height=height)
+    console.print(Screen(console, "demo")._picture(chronicle, "training, 100 s to go"))
+    text = out.getvalue()
+    assert "…" not in text and max(map(len, text.splitlines())) <= width
+    for word in ("node-1", "node-2", "node-3", "starting again", "12003", "2.50", "0-3"):
+        assert word in text, word
+    assert ("2.25" in text and "15.2k" in text) or width < 80

@@ -76,6 +76,12 @@ def _names(wanted: str, invite: Invite) -> bool:
     return is_beginning(wanted, invite.run)
 
 
+def owns(data_dir: Path, owner: str) -> bool:
+    """Tell whether this folder has the key of that owner."""
+    path = data_dir / "owner.key"
+    return path.exists() and Identity.load_or_create(path).peer_id == owner
+
+
 def keep_invite(settings: NodeSettings) -> None:
     """Remember the given invite for later starts. Raises: StorageError."""
     if settings.invite:

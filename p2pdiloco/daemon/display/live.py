@@ -35,6 +35,7 @@ class LiveView:
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._explains = False
 
     @property
     def drawing(self) -> bool:
@@ -53,6 +54,11 @@ class LiveView:
     def update(self, snapshot: NodeSnapshot) -> None:
         """Show this snapshot next. Never blocks."""
         self._snapshot = snapshot
+        self._changed.set()
+
+    def explain(self) -> None:
+        """Show what the words of the view mean, or the view again."""
+        self._explains = not self._explains
         self._changed.set()
 
     def stop(self) -> None:
@@ -74,7 +80,7 @@ class LiveView:
                 self._changed.wait()
                 self._changed.clear()
                 if self._snapshot is not None and not self._is_behind():
-                    live.update(render(self._snapshot), refresh=True)
+                    live.update(render(self._snapshot, self._explains), refresh=True)
                 self._stop.wait(self._period_s)
             if self._snapshot is not None:
                 live.update(render(self._snapshot), refresh=True)

@@ -150,6 +150,10 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Loss of the global parameters Theta on held-out text, nats per token; None: not evaluated yet."""
     heldout_by: Text = ""
     """Peer id of the member that measured it."""
+    heldout_age_s: float | None = None
+    """Seconds since it was measured, or heard of."""
+    learner_age_s: float | None = None
+    """Seconds since the learner last said how it is doing; None: it never did."""
     tokens_per_s: float = 0.0
     tokens_total: Natural = 0
     """Tokens trained by this node."""
@@ -218,6 +222,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Progress of the run, for the answering node."""
     start: Grounds | None = None
     """Grounds of the answering node, as in `NodeSnapshot`."""
+    heldout_age_s: float | None = None
+    """Seconds since the held-out loss was measured, or heard of."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -252,6 +258,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         loss=sum(losses) / len(losses) if losses else None,
         heldout_loss=snapshot.heldout_loss,
         heldout_by=snapshot.heldout_by,
+        heldout_age_s=snapshot.heldout_age_s,
         refusals=snapshot.refusals,
         recent=snapshot.recent,
         link=snapshot.link,

@@ -9,27 +9,43 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from p2pdiloco.daemon.display.progress import owner_text, progress_text
-from p2pdiloco.daemon.display.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow, offices_of
+from p2pdiloco.daemon.display.header import header
+from p2pdiloco.daemon.display.keys import HELP
+from p2pdiloco.daemon.display.progress import progress_text
+from p2pdiloco.daemon.display.snapshot import FragmentRow, NodeSnapshot, PeerRow, offices_of
 from p2pdiloco.daemon.display.wording import (
     count,
     duration,
     fit,
+    folded,
     loss_text,
     ranges,
     short_peer,
-    size,
-    sparkline,
 )
 from p2pdiloco.printable import clean
 
 CELL_WIDTH = 39
 """Columns of one fragment's cell: two fit on 80."""
-HEADER_LINES = 3
-STATE_STYLES = {"training": "bold green", "leaving": "bold red"}
+MOST_RECENT = 4
+"""Rows of the newest sentences that fragments make room for."""
+LEAST_BELOW = 11
+"""Rows below the header at least: three titles, and what is most important under each."""
+EXPLAINED = (
+    "q: leave in good order (again: at once); Ctrl-C does the same. ?: back to the figures.",
+    "loss: of this node's training, a moving average. held-out: of the run's parameters, on data that nobody "
+    "trains on, with its age.",
+    "tokens here: trained by this node; in versions: merged by all. In per cent: of the run's schedule.",
+    "peers: name, end of its id, inner step, speed, when it was last heard, what keeps it from more. Yellow: "
+    "it does not count yet. syncer of N: it merges N fragments.",
+    "fragments: parts of the model. Index, version, beginning of its digest, syncer, what goes on. "
+    "collecting 2/3: contributions that are in; sent: ours is on its way.",
+    "refused: what peers sent and this node did not take, by reason; a few are usual.",
+    "yellow above: what limits this node (link, disk, reach), or what the run's owner says.",
+)
 
 
 def log_line(snapshot: NodeSnapshot) -> str:
@@ -78,46 +94,70 @@ def log_fields(snapshot: NodeSnapshot) -> dict[str, object]:
     }
 
 
-def render(snapshot: NodeSnapshot) -> RenderableType:
-    """Make the live view; it takes width and height from the console that it is printed on."""
-    return NodeView(snapshot)
+def render(snapshot: NodeSnapshot, explained: bool = False) -> RenderableType:
+    """Make the live view; it takes width and height from the console that it is printed on. `explained`: what
+    its words mean instead."""
+    return NodeView(snapshot, explained)
 
 
 class NodeView:
     """Rich renderable of one snapshot, with at most one line less than the terminal has."""
 
-    def __init__(self, snapshot: NodeSnapshot) -> None:
+    def __init__(self, snapshot: NodeSnapshot, explained: bool) -> None:
         self._snapshot = snapshot
+        self._explained = explained
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height = options.height or console.size.height
-        yield Text("\n").join(view_lines(self._snapshot, options.max_width, height))
+        height, width = options.height or console.size.height, options.max_width
+        if self._explained:
+            lines = [Text(line) for text in EXPLAINED for line in folded(text, width)]
+            yield Text("\n").join(lines[: max(1, height - 1)])
+        else:
+            yield Text("\n").join(view_lines(self._snapshot, width, height))
 
 
 def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
-    """Draw at most height - 1 lines of at most `width` columns each."""
+    """Draw at most height - 1 lines of at most `width` columns each.
+
+    What does not fit is left out whole: the least important of the header, idle fragments, older sentences,
+    and peers, which are counted.
+    """
     columns = max(1, width // CELL_WIDTH)
-    room = max(3, height - 1 - HEADER_LINES - 3)
-    peers_need = max(1, len(snapshot.peers) + (_peers_total(snapshot) > len(snapshot.peers)))
-    recent_rows = min(2, len(snapshot.recent))
+    top = header(snapshot, width, max(2, height - LEAST_BELOW))
+    room = max(3, height - 1 - len(top) - 3)
+    peers = _peer_blocks(snapshot, width)
+    peers_need = sum(map(len, peers)) + (_peers_total(snapshot) > len(snapshot.peers))
+    newest = len(folded(clean(snapshot.recent[-1]), width)) if snapshot.recent else 0
+    wanted = min(max(2, newest), MOST_RECENT, len(snapshot.recent) + newest)
+    recent = _recent_lines(snapshot, width, max(0, min(wanted, room - 2)))
     fragment_rows = min(
         max(1, math.ceil(len(snapshot.fragments) / columns)),
-        max(1, room - recent_rows - min(3, peers_need)),
+        max(1, room - len(recent) - min(3, peers_need)),
     )
-    peer_rows = min(peers_need, max(1, room - recent_rows - fragment_rows))
-    recent_rows = max(0, min(len(snapshot.recent), room - fragment_rows - peer_rows))
+    peer_rows = min(peers_need, max(1, room - len(recent) - fragment_rows))
+    recent = _recent_lines(snapshot, width, max(0, room - fragment_rows - peer_rows))
     lines = [
-        *_header(snapshot),
-        _title(f"peers ({_peers_total(snapshot)})", width),
-        *_peer_lines(snapshot, peer_rows),
+        *top,
+        _title(f"peers ({_peers_total(snapshot)})", width, HELP),
+        *_peer_lines(snapshot, peers, peer_rows),
         *_fragment_lines(snapshot, fragment_rows, columns, width),
     ]
-    if recent_rows:
-        lines.append(_title("latest", width))
-        lines += [Text(clean(line)) for line in snapshot.recent[-recent_rows:]]
+    if recent:
+        lines += [_title("latest", width), *recent]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[: max(1, height - 1)]
+
+
+def _recent_lines(snapshot: NodeSnapshot, width: int, rows: int) -> list[Text]:
+    """Draw the newest sentences, whole, on so many rows; only if not even the newest fits, is that cut."""
+    lines: list[str] = []
+    for sentence in reversed(snapshot.recent):
+        more = folded(clean(sentence), width)
+        if lines and len(more) + len(lines) > rows:
+            break
+        lines = [*more, *lines]
+    return [Text(line) for line in lines[:rows]]
 
 
 def versions_text(fragments: Sequence[FragmentRow]) -> str:
@@ -134,85 +174,52 @@ def peer_names(own_peer: str, own_label: str, peers: Sequence[PeerRow]) -> dict[
     return {**names, own_peer: own_label, "": "-"}
 
 
-def _header(snapshot: NodeSnapshot) -> list[Text]:
-    first = Text.assemble(
-        (clean(snapshot.name) or "node", "bold"),
-        f" …{short_peer(snapshot.peer)}   run ",
-        (clean(snapshot.run_name), "bold"),
-        f" {clean(snapshot.run_id[:8])}   ",
-        (snapshot.state, STATE_STYLES.get(snapshot.state, "bold yellow")),
-        f"   {clean(snapshot.device)}",
-        f"   {data_text(snapshot.data)}" if snapshot.data else "",
-    )
-    second = Text.assemble(
-        f"step {snapshot.inner_step}   loss ",
-        (loss_text(snapshot.loss, 3), "bold"),
-        (f" {sparkline(snapshot.loss_history, 16)}", "cyan"),
-        f"   held-out {loss_text(snapshot.heldout_loss, 3)}" if snapshot.heldout_loss is not None else "",
-        f"   {count(snapshot.tokens_per_s)} tokens/s   {duration(snapshot.step_time_s)}/step",
-    )
-    third = Text(
-        f"tokens {count(snapshot.tokens_total)} here, {count(snapshot.run_tokens)} in "
-        f"{count(snapshot.run_versions)} versions   "
-        f"up {size(snapshot.bytes_sent)}, down {size(snapshot.bytes_received)}"
-    )
-    if snapshot.course.schedule_tokens:
-        third.append(f"   {progress_text(snapshot.course)}", "bold")
-    if owner := owner_text(snapshot.course):
-        third.append(f"   {owner}", "yellow")
-    if snapshot.refusals:
-        third.append(f"   refused {refusals_text(snapshot.refusals)}", "yellow")
-    if snapshot.reach not in ("", "direct"):
-        third.append(f"   {clean(snapshot.reach)}", "yellow")
-    if not snapshot.votes:
-        third.append("   the disk takes nothing: no vote", "yellow")
-    if snapshot.link:
-        third.append(f"   {clean(snapshot.link)}", "yellow")
-    return [first, second, third]
-
-
-def data_text(data: DataRow) -> str:
-    """Word how many shards were begun, as "epoch 1, 57/240 shards"."""
-    return f"epoch {data.epoch}, {data.begun}/{data.shards} shards"
-
-
-def refusals_text(refusals: dict[str, int]) -> str:
-    """Word refusals, as `4: stale 3, nan 1`: the sum, then the reasons, most frequent first."""
-    ordered = sorted(refusals.items(), key=lambda item: (-item[1], item[0]))
-    reasons = ", ".join(f"{clean(reason)} {number}" for reason, number in ordered)
-    return f"{sum(refusals.values())}: {reasons}"
-
-
-def _title(text: str, width: int) -> Text:
-    head = f"── {text} "
-    return Text(head + "─" * max(0, width - len(head)), style="dim")
+def _title(text: str, width: int, right: str = "") -> Text:
+    """Draw a line with a title, and words at its right end, if there is room for both."""
+    head, tail = f"── {text} ", f" {right} ──" if right else ""
+    tail = tail if len(head) + len(tail) <= width else ""
+    return Text(head + "─" * max(0, width - len(head) - len(tail)) + tail, style="dim")
 
 
 def _peers_total(snapshot: NodeSnapshot) -> int:
     return max(snapshot.peers_total, len(snapshot.peers))
 
 
-def _peer_lines(snapshot: NodeSnapshot, rows: int) -> list[Text]:
+def _peer_blocks(snapshot: NodeSnapshot, width: int) -> list[list[Text]]:
+    return [_peer_block(row, width) for row in snapshot.peers] or [[Text("nobody else so far", style="dim")]]
+
+
+def _peer_lines(snapshot: NodeSnapshot, blocks: list[list[Text]], rows: int) -> list[Text]:
+    """Draw peers, each whole, on so many lines; the rest is counted."""
     if not snapshot.peers:
-        return [Text("nobody else so far", style="dim")]
-    shown = list(snapshot.peers)
-    if _peers_total(snapshot) > rows:
-        shown = shown[: rows - 1]
-    lines = [_peer_line(row) for row in shown]
-    more = _peers_total(snapshot) - len(shown)
+        return blocks[0]
+    lines: list[Text] = []
+    shown = 0
+    for block in blocks:
+        left = rows - len(lines) - len(block)
+        if left < (_peers_total(snapshot) > shown + 1):
+            break
+        lines += block
+        shown += 1
+    more = _peers_total(snapshot) - shown
     if more:
         lines.append(Text(f"and {more} more", style="dim"))
     return lines
 
 
-def _peer_line(row: PeerRow) -> Text:
-    words = ("" if row.reach == "direct" else clean(row.reach), role_text(row))
+def _peer_block(row: PeerRow, width: int) -> list[Text]:
+    """Draw a peer; where a line is too narrow, it goes without the id's end, and its roles below."""
+    roles = ", ".join(w for w in ("" if row.reach == "direct" else clean(row.reach), role_text(row)) if w)
     seen = "never heard" if row.last_seen_s is None else f"{duration(row.last_seen_s)} ago"
-    text = (
-        f"{fit(row.name or '-', 12)} …{short_peer(row.peer):<6} step {row.inner_step:<7} "
-        f"{count(row.tokens_per_s):>5} tok/s {seen:>11}  {', '.join(w for w in words if w)}"
-    )
-    return Text(text.rstrip(), style="" if row.confirmed else "yellow")
+    style = "" if row.confirmed else "yellow"
+    for short in (f"…{short_peer(row.peer):<6} ", ""):
+        figures = (
+            f"{fit(row.name or '-', 12)} {short}step {row.inner_step:<7} "
+            f"{count(row.tokens_per_s):>5} tok/s {seen:>11}"
+        )
+        if cell_len(figures) + 2 + cell_len(roles) <= width:
+            return [Text(f"{figures}  {roles}".rstrip(), style=style)]
+    return [Text(line, style=style) for line in (figures, *folded("    " + roles, width))]
 
 
 def role_text(row: PeerRow) -> str:

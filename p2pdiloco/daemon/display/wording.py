@@ -21,6 +21,25 @@ def fit(text: str, cells: int) -> str:
     return set_cell_size(text, cells)
 
 
+def folded(text: str, cells: int) -> list[str]:
+    """Fold a cleaned text into lines of at most so many columns, between words where that can be."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) <= cells:
+            lines[-1] = longer
+            continue
+        if lines[-1].strip():
+            lines.append("")
+        while cell_len(word) > cells:
+            head = set_cell_size(word, cells)
+            lines[-1] = head
+            lines.append("")
+            word = word[len(head.rstrip()) or 1 :]
+        lines[-1] = word
+    return lines
+
+
 def short_peer(peer: str) -> str:
     """Shorten a peer id to its end: all beginnings are alike."""
     return clean(peer[-6:])

@@ -48,6 +48,8 @@ class Turns:
         self.newest: wire.HeldoutLoss | None = None
         self.by = ""
         """Peer id of the member that measured the newest."""
+        self.at_s = -math.inf
+        """Time at which we measured or heard it."""
         self.own: wire.HeldoutLoss | None = None
 
     def due_s(self, now: float, number: int, learners: Sequence[str]) -> float:
@@ -79,7 +81,7 @@ class Turns:
             self._take(peer, heldout, now)
 
     def _take(self, peer: str, heldout: wire.HeldoutLoss, now: float) -> None:
-        self.newest, self.by, self._known_s = heldout, peer, now
+        self.newest, self.by, self.at_s, self._known_s = heldout, peer, now, now
 
 
 class Measurements:
@@ -113,6 +115,11 @@ class Measurements:
     def by(self) -> str:
         """Peer id of the member that measured the newest."""
         return self.turns.by
+
+    @property
+    def at_s(self) -> float:
+        """Time at which the newest was measured or heard."""
+        return self.turns.at_s
 
     @property
     def own(self) -> wire.HeldoutLoss | None:

@@ -183,7 +183,7 @@ class Demo:
         self._pause(TICK_S)
 
     def _pause(self, seconds: float) -> None:
-        if self._stop.wait(seconds):
+        if self._stop.wait(seconds) or self._screen.is_left:
             raise Interrupted
 
     def _read(self) -> None:

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from p2pdiloco.daemon.display.wording import count, duration, loss_text, ranges, sparkline
+from p2pdiloco.daemon.display.keys import HELP, Keys
+from p2pdiloco.daemon.display.wording import count, duration, folded, loss_text, ranges, sparkline
 from p2pdiloco.lab.demo.verdict import DemoSummary, Kill
 from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
 from p2pdiloco.lab.swarm.event_log import Line
@@ -20,6 +21,14 @@ from p2pdiloco.printable import clean
 LINE_EVERY_S = 10.0
 KEPT_NOTES = 30
 CURVE_CELLS = 20
+GAP_CELLS = 2
+LEFT_OUT = (4, 6, 5)
+"""Columns of the table of nodes that narrow terminals do without: the curve, the speed, the held-out loss."""
+EXPLAINED = (
+    "q or Ctrl-C: end it all. ?: back to what happened.",
+    "step: inner steps of a node. held-out: loss of the merged parameters on text that nobody trains on.",
+    "syncer of: fragments, parts of the model, that this node merges. newest merge: learners in it.",
+)
 STATE_STYLES = {"training": "green", "killed": "bold red", "starting": "yellow", "starting again": "yellow"}
 
 
@@ -50,6 +59,10 @@ class Screen:
         self._notes: deque[tuple[float, str]] = deque(maxlen=KEPT_NOTES)
         self._opened_s = time.monotonic()
         self._next_line_s = 0.0
+        self._keys = Keys()
+        self._explains = False
+        self.is_left = False
+        """True: a person pressed q."""
         self.began_s: float | None = None
         """Time at which training began; before that, times count from the start."""
 
@@ -60,9 +73,11 @@ class Screen:
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
+            self._keys.start()
 
     def stop(self) -> None:
         """Give the terminal back; the last picture stays."""
+        self._keys.stop()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -75,6 +90,9 @@ class Screen:
 
     def show(self, chronicle: Chronicle, phase: str, lines: bool = True) -> None:
         """The present state; on no terminal a line now and then, if `lines`."""
+        for key in self._keys.pressed():
+            self._explains ^= key == "?"
+            self.is_left |= key in "qQ"
         if self._live is not None:
             self._live.update(self._picture(chronicle, phase), refresh=True)
         elif lines and self.began_s is not None and self._elapsed_s() >= self._next_line_s:
@@ -85,13 +103,24 @@ class Screen:
         return time.monotonic() - (self._opened_s if self.began_s is None else self.began_s)
 
     def _picture(self, chronicle: Chronicle, phase: str) -> RenderableType:
-        first = Text.assemble((phase, "bold"), f"   {chronicle.updates()} outer updates")
+        first = Text.assemble((phase, "bold"), f"   {HELP}   {chronicle.updates()} outer updates")
         if (participation := chronicle.participation()) is not None:
             first.append(f", {participation:.0%} of the live learners in the average merge")
         others = 6 + len(chronicle.nodes) + _fragment_rows(chronicle)
         room = max(4, self._console.size.height - others - 1)
         notes = [_note(at_s, text) for at_s, text in list(self._notes)[-room:]]
-        return Group(first, Text(), _nodes(chronicle), Text(), _fragments(chronicle), Text(), *notes)
+        width = self._console.size.width
+        if self._explains:
+            notes = [Text(line) for text in EXPLAINED for line in folded(text, width)]
+        parts: list[RenderableType] = [
+            first,
+            Text(),
+            _nodes(chronicle, width),
+            Text(),
+            _fragments(chronicle, width),
+            Text(),
+        ]
+        return Group(*parts, *notes)
 
 
 def _note(at_s: float, text: str) -> Text:
@@ -123,46 +152,59 @@ def newest_heldout(chronicle: Chronicle) -> float | None:
     return points[-1][1] if points else None
 
 
-def _nodes(chronicle: Chronicle) -> Table:
-    table = _table(
-        "node",
-        "state",
-        ">inner step",
-        ">loss",
-        "loss so far",
-        ">held-out",
-        ">tokens/s",
-        "syncer of fragments",
-    )
+def _nodes(chronicle: Chronicle, width: int) -> Table:
+    """A row for every node. Where they do not all fit, columns are left out, and none is cut."""
+    headings = ("node", "state", ">step", ">loss", "loss so far", ">held-out", ">tokens/s", "syncer of")
+    rows: list[list[Text]] = []
     for node in chronicle.nodes.values():
         losses = [line.loss for line in node.progress if line.loss is not None]
         thinned = losses[:: max(1, len(losses) // CURVE_CELLS)]
         last = node.last
         speed = last.tokens_per_s if last and node.state == "training" else None
-        table.add_row(
-            Text(node.name, style="bold"),
-            Text(node.state, style=STATE_STYLES.get(node.state, "")),
-            str(node.inner_step),
-            loss_text(last.loss if last else None),
-            Text(sparkline(thinned, CURVE_CELLS), style="cyan"),
-            loss_text(node.evaluations[-1].loss if node.evaluations else None),
-            count(speed),
-            ranges(chronicle.offices_of(node.name)),
+        rows.append(
+            [
+                Text(clean(node.name), style="bold"),
+                Text(node.state, style=STATE_STYLES.get(node.state, "")),
+                Text(str(node.inner_step)),
+                Text(loss_text(last.loss if last else None)),
+                Text(sparkline(thinned, CURVE_CELLS), style="cyan"),
+                Text(loss_text(node.evaluations[-1].loss if node.evaluations else None)),
+                Text(count(speed)),
+                Text(ranges(chronicle.offices_of(node.name))),
+            ]
         )
+    return _fitting(headings, rows, LEFT_OUT, width)
+
+
+def _fitting(headings: Sequence[str], rows: list[list[Text]], left_out: Sequence[int], width: int) -> Table:
+    """Make a table without so many of the columns `left_out`, in this order, that the others fit."""
+    wide = [
+        max([len(heading.lstrip(">")), *(row[index].cell_len for row in rows)]) + GAP_CELLS
+        for index, heading in enumerate(headings)
+    ]
+    kept = list(range(len(headings)))
+    for index in left_out:
+        if sum(wide[column] for column in kept) <= width:
+            break
+        kept.remove(index)
+    table = _table(*(headings[index] for index in kept))
+    for row in rows:
+        table.add_row(*(row[index] for index in kept))
     return table
 
 
-def _fragments(chronicle: Chronicle) -> Table:
+def _fragments(chronicle: Chronicle, width: int) -> Table:
     """Two fragments a line: version, syncer, and how many took part in the newest merge."""
-    table = _table(*[">fragment", ">version", "syncer", "newest merge"] * 2)
+    headings = [">fragment", ">version", "syncer", "newest merge"] * 2
+    rows: list[list[Text]] = []
     half = (chronicle.fragments + 1) // 2
     for index in range(_fragment_rows(chronicle)):
         cells: list[Text] = []
         for fragment in (index, index + half):
             if fragment < chronicle.fragments:
                 cells += _fragment(chronicle, fragment)
-        table.add_row(*cells)
-    return table
+        rows.append(cells + [Text()] * (len(headings) - len(cells)))
+    return _fitting(headings, rows, (3, 7), width)
 
 
 def _fragment_rows(chronicle: Chronicle) -> int:
@@ -177,13 +219,13 @@ def _fragment(chronicle: Chronicle, fragment: int) -> list[Text]:
         Text(str(fragment)),
         Text(str(chronicle.newest(fragment))),
         Text(f"{syncer} (killed)" if dead else syncer, style="bold red" if dead else ""),
-        Text(f"{merge.contributors} of {merge.live} learners" if merge else "-"),
+        Text(f"{merge.contributors} of {merge.live}" if merge else "-"),
     ]
 
 
 def _table(*headings: str) -> Table:
     """A heading that starts with ">" is of a column of numbers."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP_CELLS, 0, 0))
     for heading in headings:
         table.add_column(heading.lstrip(">"), justify="right" if heading[0] == ">" else "left", no_wrap=True)
     return table

@@ -64,7 +64,7 @@ def test_live_view_shows_the_last_snapshot_even_if_stopped_at_once() -> None:
 def test_a_view_that_fails_gives_the_terminal_back_and_the_node_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(_: NodeSnapshot) -> str:
+    def broken(_: NodeSnapshot, explained: bool) -> str:
         raise ZeroDivisionError("broken view")
 
     ended = threading.Event()

@@ -5,9 +5,10 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
 
-from p2pdiloco.daemon.display.snapshot import NodeSnapshot, status_of
-from p2pdiloco.daemon.display.terminal import log_line, render
-from p2pdiloco.daemon.display.wording import count, duration, fit, loss_text, ranges, size, sparkline
+from p2pdiloco.cli.status_view import render_status
+from p2pdiloco.daemon.display.snapshot import CourseRow, NodeSnapshot, status_of
+from p2pdiloco.daemon.display.terminal import EXPLAINED, log_line, render
+from p2pdiloco.daemon.display.wording import count, duration, fit, folded, loss_text, ranges, size, sparkline
 from p2pdiloco.printable import clean
 
 SNAPSHOTS = {
@@ -21,7 +22,7 @@ SNAPSHOTS = {
 }
 
 
-@pytest.mark.parametrize("size", [(80, 24), (81, 25), (120, 40), (200, 50), (40, 8), (300, 100)])
+@pytest.mark.parametrize("size", [(80, 24), (60, 20), (81, 25), (120, 40), (200, 50), (40, 8), (300, 100)])
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_view_fits_the_terminal(name: str, size: tuple[int, int]) -> None:
     width, height = size
@@ -117,3 +118,53 @@ def test_who_cannot_save_a_vote_is_seen_here_and_by_others() -> None:
     full = replace(usual, votes=False)
     assert "the disk takes nothing: no vote" in "\n".join(printed(render(full), 160, 30))
     assert [row.votes for row in status_of(full).members[:2]] == [False, True]
+
+
+LOUD = replace(
+    snapshot(peers=3),
+    name="a-volunteer-with-a-long-name",
+    votes=False,
+    link="1.2 of 3.4 Mbit/s up: contributing to every third version",
+    reach="outbound only",
+    course=CourseRow(tokens=372, schedule_tokens=1000, left_s=7200.0, message="please update by Friday"),
+    heldout_loss=2.4441,
+    heldout_age_s=95.0,
+    learner_age_s=42.0,
+    recent=("older", "fragment 3: " + "the newest sentence is long and goes on " * 2 + "to its end"),
+    peers=(
+        replace(peer_rows(1)[0], confirmed=False, votes=False, thin=True, reach="outbound only"),
+        *peer_rows(3)[1:],
+    ),
+)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)])
+def test_nothing_that_matters_is_cut_on_small_terminals(size: tuple[int, int]) -> None:
+    lines = printed(render(LOUD), *size)
+    assert len(lines) < size[1] and not any(line.endswith("…") for line in lines)
+    text = " ".join(" ".join(line.split()) for line in lines)
+    for words in (
+        "a-volunteer-with-a-long-name", "training", "step 1240 (42.0 s ago)", "held-out 2.444 (95.0 s ago)",
+        "every third version", "outbound only, catching up, cannot save, thin uplink", "no vote",
+        "37.2 % of 1k tokens, 2.0 h left", "please update by Friday", "goes on to its end", "? explains",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)])
+def test_the_words_of_the_view_are_explained_on_small_terminals(size: tuple[int, int]) -> None:
+    text = " ".join("\n".join(printed(render(LOUD, explained=True), *size)).split())
+    assert all(" ".join(words.split()) in text for words in EXPLAINED)
+
+
+def test_ages_of_figures_are_in_reports() -> None:
+    assert status_of(LOUD).heldout_age_s == 95.0
+    said = "\n".join(printed(render_status(status_of(LOUD)), 80))
+    assert "2.444 (held-out) (95.0 s ago)" in said
+
+
+def test_folded() -> None:
+    assert folded("one two  three", 7) == ["one two", "three"] and folded("", 5) == [""]
+    assert folded("abcdefgh ij", 3) == ["abc", "def", "gh", "ij"]
+    assert all(cell_len(line) <= 5 for line in folded("訓練" * 20, 5))
+    assert "".join(folded("訓練" * 20, 5)).replace(" ", "") == "訓練" * 20

@@ -1,0 +1,64 @@
+"""Keys that a person presses while a view is drawn, read without waiting and without an echo."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from typing import Any
+
+MOST_BYTES = 64
+HELP = "q leaves, ? explains"
+
+
+class Keys:
+    """Keys of the terminal between `start` and `stop`. There are none unless we are in its foreground."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """`descriptor`: of the terminal; None: that of stdin."""
+        self._descriptor = descriptor
+        self._before: list[Any] | None = None
+
+    def start(self) -> None:
+        """Have keys at once, not only whole lines; Ctrl-C and Ctrl-Z stay what they are."""
+        if self._descriptor is None:
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stdin may be closed
+                self._descriptor = sys.stdin.fileno()
+        if not self._is_ours():
+            return
+        with contextlib.suppress(termios.error):
+            self._before = termios.tcgetattr(self._fd)
+            tty.setcbreak(self._fd)
+            atexit.register(self.stop)
+
+    def pressed(self) -> str:
+        """List the keys that were pressed since the last call."""
+        if self._before is None or not self._is_ours():
+            return ""
+        with contextlib.suppress(OSError):
+            if select.select([self._fd], [], [], 0)[0]:
+                return os.read(self._fd, MOST_BYTES).decode("ascii", "ignore")
+        return ""
+
+    def stop(self) -> None:
+        """Give the terminal back as it was. Idempotent."""
+        atexit.unregister(self.stop)
+        before, self._before = self._before, None
+        if before is not None and self._is_ours():
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, before)
+
+    @property
+    def _fd(self) -> int:
+        return -1 if self._descriptor is None else self._descriptor
+
+    def _is_ours(self) -> bool:
+        """Tell whether reading it, and changing it, does not stop us, as it does in the background."""
+        try:
+            return os.isatty(self._fd) and os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:
+            return False
