@@ -1,4 +1,4 @@
-"""`p2pdiloco run`: write a run.toml, check one."""
+"""`p2pdiloco run`: write a run.toml, check one; `amend` is in `membership.notices`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.disk.outputs import try_file
+from p2pdiloco.cli.membership.notices import amend
 from p2pdiloco.cli.options import FILE, WORDS
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import AdmissionSection, DataSection, Manifest
@@ -26,11 +27,15 @@ MODES = {
     "invite": "whoever has an invite of its owner",
     "list": "whom its owner has put on the list",
 }
+ENDS = {"stop": "which then ends", "go-on": "which goes on at the floor of the rate"}
 
 
 @click.group("run")
 def run_group() -> None:
-    """Describe a run: write a run.toml, check one."""
+    """Describe a run: write a run.toml, check one; change one that goes on."""
+
+
+run_group.add_command(amend)
 
 
 @run_group.command("new")
@@ -194,6 +199,7 @@ def check(file: Path) -> None:
     click.echo(f'{file}: run "{manifest.run.name}", {_size(manifest)}')
     click.echo(
         f"inner steps: {inner.tokens_per_step} tokens each, schedule of {inner.schedule_tokens} of the run, "
+        f"{ENDS[manifest.end.learners]}, "
         f"{inner.optimizer}, rate {inner.learning_rate:g}"
     )
     click.echo(

@@ -228,7 +228,8 @@ class Member:
         )
 
     def _amendments(self) -> tuple[Amendment, ...]:
-        return ()
+        notice = self.membership.register.notice
+        return notice.amendments if notice is not None else ()
 
     def _on_course(self, words: str, tokens: int) -> None:
         logger.info("%(words)s (%(tokens)d tokens merged)", {"words": words, "tokens": tokens})

@@ -41,6 +41,7 @@ from p2pdiloco.daemon.process import (
     transport_of,
     unless_stopped,
 )
+from p2pdiloco.daemon.run_files.edits import words_of_edits
 from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.joined import remember_joined
 from p2pdiloco.daemon.run_files.listing import peers_of
@@ -197,6 +198,8 @@ async def _own_run(
     """Sign the run that this node owns and starts."""
     owner = Identity.load_or_create(data_dir / "owner.key")
     await refuse_to_split(transport, hosts, manifest.run.name, owner.peer_id)
+    if edits := words_of_edits(manifest, data_dir, owner.peer_id):
+        logger.warning("%s: %s", run_file, edits)
     prepared = await apart(partial(sign_run, run_file, owner, manifest))
     remember_joined(data_dir, prepared[0].id)
     return prepared

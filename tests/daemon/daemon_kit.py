@@ -87,13 +87,18 @@ def signed_run(folder: Path, name: str = "test", seed: int = 0, **group: int) ->
     return sign_run(path, Identity.generate())[0]
 
 
-def short_run(folder: Path, schedule_tokens: int, learners: Literal["stop", "go-on"] = "stop") -> Run:
+def short_run(
+    folder: Path,
+    schedule_tokens: int,
+    learners: Literal["stop", "go-on"] = "stop",
+    owner: Identity | None = None,
+) -> Run:
     """A micro run with such a schedule, and such an end."""
     base, path = for_run("micro", "short"), folder / "short.toml"
     inner = msgspec.structs.replace(base.inner, schedule_tokens=schedule_tokens, warmup_tokens=0)
     manifest = msgspec.structs.replace(base, inner=inner, end=EndSection(learners=learners))
     path.write_text(render_toml(manifest))
-    return sign_run(path, Identity.generate())[0]
+    return sign_run(path, owner or Identity.generate())[0]
 
 
 def write_given(path: Path, name: str) -> dict[str, np.ndarray]:

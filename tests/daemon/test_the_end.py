@@ -5,10 +5,18 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
-from daemon_kit import Neighbourhood, QuickMember, short_run, until
+from daemon_kit import Neighbourhood, QuickMember, Rogue, short_run, until
 
+from p2pdiloco.core.api.amendments import Amendment, Going
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission import membership
+from p2pdiloco.daemon.admission.papers import Notice, signed
+from p2pdiloco.daemon.admission.queries import GiveNotice
 from p2pdiloco.daemon.learner import course
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.identity import Identity
 
 
 async def train(around: Neighbourhood, *members: QuickMember) -> None:
@@ -46,6 +54,60 @@ async def test_a_run_that_is_over_stops_learners_and_says_so(
         assert two.learner.course.rests == "ended"
         # What somebody still had is merged: nothing is lost at an end.
         await around.round(one, two)
+
+
+async def give(rogue: Rogue, member: QuickMember, notice: Notice) -> bytes:
+    query = wire.QUERY + wire.encode(GiveNotice(notice))
+    return await rogue.transport.send(member.transport.peer_id, query, 2.0)
+
+
+async def test_what_an_owner_changes_holds_for_all_at_the_same_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "FIRST_ROUND_S", 0.2)
+    owner, first, second = Identity.generate(), 3 * 256, 7 * 256
+    async with Neighbourhood(tmp_path) as around:
+        around.run = short_run(tmp_path, 1 << 20, owner=owner)
+        one = await around.member("one", genesis=True)
+        two, gone = await around.member("two"), await around.member("gone")
+        await train(around, one, two, gone)
+        await around.end(gone, orderly=True)
+        rogue = await around.rogue()
+
+        def notice(sequence: int, *amendments: Amendment) -> Notice:
+            return signed(Notice(around.run.id, sequence, amendments=amendments), owner)
+
+        slower = Amendment(1, first, rate_factor=0.5)
+        pause = Amendment(2, second, 0, 0.5, Going.PAUSE, "to repair a link")
+        forged = msgspec.structs.replace(notice(9, pause), sequence=10)
+        with pytest.raises(RemoteError, match="notice-signature"):
+            await give(rogue, one, forged)
+        await give(rogue, one, notice(2, slower, pause))
+        for member in (one, two):  # from one to the other
+            told = member.learner
+            await until(lambda at=told: at.course.amendments == (slower, pause), "their word")
+            assert member.learner.course.rests == "no"
+            assert member.report.status(0.0).course.message == "to repair a link"
+        await give(rogue, two, notice(1))  # an older one
+        for _ in range(2):
+            await train(around, one, two)
+        for member in (one, two):
+            await until(lambda m=member: m.report.state == "paused", "the pause")
+            assert member.course.tokens == second
+            assert member.report.status(0.0).course.rate_factor == 0.5
+        gone = await around.member("gone", trained=False)  # who was away hears of it by who is here
+        await until(lambda: gone.report.state == "paused", "the pause, there too")
+        assert gone.learner.course.amendments == (slower, pause)
+        await around.end(gone, orderly=True)
+        await give(rogue, two, notice(3, slower, Amendment(3, second, rate_factor=0.5)))
+        for member in (one, two):
+            await until(lambda m=member: m.report.state == "training", "that it goes on")
+        gone = await around.member("gone")  # its own notice says otherwise, to begin with
+        await train(around, one, two, gone)
+        for fragment in range(4):
+            await until(
+                lambda f=fragment: one.head(f) == two.head(f) == gone.head(f) is not None, "equal heads"
+            )
 
 
 async def test_a_run_goes_on_where_its_manifest_says_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -83,3 +84,39 @@ def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm)
         assert "started from what the owner vouched for" in newcomer.said()
         swarm.until(lambda: member.full_merges(2), "versions of both")
         assert not stranger.done["states given"], "with one against one its run is the heavier one"
+    amend_while_a_member_is_away(swarm, bootstrap, member, newcomer, run)
+
+
+def amend_while_a_member_is_away(
+    swarm: Swarm, bootstrap: Daemon, member: Daemon, absent: Daemon, run: str
+) -> None:
+    """The owner pauses the run while a member is away, which hears of it when it is back; then it goes on."""
+
+    def amend(*options: str) -> str:
+        owner = ("--data-dir", str(bootstrap.data_dir), "--join", member.address() or "")
+        done = CliRunner().invoke(cli, ["run", "amend", "owned", *owner, *options])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    def course(daemon: Daemon) -> dict[str, Any]:
+        found = status(daemon, run)["course"]
+        assert isinstance(found, dict)
+        return found
+
+    swarm.kill(absent)
+    soon = course(member)["tokens"] + 3000
+    said = amend("--pause", "--learning-rate-factor", "0.5", "--message", "to mend", "--at-tokens", str(soon))
+    assert "amendment 1 of the run's owner holds from" in said
+    swarm.until(lambda: course(member)["rests"] == "paused", "the pause")
+    assert soon <= course(member)["tokens"]
+    assert (course(member)["rate_factor"], course(member)["message"]) == (0.5, "to mend")
+    absent = swarm.node("newcomer", bootstrap)
+    swarm.until(lambda: "the run's owner has paused it" in absent.said(), "the other one's pause", 120.0)
+    swarm.until(lambda: "all is merged and saved" in absent.said(), "its rest")
+    stands, merged = member.inner_step(), member.full_merges(2) + absent.full_merges(2)
+    assert amend("--resume", "--message", "").count("amendment 2") == 1
+    swarm.until(lambda: member.full_merges(2) + absent.full_merges(2) > merged, "versions of both")
+    assert member.inner_step() > stands
+    ours, theirs = member.heads(), absent.heads()
+    assert all(ours[version] == theirs[version] for version in ours.keys() & theirs.keys())
+    assert (course(absent)["rate_factor"], course(absent)["message"]) == (0.5, "")

@@ -1,4 +1,4 @@
-"""`p2pdiloco ban`, `unban`, `revoke`, `admit`, `dismiss`, `vouch`: changes of a run's notice by its owner."""
+"""`p2pdiloco ban`, `unban`, `revoke`, `admit`, `dismiss`, `vouch`, `run amend`: an owner's notice changed."""
 
 from __future__ import annotations
 
@@ -94,6 +94,49 @@ def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -
         without_vouch(run, join, data_dir)
     else:
         vouch_for(run, join, data_dir)
+
+
+@click.command(cls=SpacedLists)
+@_options
+@click.option(
+    "--schedule-tokens",
+    type=click.IntRange(1, 1 << 53),
+    metavar="N",
+    help="Length of the schedule, and with it the end of the run, in tokens of all learners.",
+)
+@click.option(
+    "--learning-rate-factor",
+    type=float,
+    metavar="X",
+    help="Factor of the manifest's inner learning rate; 1 is as it was.",
+)
+@click.option("--message", metavar="TEXT", help="Message to all who take part; empty: none any more.")
+@click.option("--pause", "going", flag_value="pause", help="Let learners make no inner steps.")
+@click.option("--resume", "going", flag_value="train", help="Let them go on, at once.")
+@click.option("--end", "going", flag_value="end", help="End the run before its schedule does.")
+@click.option(
+    "--at-tokens",
+    type=click.IntRange(0, 1 << 53),
+    metavar="N",
+    help="Tokens of the run from which on it holds. Default: about a minute ahead.",
+)
+def amend(
+    run: str,
+    join: tuple[str, ...],
+    data_dir: Path | None,
+    going: str | None,
+    learning_rate_factor: float | None,
+    **wanted: Any,
+) -> None:
+    """Change a RUN of yours that goes on: its length, its learning rate; pause it, end it, tell all members.
+
+    All else is part of the run's id: another model, other data or another H are another run."""
+    from p2pdiloco.cli.membership.amending import Wish
+    from p2pdiloco.cli.membership.amending import amend as amend_run
+    from p2pdiloco.core.api.amendments import Going
+
+    wish = Wish(rate_factor=learning_rate_factor, going=Going(going) if going else None, **wanted)
+    amend_run(run, join, data_dir, wish)
 
 
 COMMANDS = (ban, unban, revoke, admit, dismiss, vouch)

@@ -49,7 +49,8 @@ def publish(
     notice, given = visit(_give(owned, addresses, change, agree, called))
     click.echo(
         f"notice {notice.sequence}: {len(notice.banned)} banned, {len(notice.revoked)} invites revoked, "
-        f"{len(notice.members)} listed, {len(notice.vouch)} versions vouched for; "
+        f"{len(notice.members)} listed, {len(notice.vouch)} versions vouched for, "
+        f"{len(notice.amendments)} amendments; "
         f"{given} members have it and pass it on"
     )
     if not given:

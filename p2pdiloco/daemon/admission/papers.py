@@ -12,6 +12,7 @@ from typing import Annotated, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, structs
 
+from p2pdiloco.core.api.amendments import MAX_AMENDMENTS, Amendment
 from p2pdiloco.core.api.reasons import Reason
 from p2pdiloco.core.api.types import PeerId, RunId, Signature, Vouch, Wire, signed_bytes
 from p2pdiloco.core.machine import direct_members
@@ -76,6 +77,8 @@ class Notice(Wire, frozen=True):
     """Peers that are admitted where the manifest says `mode = "list"`."""
     vouch: Annotated[tuple[Vouch, ...], Meta(max_length=MAX_LISTED)] = ()
     """Versions, and members, that newcomers start from."""
+    amendments: Annotated[tuple[Amendment, ...], Meta(max_length=MAX_AMENDMENTS)] = ()
+    """Changes of the run on its way."""
     signature: Signature = b""
 
 

@@ -29,6 +29,7 @@ from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.config.strict import parse_toml, read_settings
 from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging
+from p2pdiloco.daemon.run_files.edits import words_of_edits
 from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_disk
@@ -167,6 +168,8 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
     # It may have been written otherwise.
     identifier = next((r.id for r in runs if (r.signed.owner, r.signed.manifest) == wanted), "")
     if not identifier:
+        if edits := words_of_edits(manifest, data_dir, owner.peer_id):
+            logger.warning("%s: %s", path, edits)
         run, vault = sign_run(path, owner, manifest)
         identifier = run.id
         file = kept_initial(data_dir, identifier)

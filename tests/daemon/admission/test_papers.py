@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pdiloco.core.api.amendments import MAX_AMENDMENTS, Amendment, Going
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.papers import (
     MAX_NOTICE_BYTES,
@@ -32,8 +33,10 @@ OWNER, KEY, PEER, OTHER = (Identity.from_seed(bytes([n]) * 32) for n in range(4)
 RUN = "ab" * 32
 GRANT = grant(RUN, KEY.peer_id, 1000, 2, OWNER)
 ADMISSION = admission(GRANT, PEER.peer_id, KEY)
+CHANGE = Amendment(1, 1 << 40, 1 << 41, 0.5, Going.PAUSE, "a word")
 NOTICE = signed(
-    Notice(RUN, 3, (OTHER.peer_id,), (KEY.peer_id,), (PEER.peer_id,), (Vouch(0, 9, bytes(32)),)), OWNER
+    Notice(RUN, 3, (OTHER.peer_id,), (KEY.peer_id,), (PEER.peer_id,), (Vouch(0, 9, bytes(32)),), (CHANGE,)),
+    OWNER,
 )
 
 
@@ -109,5 +112,7 @@ def test_a_notice_is_bounded() -> None:
         encode_notice(signed(Notice(RUN, 1, ids, ids, ids), OWNER))
     with pytest.raises(RemoteError):
         decode_notice(msgspec.msgpack.encode(Notice(RUN, 1, (*ids, OWNER.peer_id))))
+    with pytest.raises(RemoteError):
+        decode_notice(msgspec.msgpack.encode(Notice(RUN, 1, amendments=(CHANGE,) * (MAX_AMENDMENTS + 1))))
     with pytest.raises(RemoteError):
         decode_notice(bytes(MAX_NOTICE_BYTES + 1))

@@ -1,0 +1,68 @@
+"""`p2pdiloco run amend`: what an owner's wish becomes, and when it holds."""
+
+import msgspec
+import pytest
+
+from p2pdiloco.cli.membership.amending import Place, Wish, amendment
+from p2pdiloco.config.manifest import EndSection
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.core.api.amendments import Amendment, Going, amended, in_force
+from p2pdiloco.errors import UserError
+
+STOPS = msgspec.structs.replace(MICRO, end=EndSection())
+END = STOPS.inner.schedule_tokens
+MIDDLE = Place(END // 2, END, 10.0, rests=False)
+OVER = Place(END + 100, END, 0.0, rests=True)
+
+
+def test_it_holds_about_a_minute_ahead_and_says_all_that_held_before() -> None:
+    first = amendment((), Wish(rate_factor=0.5, message="slower"), STOPS, MIDDLE)
+    assert first == Amendment(1, MIDDLE.tokens + 600, 0, 0.5, Going.TRAIN, "slower")
+    second = amendment((first,), Wish(schedule_tokens=2 * END, at_tokens=MIDDLE.tokens + 9), STOPS, MIDDLE)
+    assert second == Amendment(2, MIDDLE.tokens + 9, 2 * END, 0.5, Going.TRAIN, "slower")
+    assert amendment((second,), Wish(message=""), STOPS, MIDDLE).message == ""
+
+
+def test_it_holds_before_the_run_is_over() -> None:
+    late = Place(END - 5, END, 10.0, rests=False)
+    assert amendment((), Wish(schedule_tokens=2 * END), STOPS, late).from_tokens == END
+    assert amendment((), Wish(schedule_tokens=2 * END), MICRO, late).from_tokens == END + 595
+    # It is over: no token comes any more.
+    assert amendment((), Wish(schedule_tokens=2 * END), STOPS, OVER).from_tokens == OVER.tokens
+
+
+def test_what_is_still_to_come_does_not_come_before_its_time() -> None:
+    pause = amendment((), Wish(going=Going.PAUSE, at_tokens=END - 1), STOPS, MIDDLE)
+    assert amendment((pause,), Wish(rate_factor=2.0), STOPS, MIDDLE) == Amendment(
+        2, END - 1, 0, 2.0, Going.PAUSE
+    )
+
+
+@pytest.mark.parametrize("pause_at", [MIDDLE.tokens - 700, MIDDLE.tokens + 1])
+def test_going_on_takes_a_pause_back_at_once(pause_at: int) -> None:
+    known = (Amendment(1, pause_at, going=Going.PAUSE),)
+    known = amended(known, amendment(known, Wish(going=Going.TRAIN), STOPS, MIDDLE))
+    for tokens in (pause_at, MIDDLE.tokens, END):
+        held = in_force(known, tokens)
+        assert held is None or held.going is Going.TRAIN
+
+
+@pytest.mark.parametrize(
+    ("wish", "place", "words"),
+    [
+        (Wish(), MIDDLE, "nothing to change"),
+        (Wish(at_tokens=1), MIDDLE, "nothing to change"),
+        (Wish(rate_factor=0.0), MIDDLE, "from 0.001 to 1000"),
+        (Wish(rate_factor=float("nan")), MIDDLE, "from 0.001 to 1000"),
+        (Wish(message="x" * 241), MIDDLE, "has 241 characters"),
+        (Wish(message="Zo\udceb"), MIDDLE, "not in UTF-8"),
+        (Wish(going=Going.PAUSE, at_tokens=5), MIDDLE, "cannot hold from 5 on"),
+        (Wish(schedule_tokens=STOPS.inner.warmup_tokens), MIDDLE, "before the warm-up"),
+        (Wish(schedule_tokens=END // 2), MIDDLE, "is over"),
+        (Wish(going=Going.TRAIN), OVER, "is over"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(wish: Wish, place: Place, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        wish.check()
+        amendment((), wish, STOPS, place)
