@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from p2pdiloco.cli.membership.amending import Place, Wish, amendment
+from p2pdiloco.cli.membership.amending import Whereabouts, Wish, amendment
 from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.amendments import Amendment, Going, amended, in_force
@@ -11,8 +11,8 @@ from p2pdiloco.errors import UserError
 
 STOPS = msgspec.structs.replace(MICRO, end=EndSection())
 END = STOPS.inner.schedule_tokens
-MIDDLE = Place(END // 2, END, 10.0, rests=False)
-OVER = Place(END + 100, END, 0.0, rests=True)
+MIDDLE = Whereabouts(END // 2, END, 10.0, rests=False)
+OVER = Whereabouts(END + 100, END, 0.0, rests=True)
 
 
 def test_it_holds_about_a_minute_ahead_and_says_all_that_held_before() -> None:
@@ -24,7 +24,7 @@ def test_it_holds_about_a_minute_ahead_and_says_all_that_held_before() -> None:
 
 
 def test_it_holds_before_the_run_is_over() -> None:
-    late = Place(END - 5, END, 10.0, rests=False)
+    late = Whereabouts(END - 5, END, 10.0, rests=False)
     assert amendment((), Wish(schedule_tokens=2 * END), STOPS, late).from_tokens == END
     assert amendment((), Wish(schedule_tokens=2 * END), MICRO, late).from_tokens == END + 595
     # It is over: no token comes any more.
@@ -62,7 +62,7 @@ def test_going_on_takes_a_pause_back_at_once(pause_at: int) -> None:
         (Wish(going=Going.TRAIN), OVER, "is over"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(wish: Wish, place: Place, words: str) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(wish: Wish, place: Whereabouts, words: str) -> None:
     with pytest.raises(UserError, match=words):
         wish.check()
         amendment((), wish, STOPS, place)

@@ -61,8 +61,8 @@ class Wish(Struct, frozen=True):
             raise UserError("the message is not in UTF-8")
 
 
-class Place(Struct, frozen=True):
-    """Place at which a run is, as a member says."""
+class Whereabouts(Struct, frozen=True):
+    """Whereabouts of a run, as a member says."""
 
     tokens: int
     schedule_tokens: int
@@ -85,7 +85,7 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) ->
         )
     course = report.course
     pace = sum(max(0.0, member.tokens_per_s) for member in report.members)
-    place = Place(course.tokens, course.schedule_tokens, pace, course.rests != "no")
+    place = Whereabouts(course.tokens, course.schedule_tokens, pace, course.rests != "no")
     click.echo(f"the run is at {course.tokens} tokens: {progress_text(course)}")
 
     def change(notice: Notice) -> Notice:
@@ -106,7 +106,7 @@ async def _ask_status(run: str, addresses: tuple[str, ...]) -> StatusReport | No
     return None
 
 
-def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, place: Place) -> Amendment:
+def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, place: Whereabouts) -> Amendment:
     """Make the amendment that an owner wants: what the newest one says, but for what is wished.
 
     Raises: UserError (it cannot hold, or would change nothing).
@@ -136,7 +136,7 @@ def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, plac
     return made
 
 
-def _moment(last: Amendment | None, wish: Wish, manifest: Manifest, place: Place) -> int:
+def _moment(last: Amendment | None, wish: Wish, manifest: Manifest, place: Whereabouts) -> int:
     """Choose from how many tokens on it holds. Raises: UserError (that is in the past)."""
     if wish.at_tokens is not None:
         if wish.at_tokens < place.tokens and not place.rests:

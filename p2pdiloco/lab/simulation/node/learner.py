@@ -84,7 +84,7 @@ class LearnerModel:
         """`at_once`: it answers closing calls within an inner step."""
         self.peer = peer
         self._at_once = at_once
-        self.running = False
+        self.running = self.rests = False
         self.life = 0
         self.step_time_s = step_time_s
         self._inner_steps = inner_steps
@@ -105,7 +105,7 @@ class LearnerModel:
 
     def step_at(self, now: float) -> int:
         """Number of inner steps that this learner has ever made."""
-        if not self.running:
+        if not self.running or self.rests:
             return self._first_step
         return self._first_step + math.floor((now - self._started_s) / self.step_time_s + TINY_S)
 
@@ -146,6 +146,14 @@ class LearnerModel:
             step = self.step_at(now)
             self._started_s, self._first_step = self._time_of(step), step
         self.step_time_s = step_time_s
+        self._wake_s = math.inf
+        self.plan(now)
+
+    def rest(self, rests: bool, now: float) -> None:
+        """Make no inner steps from now on, and copy out what is in no contribution; or go on."""
+        if self.running:
+            self._started_s, self._first_step = now, self.step_at(now)
+        self.rests = rests
         self._wake_s = math.inf
         self.plan(now)
 
@@ -203,6 +211,9 @@ class LearnerModel:
         """Be woken at the next boundary at which something is to be done."""
         if not self.running:
             return
+        if self.rests:
+            self._plan_at_rest(now)
+            return
         following = self.step_at(now) + 1
         step = None
         for counters in self.fragments:
@@ -219,6 +230,15 @@ class LearnerModel:
             self._wake_s = time_s
             self._tell.wake_at(time_s)
 
+    def _plan_at_rest(self, now: float) -> None:
+        step = self.step_at(now)
+        for counters in self.fragments:
+            takes_over = counters.installs and not counters.encoding
+            if counters.asked or takes_over or (counters.slot is None and step > counters.unmerged_from):
+                self._wake_s = now
+                self._tell.wake_at(now)
+                return
+
     def wake(self, now: float) -> None:
         """A step boundary: installs first, then what was asked for or is due."""
         if not self.running or now < self._wake_s - TINY_S:
@@ -230,7 +250,7 @@ class LearnerModel:
             self._take_over(counters, now)
             asked, counters.asked = counters.asked, False
             counters.freed = False
-            due = step >= counters.due_step
+            due = self.rests or step >= counters.due_step
             if asked or due:
                 self._answer(index, step, asked, due)
         self.plan(now)

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.amendments import Amendment, Going, in_force
 from p2pdiloco.core.api.effects import RetireSlot
 from p2pdiloco.lab.simulation.node.learner import Callbacks, CommittedVersion, LearnerModel
 from p2pdiloco.lab.simulation.node.lineage import Displacement
@@ -27,6 +28,8 @@ class LearnerSide:
         self._wanted = False
         self._paces = 0
         """Number of changes of the pace; there may be two between two reports."""
+        self.amendments: tuple[Amendment, ...] = ()
+        """Changes of the run by its owner, as far as this node has heard."""
         bases = [(s.version.header.digest(), s.version.header.number) for s in host.stores]
         tell = Callbacks(self._wake_at, self._copied_out, self._nothing, self._applied, self._dropped)
         steps, step_time_s = host.config.inner_steps, host.spec.step_time_s
@@ -59,6 +62,21 @@ class LearnerSide:
         notes, host.disk.resume = host.disk.resume, {}
         found = {f: note.resumed(host.core.fragments[f].own.take_up(note.left)) for f, note in notes.items()}
         return {fragment: again for fragment, again in found.items() if again is not None}
+
+    def hear(self, amendments: tuple[Amendment, ...]) -> None:
+        """Hear what the run's owner has changed."""
+        self.amendments = amendments
+        self._follow_course()
+
+    def _follow_course(self) -> None:
+        """Rest or go on, as the owner wants it where this node's versions are."""
+        stores = self._host.stores
+        tokens = sum(store.version.header.tokens for store in stores) // len(stores)
+        amendment = in_force(self.amendments, tokens)
+        rests = amendment is not None and amendment.going is not Going.TRAIN
+        if rests != self.model.rests:
+            self._paces += 1
+            self.model.rest(rests, self._host.now)
 
     def slow_down(self, factor: float) -> None:
         """Let a step take so many times as long, from now on, as this machine needs at best."""
@@ -101,9 +119,10 @@ class LearnerSide:
         host, model = self._host, self.model
         per_step, steps = host.config.tokens_per_step, model.step_at(host.now)
         step_s = model.step_time_s if model.running else 0.0
-        life = (host.incarnation, model.life, model.running, host.thaws, self._paces)
+        no_pace = host.now if model.rests else 0.0
+        life = (host.incarnation, model.life, model.running, host.thaws, self._paces, no_pace)
         host.world.watch.reports(host, steps, life)
-        rate = per_step / step_s if model.running else 0.0
+        rate = per_step / step_s if model.running and not model.rests else 0.0
         host.feed(ev.LearnerStatus(model.running, steps, steps * per_step, rate, step_s, None))
 
     # --- from the core -------------------------------------------------------------------------------
@@ -115,6 +134,7 @@ class LearnerSide:
     def install(self, install: CommittedVersion) -> None:
         """A version to go over to."""
         self.model.install(install, self._host.now)
+        self._follow_course()
 
     def retire(self, effect: RetireSlot) -> None:
         """The copy will not be merged as it stands."""
