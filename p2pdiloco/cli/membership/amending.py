@@ -8,12 +8,12 @@ import click
 import msgspec
 from msgspec import Struct
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.membership.publishing import publish
 from p2pdiloco.cli.membership.reaching import ask, reach
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.core.api.amendments import (
     LEAST_FACTOR,
     MAX_MESSAGE,
@@ -29,7 +29,7 @@ from p2pdiloco.daemon.admission.papers import Notice
 from p2pdiloco.daemon.display.progress import progress_text
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
 from p2pdiloco.daemon.learner.course import words_of
-from p2pdiloco.daemon.run_files.listing import saved_runs
+from p2pdiloco.daemon.run_files.listing import peers_of, saved_runs
 from p2pdiloco.errors import UserError
 
 LEAD_S = 60
@@ -73,8 +73,7 @@ class Whereabouts(Struct, frozen=True):
 def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) -> None:
     """Amend a run. Raises: UserError."""
     wish.check()
-    for address in join:
-        check_peer_address(address)
+    join = peers_behind(join)
     owned = Ownership.find(run, data_dir)
     manifest = manifest_from_canonical(saved_runs(owned.data_dir)[owned.run][1].manifest)
     addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))
@@ -98,7 +97,7 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) ->
 
 async def _ask_status(run: str, addresses: tuple[str, ...]) -> StatusReport | None:
     async with visitor(addresses) as transport:
-        reached = await reach(transport, run, [address.rpartition("/p2p/")[2] for address in addresses])
+        reached = await reach(transport, run, peers_of(addresses))
         for peer in reached.peers:
             report = await ask(transport, peer, wire.StatusQuery(run), StatusReport)
             if report is not None and report.run_id == run and report.state in SETTLED:
