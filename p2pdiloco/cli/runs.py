@@ -27,7 +27,7 @@ MODES = {
     "invite": "whoever has an invite of its owner",
     "list": "whom its owner has put on the list",
 }
-ENDS = {"stop": "which then ends", "go-on": "which goes on at the floor of the rate"}
+ENDS = {"stop": "stop", "go-on": "go on at the floor of the learning rate"}
 
 
 @click.group("run")
@@ -199,7 +199,6 @@ def check(file: Path) -> None:
     click.echo(f'{file}: run "{manifest.run.name}", {_size(manifest)}')
     click.echo(
         f"inner steps: {inner.tokens_per_step} tokens each, schedule of {inner.schedule_tokens} of the run, "
-        f"{ENDS[manifest.end.learners]}, "
         f"{inner.optimizer}, rate {inner.learning_rate:g}"
     )
     click.echo(
@@ -214,6 +213,7 @@ def check(file: Path) -> None:
         f"{manifest.outer.learning_rate:g}, momentum {manifest.outer.momentum:g} after "
         f"{manifest.outer.momentum_warmup_merges}, merged by {manifest.outer.merge}"
     )
+    click.echo(f"when the schedule is over, learners {ENDS[manifest.end.learners]}")
     click.echo(_memory_words(manifest))
     click.echo(f"manifest digest: {digest}")
     for doubt in doubts(manifest, _numel(manifest)):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -54,16 +53,6 @@ async def _stranger(address: str, run: str) -> list[str]:
         record = wire.Presence(WIRE_VERSION, 1, "stranger", ())
         await transport.put_record(wire.members_key(run), wire.encode(record), 60.0)
         return await all_of(transport)
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """Commands that only ask make the process that runs them quiet."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
 
 
 def _run(*arguments: str) -> tuple[int, str]:
