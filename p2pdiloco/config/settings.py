@@ -387,6 +387,12 @@ def is_public(address: str) -> bool:
     return not kind.startswith("ip") or ipaddress.ip_address(host).is_global
 
 
+def is_loopback(address: str) -> bool:
+    """Tell whether a multiaddr (checked) is one that only this machine can dial."""
+    kind, host = address.split("/")[1:3]
+    return kind.startswith("ip") and ipaddress.ip_address(host).is_loopback
+
+
 def known_variable(flag: str) -> str:
     """The environment variable of a flag: --data-dir reads P2PDILOCO_DATA_DIR."""
     return ENVIRONMENT_PREFIX + flag.lstrip("-").replace("-", "_").upper()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from p2pdiloco.config.quotes import meant
 from p2pdiloco.config.schema import Key, keys_of, shown, tables_of
 from p2pdiloco.errors import ConfigError
 
@@ -46,15 +47,19 @@ def parse_toml(path: Path, data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(_syntax_sentence(path, data, error)) from error
+        raise _syntax_error(path, data, error) from error
 
 
-def _syntax_sentence(path: Path, data: bytes, error: tomllib.TOMLDecodeError) -> str:
+def _syntax_error(path: Path, data: bytes, error: tomllib.TOMLDecodeError) -> ConfigError:
+    lines = data.decode("utf-8-sig").split("\n")
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error))
     if match:
-        return f"{path}: line {match[2]} is not valid TOML: {match[1]} (column {match[3]})"
+        sentence = f"{path}: line {match[2]} is not valid TOML: {match[1]} (column {match[3]})"
+        return ConfigError(sentence, meant(lines[int(match[2]) - 1]))
     reason = str(error).removesuffix(" (at end of document)")
-    return f"{path}: line {len(data.splitlines())} is not valid TOML: {reason} (the file ends here)"
+    last = len(data.splitlines())
+    sentence = f"{path}: line {last} is not valid TOML: {reason} (the file ends here)"
+    return ConfigError(sentence, meant(lines[last - 1]) if last else "")
 
 
 def convert(raw: Mapping[str, Any], struct: type[S], label: str) -> S:

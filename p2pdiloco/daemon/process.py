@@ -20,7 +20,7 @@ from msgspec import structs
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
-from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
+from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, is_loopback, rates
 from p2pdiloco.daemon.apart import is_working
 from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
@@ -175,6 +175,11 @@ def print_addresses(addresses: list[str], role: str) -> None:
     )
     ready = {"role": role, "addresses": len(addresses), "address": addresses[0]}
     logger.info("%(role)s ready, %(addresses)d addresses", ready)
+    if all(map(is_loopback, addresses)):
+        logger.warning(
+            "this peer listens on the loopback only, so it cannot be reached from other machines: "
+            "--listen /ip4/0.0.0.0/tcp/31337 does, or --announce names the address that is forwarded to it"
+        )
 
 
 def print_join(address: str, runs: Sequence[str]) -> None:

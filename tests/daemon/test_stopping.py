@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pdiloco.daemon.process import print_addresses
+
 PROBE = """
 import asyncio, fcntl, os, signal, sys, termios
 from pathlib import Path
@@ -134,3 +136,18 @@ def test_nothing_that_is_said_is_lost_at_an_end(end: str, last: str, tmp_path: P
     assert done.stdout.splitlines() == [f"printed {number}" for number in range(3000)]
     logged = [line for line in done.stderr.splitlines() if "logged" in line]
     assert len(logged) == 3000 and done.stderr.splitlines()[-1].endswith(last)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_told"),
+    [
+        (["/ip4/127.0.0.1/tcp/1/p2p/x", "/ip6/::1/tcp/1/p2p/x"], True),
+        (["/ip4/192.0.2.1/tcp/1/p2p/x", "/ip4/127.0.0.1/tcp/1/p2p/x"], False),
+        (["/dns4/a.example/tcp/1/p2p/x"], False),
+    ],
+)
+def test_who_listens_on_the_loopback_only_is_told(
+    addresses: list[str], is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    print_addresses(addresses, "bootstrap")
+    assert ("cannot be reached from other machines" in caplog.text) == is_told

@@ -75,11 +75,12 @@ class Meeting:
             if self.connected:
                 logger.warning("none of the initial peers can be reached: joined through a remembered one")
                 return
+            why = _why(results, [address for address, _ in self._initial])
             if may_be_alone:
-                logger.warning("none of the initial peers can be reached yet: %s (%s)", named, _why(results))
+                logger.warning("none of the initial peers can be reached yet: %s (%s)", named, why)
                 return
             raise NobodyReached(
-                f"None of the initial peers can be reached: {named} ({_why(results)}).",
+                f"None of the initial peers can be reached: {named} ({why}).",
                 "Check the addresses, that a node runs there, and that no firewall is between.",
             )
         try:
@@ -165,8 +166,14 @@ def dialable_addresses(peer: str, addresses: Sequence[str]) -> list[str]:
     return found
 
 
-def _why(results: Sequence[BaseException | None]) -> str:
+def _why(results: Sequence[BaseException | None], addresses: Sequence[str]) -> str:
+    """Say in a few words why none of these addresses could be reached."""
     texts = " ".join(str(result) for result in results)
+    names = [
+        host for kind, host in (multiaddrs.parse(text)[0] for text in addresses) if kind.startswith("dns")
+    ]
+    if "no good addresses" in texts and names:  # p2pd's word for it
+        return f"no address is known for the host name {' or '.join(dict.fromkeys(names))}"
     for sign, meaning in (
         ("connection refused", "connection refused"),
         ("peer id mismatch", "another peer id answers there"),

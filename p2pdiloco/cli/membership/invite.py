@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 import time
 from functools import partial
@@ -12,6 +11,7 @@ import click
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
+from p2pdiloco.config.settings import is_loopback
 from p2pdiloco.config.units import parse_life
 
 OWNED_DIR = partial(
@@ -61,15 +61,10 @@ def invite(
     until = f"for {expires}" if life_s else "for ever"
     addresses = owned.addresses(join)
     click.echo(f"lets {uses} nodes in, {until}; they run: p2pdiloco node INVITE", err=True)
-    if all(map(_is_loopback, addresses)):
+    if all(map(is_loopback, addresses)):
         click.echo("warning: it names this machine's loopback only: others need --join ADDRESS", err=True)
     if qr if qr is not None else sys.stderr.isatty():
         _show_qr(text)
-
-
-def _is_loopback(address: str) -> bool:
-    kind, host = address.split("/")[1:3]
-    return kind.startswith("ip") and ipaddress.ip_address(host).is_loopback
 
 
 def _show_qr(text: str) -> None:

@@ -11,6 +11,7 @@ from net_helpers import Recorder
 from p2pdiloco.adapters.net import dial_back, multiaddrs
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.meeting import OURS_ONLY
+from p2pdiloco.errors import NobodyReached
 from p2pdiloco.identity import Identity
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -63,6 +64,16 @@ async def test_strangers_and_the_silent_are_not_reached() -> None:
         async with server:
             port = server.sockets[0].getsockname()[1]
             assert not await dial_back.answers(peer, "127.0.0.1", port, 0.3)
+
+
+@pytest.mark.net
+async def test_a_host_name_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    key = tmp_path / "identity.key"
+    identity = Identity.load_or_create(key)
+    there = [f"/dns4/nobody.invalid/tcp/9/p2p/{Identity.generate().peer_id}"]
+    transport = HivemindTransport(identity, key, tmp_path, LOOPBACK, there)
+    with pytest.raises(NobodyReached, match=r"no address is known for the host name nobody\.invalid"):
+        await transport.start(Recorder())
 
 
 def test_binary_addresses_of_relays_are_read() -> None:
