@@ -34,6 +34,7 @@ from p2pdiloco.daemon.process import (
 from p2pdiloco.daemon.run_files.listing import PublishedRun, peers_of
 from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
 from p2pdiloco.daemon.run_files.signing import look_at_saved, sign_apart, signed_from
+from p2pdiloco.daemon.service import tell_status
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 
@@ -105,7 +106,9 @@ class _Bootstrap:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            logger.info("%(peers)d peers are connected", {"peers": self._transport.peers_connected()})
+            peers = self._transport.peers_connected()
+            tell_status(f"{peers} peers are connected")
+            logger.info("%(peers)d peers are connected", {"peers": peers})
             if self._mirror is None:
                 continue
             for run in await self._mirror.look([known.run for known in self._door.runs()]):

@@ -47,6 +47,7 @@ from p2pdiloco.daemon.run_files.joined import remember_joined
 from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.daemon.run_files.mirror import refuse_to_split
 from p2pdiloco.daemon.run_files.runs import Run, sign_run
+from p2pdiloco.daemon.service import tell_status
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import check_device
@@ -163,6 +164,7 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines, sto
         while True:
             await asyncio.sleep(LINE_EVERY_S)
             snapshot = member.report.snapshot(loop.time())
+            tell_status(log_line(snapshot))
             logger.info("%s", log_line(snapshot), extra={"event": "progress", "fields": log_fields(snapshot)})
     configure_logging("tui", recent=recent)
     view, keys = LiveView(), Keys()

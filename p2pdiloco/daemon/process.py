@@ -21,6 +21,7 @@ from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, is_loopback, rates
+from p2pdiloco.daemon import service
 from p2pdiloco.daemon.apart import is_working
 from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
@@ -50,6 +51,7 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         def on_signal() -> None:
             nonlocal asked
             asked += 1
+            service.tell_stopping()
             if asked > 1:
                 # The person means it. p2pd and learner end by themselves when we are gone.
                 if plain(log) == "json":
@@ -62,6 +64,7 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         def on_hangup() -> None:
             # Shell and kernel both send it when a terminal closes: a second one means nothing.
             # What is written there from now on is lost.
+            service.tell_stopping()
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -69,7 +72,11 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it is nohup's wish to go on
             loop.add_signal_handler(signal.SIGHUP, on_hangup)
         loop.set_exception_handler(_fail_loudly)
-        await body(stop)
+        alive = asyncio.create_task(service.keep_alive())
+        try:
+            await body(stop)
+        finally:
+            alive.cancel()
 
     try:
         uvloop.run(main())
@@ -175,6 +182,7 @@ def print_addresses(addresses: list[str], role: str) -> None:
     )
     ready = {"role": role, "addresses": len(addresses), "address": addresses[0]}
     logger.info("%(role)s ready, %(addresses)d addresses", ready)
+    service.tell_ready()
     if all(map(is_loopback, addresses)):
         logger.warning(
             "this peer listens on the loopback only, so it cannot be reached from other machines: "
