@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import msgspec
 import pytest
 from kit import branch, child, genesis
@@ -15,7 +17,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
 )
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
+from p2pdiloco.core.chain.watermarks import LATEST, WATERMARK_VERSIONS, marks_of
 from p2pdiloco.errors import InvariantViolation
 
 
@@ -124,6 +126,17 @@ def test_watermarks_follow_the_contributors() -> None:
     assert chain.watermark("p1") == Stamp(1, 1) and chain.watermark("p2") == NEVER
     chain.extend(child(chain.header, learners=("p1", "p2")))
     assert chain.table() == marks
+
+
+def test_tables_that_nobody_needs_any_more_are_gone() -> None:
+    """A node that runs for months holds the tables of its log, not every one since the empty one."""
+    marks, made = marks_of(()), []
+    for number in range(1, 2 * LATEST):
+        marks = marks.after(number, (Contributor("a", Stamp(1, number), 40, 4),))
+        made.append(ref(marks))
+    assert sum(each() is not None for each in made) <= LATEST
+    again = (Contributor("a", Stamp(1, 1), 40, 4),)
+    assert marks_of(()).after(1, again) is marks_of(()).after(1, again), "worked out once"
 
 
 def test_long_absent_learners_are_forgotten_by_all_at_once() -> None:
