@@ -4,7 +4,8 @@
     ├── UserError            the person at the keyboard can mend it; shown as one sentence and a hint
     │   ├── ConfigError      a manifest, a settings file, a flag or an environment variable is wrong
     │   ├── NobodyReached    of the peers to join through, none can be reached
-    │   └── StorageError     a data folder cannot be read or written
+    │   ├── StorageError     a data folder cannot be read or written
+    │   └── DataError        what a node shall train on is not what it should be; another try finds the same
     ├── RemoteError          a peer misbehaved: refused with a reason, counted, costs that peer only
     └── TransportError       the world: time-outs, cut links, absent peers; ordinary events
         └── PeerUnreachable  no connection to that peer can be had right now
@@ -44,6 +45,10 @@ class NobodyReached(UserError):
 
 class StorageError(UserError):
     """Error of a data folder that cannot be used: missing, unreadable, full, or owned by a running node."""
+
+
+class DataError(UserError):
+    """Error of data: missing, damaged, or of another form. Another try finds the same."""
 
 
 MAX_TOLD = 300

@@ -7,11 +7,34 @@ returns), and direction overrides turn what a person reads. Whatever shows a tex
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+class _Encoder(Protocol):
+    def encode(self, value: Any, /) -> bytes: ...
+
+
+def encoded(value: Any, encoder: _Encoder, hook: Callable[[Any], Any] = str) -> bytes:
+    """Encode a value (structs too). Names of files need not be UTF-8, and what Python makes of the rest of
+    their bytes no encoder takes: such texts are shown, not lost. `hook`: the encoder's own."""
+    try:
+        return encoder.encode(value)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=hook)
+        return encoder.encode(_readable(plain))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_readable(key): _readable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(inner) for inner in value]
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def clean(text: str, keep: str = "") -> str:
@@ -24,7 +47,7 @@ def clean(text: str, keep: str = "") -> str:
 def json_line(value: Any) -> str:
     """Encode a value (structs too) as JSON in one line. What does not print is escaped, so that readers get
     every character of a text, and terminals none that they obey."""
-    text = _encoder.encode(value).decode()
+    text = encoded(value, _encoder).decode()
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)

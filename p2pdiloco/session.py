@@ -329,7 +329,7 @@ class _Mailbox(Mailbox):
         loss = self._session.global_loss(self._fragments)
         return None if loss is None else Evaluation(loss, 0, {})
 
-    def _save(self, path: str, last: bool = False) -> None:
+    def _save(self, path: Path, last: bool = False) -> None:
         """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""
         with contextlib.suppress(ChannelBroken):
             super()._save(path, last)

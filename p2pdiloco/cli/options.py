@@ -110,15 +110,33 @@ def build(settings: type[S], values: dict[str, Any]) -> S:
     """The struct of the resolved flags, its ranges checked.
 
     Raises:
-        click.BadParameter: a value out of range; names the flag.
+        click.BadParameter: a value out of range, or a text that is none; names the flag.
     """
+    broken = next((name for name, value in values.items() if not _is_text(value)), None)
+    if broken is not None:
+        raise _bad(broken, "must be UTF-8 text")
     try:
         return msgspec.convert(values, settings, strict=True, dec_hook=lambda _kind, value: value)
     except msgspec.ValidationError as error:
         name = str(error).partition(" - at `$.")[2].rstrip("`")
-        context = click.get_current_context()
-        parameter = next(p for p in context.command.params if p.name == name)
-        raise click.BadParameter(f"must be {keys_of(settings)[name].words}", context, parameter) from error
+        raise _bad(name, f"must be {keys_of(settings)[name].words}") from error
+
+
+def _bad(name: str, words: str) -> click.BadParameter:
+    context = click.get_current_context()
+    return click.BadParameter(words, context, next(p for p in context.command.params if p.name == name))
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether a flag's text is one that others can be told: bytes that are not UTF-8 are kept by Python
+    as what no encoder takes. Paths may be anything."""
+    texts = value if isinstance(value, tuple) else (value,)
+    try:
+        for text in texts:
+            str(text if isinstance(text, str) else "").encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def known_variables(group: click.Group) -> frozenset[str]:

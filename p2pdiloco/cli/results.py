@@ -6,6 +6,7 @@ All take the global parameters from a live run, a node's folder or a checkpoint 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ def export(out: Path, force: bool, **source: Any) -> None:
     described |= {"model": result.manifest.model}
     for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
         Files().save(out / name, [content], durable=True)
-    click.echo(out)
+    click.echo(os.fsencode(out))  # (a name that need not be text)
     click.echo(clean(f"exported {result.words()}"), err=True)
     if files is None:
         words = f"parameters by name in {WEIGHTS}, the model's table in {DESCRIPTION}"
@@ -175,7 +176,7 @@ def checkpoint(out: Path, **source: Any) -> None:
     try_file(out, "--out")
     result = read_result(**source)
     result.save(out)
-    click.echo(out)
+    click.echo(os.fsencode(out))  # (a name that need not be text)
     click.echo(clean(f"saved {result.words()}"), err=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tomllib
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def new(
             file.write(text)
     except OSError as error:
         raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
-    click.echo(out)
+    click.echo(os.fsencode(out))  # (a name that need not be text)
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
         f"  p2pdiloco bootstrap --run {out}\n{_invite_words(manifest)}and on the first node of the run:\n"

@@ -10,10 +10,12 @@ bound (statuses are folded into one), beyond which the learner ends itself.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -34,8 +36,10 @@ from p2pdiloco.learner.channel_messages import (
     TakePart,
 )
 from p2pdiloco.learner.standstill import DaemonStandstill
+from p2pdiloco.printable import encoded
 
 MAX_FRAME_BYTES = 256 * 1024
+MAX_PATH_BYTES = 4096
 MAX_PENDING_EVENTS = 8192
 MAX_WAITING_COMMANDS = 1024
 """Commands that wait for a boundary, at most. Few of them are larger than 100 bytes."""
@@ -47,9 +51,22 @@ class ChannelBroken(TransportError):
     """Error: the other end is gone, does not read, or sent something that is not a frame of ours."""
 
 
-_encoder = msgspec.msgpack.Encoder()
-_commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
-_events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
+def _path_as_bytes(path: object) -> bytes:
+    """Encode a path, whose name may be no text."""
+    return os.fsencode(path)  # type: ignore[arg-type]
+
+
+def _path_from_bytes(kind: type, found: object) -> Path:
+    if kind is Path and isinstance(found, bytes) and 0 < len(found) <= MAX_PATH_BYTES:
+        return Path(os.fsdecode(found))
+    raise ValueError("not a path")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_path_as_bytes)
+_commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(
+    AnyCommand, dec_hook=_path_from_bytes
+)
+_events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent, dec_hook=_path_from_bytes)
 
 
 # --- frames ------------------------------------------------------------------------------------------
@@ -57,7 +74,7 @@ _events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 
 def frame(message: Command | LearnerEvent) -> bytes:
     """Encode a command or an event as a frame."""
-    body = _encoder.encode(message)
+    body = encoded(message, _encoder, _path_as_bytes)
     if len(body) > MAX_FRAME_BYTES:
         raise ChannelBroken(f"{type(message).__name__} has {len(body)} bytes")
     return len(body).to_bytes(4, "big") + body

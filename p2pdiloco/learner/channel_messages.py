@@ -5,6 +5,7 @@ Tensors never travel here, they are in the shared memory (`tensors.exchange`). T
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -18,7 +19,6 @@ MAX_SHARDS = 1024
 MAX_EPOCH = 1_000_000
 """Latest epoch that is believed: a later one is nobody's honest epoch."""
 
-Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, Meta(max_length=4096)]
 InstallMode = Literal["merged", "rebase", "overwrite"]
 RestoreMode = Literal["all", "rest", "none"]
@@ -60,11 +60,11 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
 
     peer: str
     """Peer id: picks this learner's data stream."""
-    data_path: str | None = None
+    data_path: Path | None = None
     """Value of --data: a file or a folder, for all sources but "embedded"."""
-    tokenizer_path: str | None = None
+    tokenizer_path: Path | None = None
     """Path of the tokenizer file that the manifest names, if it names one."""
-    place_path: str | None = None
+    place_path: Path | None = None
     """File in which the place in the data is kept (`learner.reading.stream`)."""
     device: str = "auto"
     threads: int = 0
@@ -79,7 +79,7 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     compile: Compile = "never"
     """Compiling of passes (`learner.compiling`): "auto", where it pays, after some inner steps; "always", at
     the first one. What cannot be compiled is trained as it is."""
-    compile_cache: str = ""
+    compile_cache: Path | None = None
     """Folder for compiled code; empty: torch's own."""
     micro_batch_tokens: int = 0
     """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
@@ -111,7 +111,7 @@ class Start(Command, frozen=True):
     options: LearnerOptions
     bases: tuple[BaseRef, ...]
     """Base of every fragment that the daemon has put into the exchange: theta starts from it."""
-    restore_path: str | None = None
+    restore_path: Path | None = None
     """Learner state file (`learner.checkpoint`); moments and counters of time are taken."""
     restore: tuple[RestoreMode, ...] = ()
     """Share of the saved displacement to take, per fragment (empty: none). "all" takes the whole, "rest" only

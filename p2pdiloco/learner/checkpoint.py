@@ -81,7 +81,7 @@ def take_up(start: Start, training: Training, fragments: Fragments) -> tuple[boo
     aside, not an end."""
     if start.restore_path is None:
         return False, ""
-    path = Path(start.restore_path)
+    path = start.restore_path
     try:
         return True, restore(path, start.restore, training, fragments)
     except StorageError as error:

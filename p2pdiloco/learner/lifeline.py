@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from p2pdiloco.errors import P2PDilocoError
+from p2pdiloco.errors import DataError, P2PDilocoError
 
 DRAIN_TIMEOUT_S = 2.0
 """Seconds that a daemon may take to read the last words."""
@@ -36,6 +36,8 @@ EXIT_ORPHANED = 70
 EXIT_TOO_LARGE = 75
 """Exit status of a learner whose processes together compute what does not fit: the next one takes half as
 much at a time."""
+EXIT_DATA = 65
+"""Exit status of a learner whose data are not what they should be: no other one finds better ones."""
 EXIT_RANK_KILLED = 76
 """Exit status of a learner of which one process was killed, as the system does for lack of memory."""
 
@@ -81,6 +83,8 @@ def exit_status(error: P2PDilocoError) -> int:
     """Exit status of a learner's process that ends for this error."""
     if isinstance(error, RankKilled):
         return EXIT_RANK_KILLED
+    if isinstance(error, DataError):
+        return EXIT_DATA
     return EXIT_TOO_LARGE if isinstance(error, PassTooLarge) else EXIT_FAILED
 
 

@@ -323,10 +323,10 @@ class Mailbox:
         held.bring_back()
         return found
 
-    def _save(self, path: str, last: bool = False) -> None:
+    def _save(self, path: Path, last: bool = False) -> None:
         since = self._clock()
         try:
-            checkpoint.save(Path(path), self._training, self._fragments)
+            checkpoint.save(path, self._training, self._fragments)
             self._training.stream.save_place()
             saved = StateSaved(path, True, last=last)
         except StorageError as error:

@@ -114,8 +114,10 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     """Do another rank's part of what rank 0 does between two steps."""
     training, held, layouts = parts.training, parts.held, parts.layouts
     if told.kind == "restore":
-        invariant(start.restore_path is not None, "rank 0 has taken over a state")
-        checkpoint.restore_training(Path(str(start.restore_path)), training, len(layouts))
+        path = start.restore_path
+        invariant(path is not None, "rank 0 has taken over a state")
+        assert path is not None
+        checkpoint.restore_training(path, training, len(layouts))
     elif told.kind == "put" and isinstance(held, HeldCopies | HeldShares):
         held.put(layouts[told.number])
     elif told.kind == "take" and isinstance(held, HeldShares):
@@ -142,12 +144,13 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     threads = configure(device, options.threads or threads_of(count, device))
     ranks = ALONE if folder is None else Distributed(rank, count, folder, device)
     path = options.tokenizer_path
-    task = task_of(manifest, None if path is None else read_tokenizer(Path(path)))
-    data = task.load_data(options.data_path) if rank == 0 else None
+    task = task_of(manifest, None if path is None else read_tokenizer(path))
+    own = None if options.data_path is None else str(options.data_path)
+    data = task.load_data(own) if rank == 0 else None
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
     model = task.model()
     held = _place(model, device, task, options, ranks)
-    place = Path(options.place_path) if options.place_path and rank == 0 else None
+    place = options.place_path if rank == 0 else None
     precision = precision_of_shares(device, options.precision) if ranks.sharded else options.precision
     still = Stillness(device)
     training = Training(
@@ -158,7 +161,11 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         place,
         ranks,
         PassOptions(
-            options.micro_batch_tokens, options.halvings, options.compile, options.compile_cache, precision
+            options.micro_batch_tokens,
+            options.halvings,
+            options.compile,
+            str(options.compile_cache or ""),
+            precision,
         ),
         still.meanwhile,
     )

@@ -24,6 +24,7 @@ OWN = {
     "tasks": {"tensors", "config", "errors"},
     "learner": {
         "average",
+        "printable",
         "tasks",
         "tensors",
         "ports",

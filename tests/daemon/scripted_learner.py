@@ -90,9 +90,7 @@ class ScriptedLearner:
         if save_path is not None:
             if self.save_works:
                 save_path.write_bytes(b"state")  # noqa: ASYNC240
-            self._on_event(
-                ch.StateSaved(str(save_path), self.save_works, "" if self.save_works else "full", True)
-            )
+            self._on_event(ch.StateSaved(save_path, self.save_works, "" if self.save_works else "full", True))
         self.pid, self.running = None, False
         self._on_event(LearnerExited(0, "stopped"))
         return 0

@@ -166,7 +166,7 @@ def test_a_rotten_place_in_the_data_begins_the_order_anew(
 def test_a_rotten_learner_state_is_set_aside(rot: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "learner.safetensors"
     rot(path)
-    start: Any = SimpleNamespace(restore_path=str(path), restore=())
+    start: Any = SimpleNamespace(restore_path=path, restore=())
     taken, why = checkpoint.take_up(start, mock.Mock(), mock.MagicMock())
     assert not taken and "set aside as learner.safetensors.corrupt" in why
     checkpoint._write_atomically(path, lambda temporary: temporary.write_bytes(b"new") and None)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import select
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_a_call_is_answered_in_the_middle_of_a_step_as_it_was_before_it(bench, m
     assert bench.fragments.counters[3].steps_since_base == 0, "due H whole steps after the copy"
 
 
-@pytest.mark.parametrize("barrier", [TakePart(1), Save("/nowhere/state")])
+@pytest.mark.parametrize("barrier", [TakePart(1), Save(Path("/nowhere/state"))])
 def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, monkeypatch, barrier):
     with answering(bench):
         assert bench.mailbox.boundary(bench.training.step())
@@ -183,10 +184,10 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
         def told():
             for command in (TakePart(2), ShareData(DataShare("other", 0, b"")), Evaluate(), StopStepping()):
                 bench.post(command)
-            bench.post(Save(str(tmp_path / "regular")))
+            bench.post(Save(tmp_path / "regular"))
             bench.post(Install(0, 1, 1, "merged"))
             applied = answers(bench)
-            bench.post(Stop(str(path)))
+            bench.post(Stop(path))
             return applied + answers(bench)
 
         said = []
@@ -196,7 +197,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
                 bench.training._passes, "gradients", lambda *g: (said.extend(told()), gradients(*g))[1]
             )
             bench.training.step()
-    assert said == [Applied(0, 1, 2), StateSaved(str(path), True, last=True)]
+    assert said == [Applied(0, 1, 2), StateSaved(path, True, last=True)]
     assert bench.training.inner_step == 2 and bench.fragments.counters[1].unmerged_steps == 2
     again = Bench(device=bench.device)
     again.fragments.bases[0] = bench.fragments.bases[0]

@@ -104,7 +104,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(tmp_path, bench, damage)
 
 
 def test_a_failed_save_is_reported_and_training_goes_on(tmp_path, bench):
-    path = str(tmp_path / "no-such-folder" / "state")
+    path = tmp_path / "no-such-folder" / "state"
     bench.post(Save(path))
     assert bench.mailbox.boundary(bench.training.step())
     [saved] = [e for e in bench.events() if isinstance(e, StateSaved)]
@@ -113,7 +113,7 @@ def test_a_failed_save_is_reported_and_training_goes_on(tmp_path, bench):
 
 
 def test_stop_saves_and_ends_the_loop(tmp_path, bench):
-    bench.post(Stop(str(tmp_path / "state")))
+    bench.post(Stop(tmp_path / "state"))
     train(bench.training, bench.mailbox.boundary)
     assert bench.training.inner_step == 1
     assert [p.name for p in tmp_path.iterdir()] == ["state"]  # no temporary file stays

@@ -46,7 +46,7 @@ from p2pdiloco.learner.channel_messages import (
     StopStepping,
 )
 from p2pdiloco.learner.device import computes_in_bf16
-from p2pdiloco.learner.lifeline import EXIT_RANK_KILLED
+from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED
 from p2pdiloco.learner.optimizer.build import moments
 from p2pdiloco.learner.reading.stream import SavedPlace
 
@@ -162,7 +162,7 @@ async def test_the_first_call_is_answered_before_the_first_step_ends(tmp_path):
 async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_path):
     inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 19)
     place = tmp_path / "data.place"
-    options = msgspec.structs.replace(OPTIONS, place_path=str(place))
+    options = msgspec.structs.replace(OPTIONS, place_path=place)
     async with Daemon(tmp_path, msgspec.structs.replace(MICRO, inner=inner), options) as daemon:
         await daemon.host.start(BASES)
         await daemon.expect(Ready)
@@ -183,7 +183,7 @@ async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_p
 
 async def test_a_killed_learner_is_reported_and_had_written_down_its_place(tmp_path):
     place = tmp_path / "data.place"
-    async with Daemon(tmp_path, options=msgspec.structs.replace(OPTIONS, place_path=str(place))) as daemon:
+    async with Daemon(tmp_path, options=msgspec.structs.replace(OPTIONS, place_path=place)) as daemon:
         await daemon.host.start(BASES)
         share = DataShare("other", 0, b"", ("peer-b",))
         daemon.host.send(ShareData(share))
@@ -247,7 +247,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         daemon.host.send(Install(0, 1, 1, "rebase"))  # moves nothing
         await daemon.expect(Applied)
         assert status.tokens_total == 256 * status.inner_step, "the step's tokens, once"
-        daemon.host.send(Save(str(tmp_path / "state")))
+        daemon.host.send(Save(tmp_path / "state"))
         assert (await daemon.expect(StateSaved)).ok
         found, tensors = checkpoint._read(tmp_path / "state")
         while training.inner_step < found.inner_step:
@@ -288,22 +288,23 @@ async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_pat
         assert "set aside as state.corrupt" in ready.note
         assert (tmp_path / "state.corrupt").read_bytes() == b"not a state"
     manifest = msgspec.structs.replace(MICRO, data=DataSection(source="files"))
-    options = msgspec.structs.replace(OPTIONS, data_path=str(tmp_path / "nowhere"))
+    options = msgspec.structs.replace(OPTIONS, data_path=tmp_path / "nowhere")
     async with Daemon(tmp_path, manifest, options) as daemon:
         await daemon.host.start(BASES)
         exited = await daemon.expect(LearnerExited)
         assert exited == LearnerExited(
-            1, f"the data path {tmp_path / 'nowhere'} does not exist", "check --data"
+            EXIT_DATA, f"the data path {tmp_path / 'nowhere'} does not exist", "check --data"
         )
-    folder = tmp_path / "folder"
+    folder = tmp_path / os.fsdecode(b"f\xeb")  # names of files need not be text
     folder.mkdir()
     (folder / "a.txt").write_text("text\n" * 20_000)
     (folder / "b.txt").write_bytes(b"\xe9 latin")
-    options = msgspec.structs.replace(OPTIONS, data_path=str(folder))
+    options = msgspec.structs.replace(OPTIONS, data_path=folder)
     async with Daemon(tmp_path, manifest, options) as daemon:
         await daemon.host.start(BASES)
         said = await daemon.expect(Note)
-        assert said.text == f"data: 1 file is not UTF-8 text and left out, such as {folder / 'b.txt'}"
+        shown = tmp_path / "f\\udceb" / "b.txt"
+        assert said.text == f"data: 1 file is not UTF-8 text and left out, such as {shown}"
 
 
 @pytest.mark.parametrize("moment", ["before-start", "training"])

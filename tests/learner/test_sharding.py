@@ -99,7 +99,7 @@ class Processes:
 
     def stop(self, state):
         """What they save at their end."""
-        self.send(Stop(str(state)))
+        self.send(Stop(state))
         assert self.expect(StateSaved).ok
         for rank in self.ranks:
             rank.join(PATIENCE_S)
@@ -228,7 +228,7 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
     reference, _ = alone(0, manifest)
     initial = task_of(manifest).initial_parameters()
     bases = (BaseRef(0, 0),) * manifest.sync.fragments
-    options = msgspec.structs.replace(OPTIONS, place_path=str(tmp_path / "place"))
+    options = msgspec.structs.replace(OPTIONS, place_path=tmp_path / "place")
     state = None
     with closing(filled_exchange(manifest)) as exchange:
         for count in (3, 2):

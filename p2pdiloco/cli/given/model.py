@@ -29,6 +29,7 @@ from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.run_files.initial_file import first_not_finite, initial_beside
 from p2pdiloco.errors import UserError
+from p2pdiloco.printable import clean
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
@@ -94,7 +95,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     if first_not_finite(parameters):
         raise UserError(f"{source}: {first_not_finite(parameters)} has values that are not finite")
     run = msgspec.structs.replace(
-        manifest.run, initial=checksum(parameters), initial_name=source.resolve().name[:100]
+        manifest.run, initial=checksum(parameters), initial_name=clean(source.resolve().name[:100])
     )
     return msgspec.structs.replace(manifest, run=run), parameters
 

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.core.following.beginning import Grounds
 from p2pdiloco.errors import RemoteError
+from p2pdiloco.printable import encoded
 
 MAX_PEER_ROWS = 64
 MAX_FRAGMENT_ROWS = 1024
@@ -284,6 +285,7 @@ def newest_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(line[:240] for line in lines[-MAX_RECENT_LINES:])
 
 
+_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StatusReport)
 
 
@@ -292,11 +294,11 @@ def encode_status(report: StatusReport) -> bytes:
 
     With so many fragments it is without who made their versions.
     """
-    data = msgspec.msgpack.encode(report)
+    data = encoded(report, _encoder)
     if len(data) <= MAX_REPORT_BYTES:
         return data
     rows = tuple(msgspec.structs.replace(row, root="") for row in report.fragments)
-    return msgspec.msgpack.encode(msgspec.structs.replace(report, fragments=rows))
+    return encoded(msgspec.structs.replace(report, fragments=rows), _encoder)
 
 
 def decode_status(data: bytes) -> StatusReport:

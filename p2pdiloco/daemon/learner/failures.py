@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from p2pdiloco.daemon.learner.host import LearnerExited
-from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE
+from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_TOO_LARGE
 
 RESTART_MAX_S = 30.0
 HEALTHY_S = 60.0
@@ -35,7 +35,7 @@ class Failures:
         self.stepped, self._without_step = True, 0
 
     def ended(self, exited: LearnerExited, guest: bool, now: float) -> float:
-        """Return the seconds until the next one is started; infinite: never, a learner cannot start here.
+        """Return the seconds until the next one is started; infinite: never, a learner cannot train here.
 
         A `guest`'s start is its owner's.
         """
@@ -45,7 +45,7 @@ class Failures:
         self._in_a_row += not fits_now
         self._without_step += not self.stepped and not guest and not fits_now
         self.reset()
-        if self._without_step >= FAILED_STARTS:
+        if self._without_step >= FAILED_STARTS or (exited.code == EXIT_DATA and not guest):
             return math.inf
         return 0.0 if guest else min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._in_a_row - 1, 0), 4))
 

@@ -104,7 +104,7 @@ class GuestHost(LearnerHost):
         exit_task = self._exit
         if self._link is None or exit_task is None:
             return None
-        self.send(Stop(save_path=str(save_path) if save_path is not None else None))
+        self.send(Stop(save_path=save_path))
         if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
             self.kill()
         return await asyncio.shield(exit_task)

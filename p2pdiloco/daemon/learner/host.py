@@ -163,7 +163,7 @@ class LearnerHost:
             manifest=self._manifest,
             options=self._options,
             bases=tuple(bases),
-            restore_path=str(restore_path) if restore_path is not None else None,
+            restore_path=restore_path,
             restore=tuple(restore),
             course=self._course,
         )
@@ -196,7 +196,7 @@ class LearnerHost:
         exit_task = self._exit
         if not self.running or exit_task is None:
             return None
-        self.send(Stop(save_path=str(save_path) if save_path is not None else None))
+        self.send(Stop(save_path=save_path))
         if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
             self._signal(signal.SIGKILL)
         return await asyncio.shield(exit_task)

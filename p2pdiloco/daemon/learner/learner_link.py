@@ -168,7 +168,7 @@ class LearnerLink:
         """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
         if self._saving or not self._ready or self._stopping or self._host.guest or not self._use_up():
             return
-        self._saving = self._host.send(ch.Save(str(self._state_path)))
+        self._saving = self._host.send(ch.Save(self._state_path))
 
     async def evaluate(self) -> float | None:
         """Let the learner measure the held-out loss of the global parameters, and wait until it has.
@@ -354,10 +354,14 @@ class LearnerLink:
             logger.warning("the learner ended before it was needed (%s)", exited.reason)
             return
         self._post(ev.LearnerLost())
+        stepped = self._failures.stepped
         pause_s = self._failures.ended(exited, self._host.guest, asyncio.get_running_loop().time())
         if pause_s == math.inf:
             if not self.fatal.done():
-                self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}", exited.hint))
+                verb = "go on" if stepped else "start"
+                self.fatal.set_exception(
+                    UserError(f"the learner cannot {verb}: {exited.reason}", exited.hint)
+                )
             return
         if self._host.guest:
             logger.warning("%s; waiting for another", exited.reason)

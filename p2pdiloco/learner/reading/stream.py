@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from msgspec import Meta, Struct
 
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import DataError
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS, DataShare
 from p2pdiloco.learner.reading.permutation import permuted
 from p2pdiloco.learner.reading.shards import Allotment
@@ -104,7 +104,7 @@ class SampleStream:
         """
         if not isinstance(samples, Shards):
             if len(samples) < 1:
-                raise UserError("there is nothing to train on", "give more with --data")
+                raise DataError("there is nothing to train on", "give more with --data")
             samples = Ordered(samples, seed, step_samples)
         self._shards = samples
         self._step_samples = step_samples
@@ -153,7 +153,7 @@ class SampleStream:
             if batch is None:
                 empty += 1
                 if empty > 2 * self._shards.count:
-                    raise UserError("there is nothing to train on", "give more with --data")
+                    raise DataError("there is nothing to train on", "give more with --data")
                 reader = self._finish(reader)
                 continue
             empty = 0

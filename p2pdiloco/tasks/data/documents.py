@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.errors import DataError, first_line
 from p2pdiloco.tasks.data.hub_file import INSTALL
 
 SUFFIXES = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson"), "parquet": (".parquet",)}
@@ -34,7 +34,7 @@ def rows(path: Path, section: DataSection) -> Iterator[str]:
     found = _parquet(path, section.field) if section.source == "parquet" else _lines(path, section.field)
     for number, text in enumerate(found, 1):
         if text is not None and not isinstance(text, str):
-            raise UserError(f'"{section.field}" is no text in row {number} of {path}', "check data.field")
+            raise DataError(f'"{section.field}" is no text in row {number} of {path}', "check data.field")
         if text:
             yield text
 
@@ -47,9 +47,9 @@ def _lines(path: Path, field: str) -> Iterator[Any]:
         try:
             row = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UserError(f"line {number} of {path} is no JSON object: {_reason(line, error)}") from error
+            raise DataError(f"line {number} of {path} is no JSON object: {_reason(line, error)}") from error
         if field not in row:
-            raise UserError(f'line {number} of {path} has no key "{field}"', "check data.field")
+            raise DataError(f'line {number} of {path} has no key "{field}"', "check data.field")
         yield row[field]
 
 
@@ -74,10 +74,10 @@ def _bounded_lines(path: Path) -> Iterator[bytes]:
                 line = line if number else line.removeprefix(codecs.BOM_UTF8)  # some editors write one
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise UserError(f"line {number} of {path} has more than {MAX_LINE_BYTES >> 20} MiB")
+                    raise DataError(f"line {number} of {path} has more than {MAX_LINE_BYTES >> 20} MiB")
                 yield line
         except DAMAGED as error:
-            raise UserError(
+            raise DataError(
                 f"{path} cannot be read as gzip: {first_line(error)}", "get it again, or leave it out"
             ) from error
 
@@ -87,14 +87,14 @@ def _parquet(path: Path, field: str) -> Iterator[Any]:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError as error:
-        raise UserError("parquet files need the package pyarrow, and it is not installed", INSTALL) from error
+        raise DataError("parquet files need the package pyarrow, and it is not installed", INSTALL) from error
     try:
         with parquet.ParquetFile(path) as file:
             if field not in file.schema_arrow.names:
-                raise UserError(
+                raise DataError(
                     f'{path} has no column "{field}"', f"it has {', '.join(file.schema_arrow.names)}"
                 )
             for batch in file.iter_batches(_ROWS_TOGETHER, columns=[field]):
                 yield from batch.column(0).to_pylist()
     except arrow.ArrowException as error:
-        raise UserError(f"{path} cannot be read as parquet: {first_line(error)}") from error
+        raise DataError(f"{path} cannot be read as parquet: {first_line(error)}") from error

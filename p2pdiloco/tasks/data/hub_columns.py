@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.errors import DataError, UserError, first_line
 from p2pdiloco.tasks.data.documents import MAX_LINE_BYTES
 
 _ROWS_TOGETHER = 1024
@@ -54,7 +54,7 @@ def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Excep
         except transient() as error:
             raise StreamCut(f"{file}: {first_line(error)}") from error
         except Exception as error:  # whatever a library makes of bytes that it did not expect
-            raise UserError(
+            raise DataError(
                 f"{file} cannot be read: {first_line(error)}", "mend it, or leave it out"
             ) from error
 
@@ -98,7 +98,7 @@ def _of_json(opened: Callable[..., Any], name: str, field: str) -> Iterator[tupl
                 row = {"text": row}
             text = row.get(field) if isinstance(row, dict) else row
             if text is not None and not isinstance(text, str):
-                raise UserError(f'"{field}" is no text in row {number} of {name}', "check data.field")
+                raise DataError(f'"{field}" is no text in row {number} of {name}', "check data.field")
             is_found = is_found or field in row
             keys |= dict.fromkeys(row) if not is_found else {}
             texts.append(text)
@@ -113,7 +113,7 @@ def _of_json(opened: Callable[..., Any], name: str, field: str) -> Iterator[tupl
 
 def _check(is_found: bool, name: str, field: str, keys: dict[str, None]) -> None:
     if not is_found:
-        raise UserError(f'{name} has no column "{field}"', f"data.field: it has {', '.join(keys)}"[:300])
+        raise DataError(f'{name} has no column "{field}"', f"data.field: it has {', '.join(keys)}"[:300])
 
 
 def _rows(file: Any, name: str) -> Iterator[Any]:
@@ -141,7 +141,7 @@ def _loose(text: bytes, kind: type, where: str) -> Any:
             raise ValueError(f"it is {type(found).__name__}")
         return json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError) as error:
-        raise UserError(
+        raise DataError(
             f"{where} is no JSON object: {first_line(error)}", "mend it, or leave it out"
         ) from error
 
@@ -152,7 +152,7 @@ def _all(first: bytes, parts: Iterator[bytes], name: str) -> bytes:
         found.append(part)
         length += len(part)
         if length > MAX_LIST_BYTES:
-            raise UserError(
+            raise DataError(
                 f"{name} is one list of more than {MAX_LIST_BYTES >> 30} GiB", "write a document a line"
             )
     return b"".join(found)
@@ -164,7 +164,7 @@ def _lines(first: bytes, parts: Iterator[bytes], name: str) -> Iterator[bytes]:
         *lines, rest = rest.split(b"\n")
         yield from lines
         if len(rest) > MAX_LINE_BYTES:
-            raise UserError(f"a line of {name} has more than {MAX_LINE_BYTES >> 20} MiB")
+            raise DataError(f"a line of {name} has more than {MAX_LINE_BYTES >> 20} MiB")
         part = next(parts, b"")
         if not part:
             break

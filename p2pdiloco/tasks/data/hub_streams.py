@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.errors import DataError, UserError, first_line
 from p2pdiloco.tasks.data.documents import DAMAGED
 from p2pdiloco.tasks.data.hub_columns import StreamCut, read_only
 from p2pdiloco.tasks.data.hub_file import INSTALL
@@ -193,7 +193,7 @@ class _Reader:
                     ) from error
                 self._closed.wait(pause_s)
             except ValueError as error:  # what is no text, no JSON, no parquet will be none in a second
-                raise UserError(f"{self._stream.words} cannot be read: {first_line(error)}") from error
+                raise DataError(f"{self._stream.words} cannot be read: {first_line(error)}") from error
         return []
 
 
@@ -232,26 +232,26 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
+        raise DataError(
             "streamed data needs the package datasets, and it is not installed", INSTALL
         ) from error
     if int(datasets.__version__.partition(".")[0]) < OLDEST_MAJOR:
-        raise UserError(
+        raise DataError(
             f"datasets {datasets.__version__} may run code that lies in a data set", f"{INSTALL} --upgrade"
         )
     if path is None and not section.dataset:
-        raise UserError("this run streams each node's own data set, and none is given", "add --data FOLDER")
+        raise DataError("this run streams each node's own data set, and none is given", "add --data FOLDER")
     if path is not None and not Path(path).exists():
-        raise UserError(f"the data path {path} does not exist", "check --data")
+        raise DataError(f"the data path {path} does not exist", "check --data")
     if path is None and "/" not in section.dataset:
         # `datasets` takes "text", "json" or "csv" for all such files of the current folder.
-        raise UserError(
+        raise DataError(
             f'the data set "{section.dataset}" has no owner',
             'data.dataset is a name of the hub: "OWNER/NAME"',
         )
     if path is None and Path(section.dataset).exists():
         # `datasets` prefers a local folder: a manifest could name one that its owner did not mean to show.
-        raise UserError(
+        raise DataError(
             f'there is a file or folder "{section.dataset}" here, which would be read instead of the hub',
             "start the node in another folder, or name it with --data",
         )
@@ -273,7 +273,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
             "check data.dataset, data.config, data.split, and the network",
         ) from error
     if section.field not in names:
-        raise UserError(
+        raise DataError(
             f'the data set {path or section.dataset} has no column "{section.field}"',
             f"data.field: it has {', '.join(names)}",
         )
@@ -288,22 +288,24 @@ def _only_of_the_hub(name: str, files: Any) -> None:
     """Refuse a data set whose card lists files off the hub: it could have this disk's files read."""
     for file in (file for part in (files or {}).values() for file in part):
         if not str(file).startswith("hf://") or "::" in str(file):
-            raise UserError(f"the data set {name} lists a file that is not on the hub: {file}"[:300])
+            raise DataError(f"the data set {name} lists a file that is not on the hub: {file}"[:300])
 
 
 def _texts(source: Any, field: str) -> Iterator[str]:
     for row in source:
         text = row[field]
         if text is not None and not isinstance(text, str):
-            raise UserError(f'"{field}" of a document is no text', "check data.field")
+            raise DataError(f'"{field}" of a document is no text', "check data.field")
         yield text or ""
 
 
 def _as_user_errors(texts: Iterator[str], words: str) -> Iterator[str]:
     try:
         yield from texts
-    except _stream_errors(ValueError) as error:
+    except _stream_errors() as error:
         raise UserError(f"{words} cannot be read: {first_line(error)}") from error
+    except ValueError as error:
+        raise DataError(f"{words} cannot be read: {first_line(error)}") from error
 
 
 def _stream_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.models import ImageSection
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.errors import DataError, UserError, first_line
 from p2pdiloco.tasks.data.split import is_heldout
 from p2pdiloco.tasks.task import Data
 
@@ -64,12 +64,12 @@ def load_images(section: DataSection, model: ImageSection, path: str | None) -> 
     if section.source == "embedded":
         pixels, labels, keys = _digits(model)
     elif path is None:
-        raise UserError("this run trains on each node's own images, and none are given", "add --data FOLDER")
+        raise DataError("this run trains on each node's own images, and none are given", "add --data FOLDER")
     else:
         pixels, labels, keys = _folders(Path(path), model)
     held = np.array([is_heldout(key, section.heldout_percent) for key in keys])
     if held.all() or not held.any():
-        raise UserError(
+        raise DataError(
             f"{len(set(keys))} different images are too few to train on some and hold out "
             f"{section.heldout_percent} %",
             "give more images with --data",
@@ -81,11 +81,11 @@ def _digits(model: ImageSection) -> tuple[Pixels, Pixels, list[str]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError(
+        raise DataError(
             "the embedded images are scikit-learn's digits, and it is not installed", INSTALL
         ) from error
     if model.classes != DIGITS:
-        raise UserError(f"the embedded images have {DIGITS} classes, model.classes is {model.classes}")
+        raise DataError(f"the embedded images have {DIGITS} classes, model.classes is {model.classes}")
     found = load_digits()
     grey = (found.images * (255 / _DIGIT_RANGE)).round().astype(np.uint8)
     pixels = np.stack([_scaled(_pillow().fromarray(image), model) for image in grey])
@@ -96,9 +96,9 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
     files = _files(root, _class_folders(root, model))
     size = model.channels * model.image_pixels**2
     if len(files) * size > FILES_MAX_BYTES:
-        raise UserError(f"{root} has more than {FILES_MAX_BYTES >> 30} GiB of images", "give fewer")
+        raise DataError(f"{root} has more than {FILES_MAX_BYTES >> 30} GiB of images", "give fewer")
     if not files:
-        raise UserError(f"there is no image in the folders of {root}", "check --data")
+        raise DataError(f"there is no image in the folders of {root}", "check --data")
     pixels = np.empty((len(files), model.channels, model.image_pixels, model.image_pixels), dtype=np.uint8)
     keys = []
     for index, (path, _) in enumerate(files):
@@ -111,7 +111,7 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
 def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
     """Find the classes' folders, by class. Some of those that the manifest names may be missing here."""
     if not root.exists():
-        raise UserError(f"the data path {root} does not exist", "check --data")
+        raise DataError(f"the data path {root} does not exist", "check --data")
     try:
         found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
     except OSError as error:
@@ -119,13 +119,13 @@ def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
     named = model.class_folders
     if not named and len(found) != model.classes:
         folders = "1 folder" if len(found) == 1 else f"{len(found)} folders"
-        raise UserError(
+        raise DataError(
             f"{root} has {folders}, but the run has {model.classes} classes",
             "each folder is a class; model.class_folders in the manifest may name them",
         )
     strange = [name for name in found if named and name not in named]
     if strange:
-        raise UserError(f'the folder "{strange[0]}" of {root} is no class of this run', "remove it")
+        raise DataError(f'the folder "{strange[0]}" of {root} is no class of this run', "remove it")
     return named or found
 
 
@@ -153,7 +153,7 @@ def _read(path: Path, model: ImageSection) -> tuple[Pixels, str]:
                 file.seek(0)
                 return pixels, hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError, Warning) as error:
-        raise UserError(
+        raise DataError(
             f"the image {path} cannot be read: {first_line(error)}", "remove it or mend it"
         ) from error
 
@@ -172,5 +172,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise UserError("images need Pillow, and it is not installed", INSTALL) from error
+        raise DataError("images need Pillow, and it is not installed", INSTALL) from error
     return Image

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import DataError
 from p2pdiloco.tasks.data.split import cut
 from p2pdiloco.tasks.data.tokens import Tokenizer, Tokens
 
@@ -32,7 +32,7 @@ class Windows:
         self._context = context_tokens
         self._count = (len(text) - 1) // context_tokens
         if self._count < 1:
-            raise UserError(
+            raise DataError(
                 f"the {name} text has {len(text)} tokens, the context needs {context_tokens + 1}",
                 "give more text with --data",
             )

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import DataError, UserError
 from p2pdiloco.tasks.data.packing import Packer, Windows
 from p2pdiloco.tasks.data.split import DocumentPiece, is_heldout, pieces
 from p2pdiloco.tasks.data.tokens import Tokenizer
@@ -47,7 +47,7 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
     if section.source == "embedded":
         found = _embedded_files(section.heldout_percent)
     elif path is None:
-        raise UserError("this run trains on each node's own files, and none are given", "add --data PATH")
+        raise DataError("this run trains on each node's own files, and none are given", "add --data PATH")
     else:
         found = _some(_pieces(section, Path(path), left), path, left)
     train, heldout = Packer(tokenizer), Packer(tokenizer)
@@ -55,7 +55,7 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
         (heldout if held else train).add(text, ends)
     trained, held_out = Windows(train.take(), context_tokens), heldout.take()
     if not len(held_out):
-        raise UserError(
+        raise DataError(
             f"there is too little text to hold out {section.heldout_percent} % of it: that came to none",
             "give more text with --data" + (f"; {left.words()}" if left else ""),
         )
@@ -88,7 +88,7 @@ class _LeftOut:
 def _pieces(section: DataSection, root: Path, left: _LeftOut) -> Iterator[DocumentPiece]:
     """Read all text in pieces that say whether they are held out. What is no text is added to `left`."""
     if not root.exists():
-        raise UserError(f"the data path {root} does not exist", "check --data")
+        raise DataError(f"the data path {root} does not exist", "check --data")
     try:
         if section.source == "files":
             for text in _user_files(root, left):
@@ -127,16 +127,16 @@ def _some(found: Iterator[DocumentPiece], root: str, left: _LeftOut) -> Iterator
         is_any = is_any or bool(piece.text)
         yield piece
     if not is_any and left:
-        raise UserError(
+        raise DataError(
             f"there is no text in {root}: {left.words()}",
             "other encodings have to be converted, for instance with iconv; .gz files to be unpacked",
         )
     if not is_any:
-        raise UserError(f"there is no text in {root}", "check --data")
+        raise DataError(f"there is no text in {root}", "check --data")
 
 
 def _too_much(root: Path) -> UserError:
-    return UserError(
+    return DataError(
         f"{root} has more than {MAX_BYTES >> 30} GiB of text",
         'give a smaller part, or stream it: data.source = "hub"',
     )

@@ -119,7 +119,7 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
             seen = []
             while not events.empty():
                 seen.append(events.get_nowait())
-            assert StateSaved(str(state), True, last=True) in seen and any(
+            assert StateSaved(state, True, last=True) in seen and any(
                 isinstance(event, CopiedOut) for event in seen
             )
             steps += 1

@@ -103,10 +103,10 @@ def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
         host = EndingHost()
         linked = Linked(host)
         linked.link.save()
-        host.saves = [ch.StateSaved("state", False), ch.StateSaved("state", True, last=True)]
+        host.saves = [ch.StateSaved(Path("state"), False), ch.StateSaved(Path("state"), True, last=True)]
         assert await linked.link.stop(1.0)
-        assert host.commands == [ch.Save("none"), ch.StopStepping()]
-        host.saves = [ch.StateSaved("state", True), ch.StateSaved("state", False, last=True)]
+        assert host.commands == [ch.Save(Path("none")), ch.StopStepping()]
+        host.saves = [ch.StateSaved(Path("state"), True), ch.StateSaved(Path("state"), False, last=True)]
         assert not await linked.link.stop(1.0)
 
     asyncio.run(main())

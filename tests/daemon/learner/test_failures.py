@@ -1,0 +1,21 @@
+"""Ends of learners: which of them are the last."""
+
+import math
+
+from p2pdiloco.daemon.learner.failures import Failures
+from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.errors import DataError, StorageError, UserError
+from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_FAILED, exit_status
+
+
+def test_no_other_learner_finds_better_data() -> None:
+    assert exit_status(DataError("a.jsonl: ...")) == EXIT_DATA
+    assert exit_status(UserError("the hub cannot be reached")) == EXIT_FAILED
+    assert exit_status(StorageError("the disk is full")) == EXIT_FAILED
+    failures = Failures()
+    assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, 0.0) == math.inf
+    # Also in the middle of a run; but a program is its owner's to start again.
+    failures.made_step()
+    assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, 100.0) == math.inf
+    assert failures.ended(LearnerExited(EXIT_DATA, "..."), True, 200.0) == 0.0
+    assert failures.ended(LearnerExited(EXIT_FAILED, "..."), False, 300.0) < 30.0
