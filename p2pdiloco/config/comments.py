@@ -54,7 +54,7 @@ COMMENTS = {
     "sync.inner_steps": "H: inner steps between two contributions of a fragment; larger, less traffic.",
     "sync.delay_steps": "tau: inner steps from sending to applying that are budgeted; below inner_steps.",
     "sync.quorum": "K: contributions that start the closing of a round; at most group.size.",
-    "sync.grace_fraction": "gamma: share of the measured slack that a syncer waits for slower learners.",
+    "sync.grace_fraction": "gamma: share of the slack that a syncer waits; never less than answers take.",
     "sync.grace_cap_s": "Upper bound of that wait, in seconds.",
     "sync.keep_in_flight": "rho: 1 keeps inner steps made while a contribution was in flight, 0 drops them.",
     "outer.learning_rate": "eta of the outer step.",

@@ -122,7 +122,8 @@ class SyncSection(Section, frozen=True, kw_only=True):
     quorum: Positive = 1
     """K, contributions that start the closing of a round (never more than there are live learners)."""
     grace_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.8
-    """gamma: the share of the measured slack that a syncer waits for the slower learners."""
+    """gamma: the share of the measured slack that a syncer waits for the slower learners. It waits no less
+    than answers take to arrive, whatever gamma is, also where tau steps are shorter than an answer's way."""
     grace_cap_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
     keep_in_flight: Annotated[float, Meta(ge=0, le=1)] = 1.0
     """rho: 1 keeps the inner steps made while a contribution was in flight, 0 is the paper's overwrite."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pdiloco.daemon.node import OWN_TICK_S, STARVED, OwnTime
 from p2pdiloco.daemon.process import print_addresses
 
 PROBE = """
@@ -151,3 +152,10 @@ def test_who_listens_on_the_loopback_only_is_told(
 ) -> None:
     print_addresses(addresses, "bootstrap")
     assert ("cannot be reached from other machines" in caplog.text) == is_told
+
+
+def test_leaving_counts_the_time_that_the_machine_gives_us_and_not_for_ever() -> None:
+    calm, busy, stuck = OwnTime(1.0), OwnTime(1.0), OwnTime(1.0)
+    assert [calm.is_over(OWN_TICK_S) for _ in range(21)].index(True) in (19, 20)
+    assert not any(busy.is_over(3 * OWN_TICK_S) for _ in range(19))  # 2.85 s by the clock on the wall
+    assert stuck.is_over(STARVED + 0.1)

@@ -115,6 +115,9 @@ class Roster:
     def __len__(self) -> int:
         return len(self.members)
 
+    def __repr__(self) -> str:
+        return f"Roster({', '.join(peer for peer, _ in self.members[:8])}{', …' if len(self) > 8 else ''})"
+
     def incarnation(self, peer: str) -> int | None:
         """Incarnation of a listed peer; None for one that is not listed."""
         if not self._incarnations and self.members:

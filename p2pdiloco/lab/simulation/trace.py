@@ -111,6 +111,10 @@ def brief(value: object) -> str:
         return value.hex()[:8]
     if isinstance(value, tuple):
         return "[" + ", ".join(brief(item) for item in value[:8]) + ("…]" if len(value) > 8 else "]")
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(map(brief, value))) + "}"
+    if fields is None and type(value).__repr__ is object.__repr__:  # it would say where it lies in memory
+        return type(value).__name__
     if fields is None:
         return f"{value:.3f}" if isinstance(value, float) else str(value)
     return ", ".join(f"{name}={_part(getattr(value, name))}" for name in fields if name not in SKIPPED)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from p2pdiloco.lab.simulation.runner import run_seed
+from p2pdiloco.lab.simulation.trace import brief
 
 CODE = """
 from p2pdiloco.lab.simulation.runner import run_seed
@@ -42,3 +43,12 @@ def test_a_trace_changes_nothing_and_says_who_decided_what_and_why() -> None:
     everything: list[str] = []
     run_seed(3, "churn", 3, everything.append, verbose=True)
     assert any("<- Announce<" in line for line in everything) and len(everything) > len(lines)
+
+
+def test_equal_seeds_give_equal_text_without_addresses_of_objects() -> None:
+    texts: list[list[str]] = [[], []]
+    for text in texts:
+        run_seed(3, "churn", 3, text.append, verbose=True)
+    assert texts[0] == texts[1] and any("members=Roster(" in line for line in texts[0])
+    assert not [line for line in texts[0] if " at 0x" in line]
+    assert brief(frozenset({"b", "a"})) == "{a, b}" and brief(object()) == "object"
