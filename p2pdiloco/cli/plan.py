@@ -13,7 +13,7 @@ from msgspec import Struct
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.config.units import parse_rate, rate_text
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.tasks.manifests import load_manifest
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from p2pdiloco.daemon.links.probing import MeasuredLink
 
 LATENCY_MS = 50.0
+MEMBERS = 8
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -47,9 +48,8 @@ STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 @click.option(
     "--members",
     type=click.IntRange(1, 16_384),
-    default=8,
-    show_default=True,
-    help="Members of the run, with links like this one.",
+    help="Members of the run, with links like this one. Default: as many as the run expects, else "
+    f"{MEMBERS}.",
 )
 @click.option("--step-s", "steps_s", type=Number(0.001, 3600), multiple=True, help="An inner step's seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -61,7 +61,7 @@ def plan(
     latency_ms: float | None,
     join: str,
     run: str,
-    members: int,
+    members: int | None,
     steps_s: tuple[float, ...],
     as_json: bool,
 ) -> None:
@@ -93,6 +93,7 @@ def plan(
     from p2pdiloco.daemon.links.linkadvice import advise
     from p2pdiloco.daemon.links.linkplan import demand
 
+    members = members or manifest.group.expected_members or MEMBERS
     known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
     link = Link(
         given_up or known.upload_bits_per_s,
@@ -167,7 +168,7 @@ def _manifest(file: Path | None, preset: str, join: str) -> Manifest | None:
         )
     if file is not None:
         return load_manifest(file)
-    return for_run(preset, preset) if preset else None
+    return for_bytes(for_run(preset, preset)) if preset else None  # as `run new` writes it
 
 
 def _plain(value: Struct | None) -> object:

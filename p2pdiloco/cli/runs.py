@@ -19,6 +19,8 @@ from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, for_length, with_outer
 from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
 from p2pdiloco.config.settings import check_multiaddr, is_public
+from p2pdiloco.config.units import size_text
+from p2pdiloco.config.unreached import unreached_rows
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
 from p2pdiloco.tasks.registry import task_of
@@ -187,10 +189,13 @@ def _with_admission(manifest: Manifest, mode: str | None, listen: tuple[str, ...
 def check(file: Path) -> None:
     """Check a run.toml and say what it describes."""
     manifest = load_manifest(file)
+    ids = 0
     if manifest.data.tokenizer != BYTES:
         from p2pdiloco.daemon.run_files.tokenizers import checked_tokenizer
+        from p2pdiloco.tasks.data.tokens import FileTokenizer
 
-        checked_tokenizer(file, manifest)
+        content = checked_tokenizer(file, manifest)
+        ids = FileTokenizer(content, manifest.data.end_of_document).vocabulary if content is not None else 0
     if manifest.run.initial:
         from p2pdiloco.daemon.run_files.initial import given_beside
 
@@ -215,9 +220,11 @@ def check(file: Path) -> None:
         f"{manifest.outer.momentum_warmup_merges}, merged by {manifest.outer.merge}"
     )
     click.echo(f"when the schedule is over, learners {ENDS[manifest.end.learners]}")
-    click.echo(_memory_words(manifest))
+    for line in _footprint_lines(manifest):
+        click.echo(line)
     click.echo(f"manifest digest: {digest}")
-    for doubt in doubts(manifest, _numel(manifest)):
+    unreached = unreached_rows(manifest, ids, _numel(manifest)) if ids else ""
+    for doubt in [*doubts(manifest, _numel(manifest)), *filter(None, [unreached])]:
         click.echo(f"warning: {doubt}", err=True)
 
 
@@ -232,20 +239,19 @@ def _size(manifest: Manifest) -> str:
     return f"{manifest.run.task}, {_numel(manifest) / 1e6:.3g} M parameters"
 
 
-def _memory_words(manifest: Manifest) -> str:
-    """Say how much memory no node can do without, whatever it trains on."""
-    from p2pdiloco.tensors.exchange import exchange_bytes
-    from p2pdiloco.tensors.layout import plan_fragments
-    from p2pdiloco.tensors.sizes import training_bytes, vault_bytes
+def _footprint_lines(manifest: Manifest) -> list[str]:
+    """Say how much memory and disk no node can do without, whatever it trains on."""
+    from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, LOG_BYTES, footprint_of
 
-    layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
-    numel = sum(layout.numel for layout in layouts)
-    daemon = vault_bytes(numel, manifest.codec.contribution) + exchange_bytes(layouts)
-    learner = training_bytes(numel, manifest.inner.optimizer)
-    return (
-        f"memory of a node: at least {daemon / 2**20:.0f} MiB for its daemon, and {learner / 2**20:.0f} MiB "
-        "of the learner's device, or devices together"
-    )
+    takes = footprint_of(manifest)
+    daemon, learner = takes.daemon_bytes + takes.payload_bytes, takes.learner_bytes
+    return [
+        f"memory of a node: at least {size_text(DAEMON_BYTES + daemon)} for daemon and network, of which "
+        f"{size_text(daemon)} for this model",
+        f"memory of its learner: at least {size_text(LEARNER_BYTES + learner)}, of which "
+        f"{size_text(learner)} on its device, or devices together; a pass over samples comes on top",
+        f"disk of a node: about {size_text(takes.disk_bytes)}, and up to {size_text(LOG_BYTES)} of logs",
+    ]
 
 
 def _numel(manifest: Manifest) -> int:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest, OuterSection
+from p2pdiloco.config.unreached import unreached_rows
 
 LEARNERS = 4
 """Learners assumed where the manifest does not say how many members are expected."""
@@ -188,7 +189,8 @@ def doubts(manifest: Manifest, numel: int = 0) -> list[str]:
     found = (
         [f"not compared with data parallel yet (docs/experiments.md): {', '.join(beyond)}"] if beyond else []
     )
-    return found + harms(manifest) + slips(manifest)
+    unreached = unreached_rows(manifest, numel=numel)
+    return found + harms(manifest) + slips(manifest) + ([unreached] if unreached else [])
 
 
 def _beyond(manifest: Manifest, numel: int) -> list[str]:

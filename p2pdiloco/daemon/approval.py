@@ -13,7 +13,7 @@ from p2pdiloco.config.units import parse_size, size_text
 from p2pdiloco.daemon.display.wording import count
 from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.payloads.memory import check_budget
-from p2pdiloco.daemon.run_files.footprint import Footprint, footprint_of
+from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, Footprint, footprint_of
 from p2pdiloco.daemon.run_files.joined import remember_joined
 from p2pdiloco.daemon.run_files.listing import SHORT, PublishedRun
 from p2pdiloco.errors import UserError
@@ -83,6 +83,11 @@ class Approval:
         learner = takes.learner_bytes if self._learner_in_memory else 0
         return takes.daemon_bytes + learner + takes.payload_bytes
 
+    @property
+    def _programs_bytes(self) -> int:
+        own = self._settings.learner_socket is None
+        return DAEMON_BYTES + (LEARNER_BYTES if own else 0)
+
     def _check_limits(self, manifest: Manifest, takes: Footprint) -> None:
         """Check the person's limits. Raises: UserError."""
         check_budget(parse_size(self._settings.max_memory, "--max-memory"), takes.payload_bytes)
@@ -121,7 +126,8 @@ class Approval:
             f"run {run.name} ({run.id[:SHORT]}) of owner {clean(run.signed.owner)}, task {manifest.run.task}",
             f"model: {count(takes.parameters)} parameters in {takes.tensors} tensors",
             f"memory: at least {size_text(self._memory_bytes(takes))} of {size_text(memory)} that are free: "
-            f"daemon {size_text(takes.daemon_bytes)}, {learner}, payloads {payloads}{budget}",
+            f"daemon {size_text(takes.daemon_bytes)}, {learner}, payloads {payloads}{budget}; beside it "
+            f"{size_text(self._programs_bytes)} for the programs themselves",
             f"disk: about {size_text(takes.disk_bytes)} of {size_text(disk)} that are free{most}",
             f"data: {_data_words(manifest.data)}; to download: {_download_words(manifest, takes)}",
         ]

@@ -221,11 +221,17 @@ def test_run_new_then_check(
     said = capfd.readouterr()
     assert 'run "shakespeare", causal-lm, 10.7 M parameters' in said.out
     # 16 bytes a parameter of state, 12 of shared memory; parameters, gradients and Muon's moment.
-    assert "memory of a node: at least 286 MiB for its daemon, and 123 MiB of" in said.out
+    # On top of these are payloads, and the programs themselves: 360 MB and 285 MB.
+    assert "memory of a node: at least 686 MiB for daemon and network, of which 343 MiB for this" in said.out
+    assert "memory of its learner: at least 394 MiB, of which 123 MiB on its device" in said.out
+    assert "disk of a node: about 573 MiB, and up to 130 MiB of logs" in said.out
     assert f"10.7 M parameters ({SHOWN.numel / 1e6:g} M)" in said.err
     assert cli_main.run(["run", "new", "large", "--preset", "gpt2", "--out", "large.toml"]) == 0
     assert load_manifest(Path("large.toml")).model["vocabulary"] == 256, "raw bytes have no other ids"
-    capfd.readouterr()
+    text = Path("large.toml").read_text().replace("\nvocabulary = 256", "\nvocabulary = 50304")
+    Path("large.toml").write_text(text)
+    assert cli_main.run(["run", "check", "large.toml"]) == 0
+    assert "38.4 M parameters, 31% of the model, are never reached" in capfd.readouterr().err
     assert cli_main.run(["run", "new", "other"]) == 2
     assert "run.toml: exists already" in capfd.readouterr().err
     assert load_manifest(Path("run.toml")).run.name == "shakespeare"
@@ -243,6 +249,8 @@ def test_run_new_then_check(
     assert "outer steps: about 2 of each fragment" in said.out
     assert f"16 members ({SHOWN.learners} at most), sync.inner_steps 300 ({SHOWN.inner_steps})" in said.err
     assert "warning: the schedule is about 2 outer steps" in said.err
+    assert cli_main.run(["plan", "run.toml", "--upload", "1Gbit", "--step-s", "1"]) == 0
+    assert "; 16 members\n" in capfd.readouterr().out, "as many as the run expects"
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import for_run, without_end
+from p2pdiloco.config.presets import for_bytes, for_run, without_end
 from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.errors import StorageError
 from p2pdiloco.lab.chaos import plan as chaos_plan
@@ -40,7 +40,7 @@ def run(settings: ChaosSettings) -> int:
         UserError: a preset or the folder cannot be used.
     """
     try_folder(settings.out, "--out")
-    manifest = without_end(for_run(settings.preset, "chaos", settings.seed))
+    manifest = without_end(for_bytes(for_run(settings.preset, "chaos", settings.seed)))
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

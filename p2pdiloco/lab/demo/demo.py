@@ -18,7 +18,7 @@ from rich.console import Console
 from p2pdiloco.adapters.disk.outputs import try_file
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.outer import with_schedule
-from p2pdiloco.config.presets import for_run, without_end
+from p2pdiloco.config.presets import for_bytes, for_run, without_end
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.lab.demo import plot as demo_plot
 from p2pdiloco.lab.demo import verdict
@@ -52,7 +52,7 @@ def run(settings: DemoSettings) -> int:
     Raises:
         UserError: a preset or a file of the settings cannot be used.
     """
-    manifest = without_end(for_run(settings.preset, "demo"))
+    manifest = without_end(for_bytes(for_run(settings.preset, "demo")))
     plot = settings.plot or DEFAULT_PLOT
     try_file(plot, "--plot")
     if settings.report is not None:
