@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -48,4 +49,32 @@ def test_a_node_with_a_large_state_is_given_the_time_to_write_it(
             patch.setattr(demo_swarm.time, "monotonic", lambda: now_s)
             assert swarm.leave(pause) == late
     finally:
+        swarm.guard.release()
+
+
+def test_ctrl_z_stops_the_nodes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And `fg` lets them go on."""
+    swarm = Swarm(tmp_path, tmp_path / "run.toml", for_run("micro", "demo"), nodes=0)
+    sent: list[tuple[str, int]] = []
+
+    class Told(Slow):
+        def signal(self, number: int) -> None:
+            sent.append((self.name, number))
+
+        def start(self) -> None:
+            raise ZeroDivisionError("no bootstrap here")
+
+    swarm.bootstrap = Told(1.0)  # type: ignore[assignment]
+    swarm.bootstrap.name = "bootstrap"
+    swarm.nodes = [Told(1.0)]  # type: ignore[list-item]
+    monkeypatch.setattr(demo_swarm.os, "kill", lambda pid, number: sent.append(("itself", number)))
+    try:
+        with pytest.raises(ZeroDivisionError):
+            swarm.start_bootstrap(lambda seconds: None)
+        signal.raise_signal(signal.SIGTSTP)
+        stop, go_on = signal.SIGSTOP, signal.SIGCONT
+        nodes = ("bootstrap", "slow")
+        assert sent == [*((n, stop) for n in nodes), ("itself", stop), *((n, go_on) for n in nodes)]
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         swarm.guard.release()

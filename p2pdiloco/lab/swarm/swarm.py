@@ -246,6 +246,7 @@ class Swarm:
         Raises:
             DemoFailed: it ended, or printed none in time.
         """
+        signal.signal(signal.SIGTSTP, lambda *_: self._suspend())
         self.bootstrap.start()
         until = time.monotonic() + BOOTSTRAP_TIMEOUT_S
         while time.monotonic() < until:
@@ -287,8 +288,18 @@ class Swarm:
             pause(TICK_S)
         return [node.name for node in running if node.alive or node.exit_status != 0]
 
+    def _suspend(self) -> None:
+        """Stop with all nodes (Ctrl-Z): they have sessions of their own. Their learners stop with them."""
+        running = [member for member in (self.bootstrap, *self.nodes) if member.alive]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for member in running:
+                member.signal(number)
+            if number is signal.SIGSTOP:
+                os.kill(os.getpid(), signal.SIGSTOP)  # returns at SIGCONT
+
     def end(self) -> int:
         """End everything at once, in any state; how many processes had to be killed."""
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         members = [self.bootstrap, *self.nodes]
         for member in members:
             member.remember_family()
