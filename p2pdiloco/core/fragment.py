@@ -9,6 +9,7 @@ from p2pdiloco.core.api.messages import Announce, Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.scale import longest_after
 from p2pdiloco.core.chain.witnesses import Witnesses
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
@@ -43,6 +44,8 @@ class Fragment:
         self.publisher = self.seats.publisher
         self.follower = Follower(self.context, self.own, self._moved)
         self._open_call: Closing | None = None
+        self._too_long = 0
+        """Number of contributions of ours in a row that are too long to count in full."""
         """Closing call that the learner was asked for and that is not answered yet; `_caller` sent it."""
         self._caller = ""
         self._called_early: tuple[str, Closing] | None = None
@@ -170,7 +173,18 @@ class Fragment:
             # Nobody will merge it any more: it stays in the learner's displacement, which is saved.
             self._shared.out.put(DiscardContribution(self.index, event.ticket))
             return
+        self._say_if_too_long(event.length)
         self.own.ready(event, now)
+
+    def _say_if_too_long(self, length: float) -> None:
+        """Say that our own contribution will be cut, or refused: first at once, then ever more rarely."""
+        longest = longest_after(self.chain.header)
+        self._too_long = self._too_long + 1 if length > longest else 0
+        if self._too_long.bit_count() == 1:
+            words = f"our own work is {length / longest:.2g} times as long as any that counts in full: "
+            words += "others cut or refuse it: this learner may have diverged"
+            figures = {"length": length, "longest": longest, "times": self._too_long}
+            self._shared.out.record("cut", self.index, words, **figures)
 
     def learner_lost(self, now: float) -> None:
         """Take in that the learner crashed: what it had not copied out is gone."""

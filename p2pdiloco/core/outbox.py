@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from p2pdiloco.core.api.effects import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message
@@ -56,6 +56,12 @@ class Outbox:
     ) -> None:
         """Append a line for people."""
         self._effects.append(Record(kind, fragment, reason, tuple(fields.items())))
+
+    def cut(self, fragment: int, learners: Iterable[str], me: str) -> None:
+        """Append a line for every one of these learners but us whose contribution was cut."""
+        for learner in learners:
+            if learner != me:
+                self.record("cut", fragment, "too long to count in full: cut", peer=learner)
 
     def take(self) -> list[Effect]:
         """Take all effects so far, in order; the outbox is empty afterwards."""

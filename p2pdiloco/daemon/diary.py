@@ -29,11 +29,14 @@ LOUD = frozenset(
         "catchup",
         "fork",
         "refusal",
+        "cut",
         "election",
         "learner",
     ]
 )
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
+TOLD = frozenset({"join", "leave", "learner", "fork"})
+"""Kinds that the log tells without being asked for all."""
 UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
 """Counters of what a node gives others of versions: its contributions, updates that it made, and others."""
 
@@ -62,6 +65,8 @@ class Diary:
         values = dict(record.fields)
         if record.kind == "refusal":
             self.refusals[record.reason[:80]] += 1
+        elif record.kind == "cut":
+            self.refusals["too-long" if "peer" in values else "own-too-long"] += 1
         if record.kind in LOUD:
             where = f"fragment {record.fragment} " if record.fragment is not None else ""
             group = values.get("group")
@@ -71,7 +76,9 @@ class Diary:
             if isinstance(peer, str) and peer:
                 text += f" ({self.label(peer)})"
             self._recent.add(text)
-            level = logging.INFO if record.kind in ("join", "leave", "learner", "fork") else logging.DEBUG
+            level = logging.INFO if record.kind in TOLD else logging.DEBUG
+            if record.kind == "cut" and "peer" not in values:
+                level = logging.WARNING
             fields = {"fragment": record.fragment, "reason": record.reason, **values}
             logger.log(level, "%s", text, extra={"event": record.kind, "fields": fields})
 

@@ -86,6 +86,8 @@ class Accumulator:
         self.reach = 0.0
         """Sum of v."""
         self.contributions = 0
+        self.cut: list[int] = []
+        """Indices of contributions that were cut, as they were too long, in the order in which they came."""
         self.norms = [0.0] * len(layout.pieces)
         """Sum of v |d| of every piece; 0 for embeddings."""
         self._slices = [
@@ -124,7 +126,10 @@ class Accumulator:
             raise Unsound(
                 Verdict.OUT_OF_RANGE, f"length {length:.3g}, the limit is {self._limits.longest:.3g}"
             )
-        return self._limits.longest / length if length > self._limits.longest else 1.0
+        if length <= self._limits.longest:
+            return 1.0
+        self.cut.append(self.contributions)
+        return self._limits.longest / length
 
     def combine(
         self, weight: float, reach: float, contributions: int, norms: Sequence[float], sums: Tensor

@@ -16,7 +16,7 @@ from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE
+from p2pdiloco.tensors.merge import MAX_MAGNITUDE, norm
 from p2pdiloco.tensors.payload import check_magnitude
 
 
@@ -25,6 +25,10 @@ class Encoded(Struct, frozen=True):
 
     payload: bytearray
     digest: bytes
+    length: float = 0.0
+    """Length (L2) of a pseudo-gradient."""
+    cut: tuple[int, ...] = ()
+    """Indices of the inputs of a partial merge that were cut, as they were too long."""
 
 
 class OwnContributions:
@@ -61,7 +65,7 @@ class OwnContributions:
             decoded = self._decoded[:numel]
             self._codec.decode(payload, decoded)
             residual.pend(delta, decoded)
-        return Encoded(payload, content_digest(payload))
+        return Encoded(payload, content_digest(payload), norm(delta))
 
     def combine(self, fragment: int, sources: Sequence[Callable[[], Buffer]]) -> Encoded:
         """Encode the sum of several contributions of ours as one; of a single one, keep its own bytes.

@@ -47,6 +47,8 @@ class MergeResult(Struct, frozen=True):
     state_digest: bytes
     norm: float
     """Length (L2) of the update, as everybody decodes it."""
+    cut: tuple[int, ...] = ()
+    """Indices of inputs that were cut: too long."""
 
 
 class Vault:
@@ -199,8 +201,9 @@ class Vault:
         Raises:
             UnusableInputs: as `merge`.
         """
-        payload = encode_partial(self._accumulate(fragment, inputs, partials, limits))
-        return Encoded(payload, content_digest(payload))
+        accumulator = self._accumulate(fragment, inputs, partials, limits)
+        payload = encode_partial(accumulator)
+        return Encoded(payload, content_digest(payload), cut=tuple(accumulator.cut))
 
     def merge(
         self,
@@ -237,7 +240,8 @@ class Vault:
         digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:
             left_out.pend(delta, self._decoded[: len(delta)])
-        return MergeResult(update, content_digest(update), digest, norm(self._decoded[: len(delta)]))
+        length = norm(self._decoded[: len(delta)])
+        return MergeResult(update, content_digest(update), digest, length, tuple(accumulator.cut))
 
     def apply(
         self, fragment: int, number: int, update: Buffer, longest_steps: int, stated: float | None = None

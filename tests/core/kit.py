@@ -344,10 +344,12 @@ class Solo:
         """Our learner runs."""
         self.feed(ev.LearnerStatus(True, 5, 50, 100.0, step_s, 3.0))
 
-    def ready(self, ticket: int = 1, due: bool = True, steps: int = 4, fragment: int = 0) -> list[ef.Effect]:
+    def ready(
+        self, ticket: int = 1, due: bool = True, steps: int = 4, fragment: int = 0, length: float = 0.0
+    ) -> list[ef.Effect]:
         """Our learner copied a fragment out."""
         payload = digest("payload", self.me, ticket)
-        return self.feed(ev.ContributionReady(fragment, ticket, steps * 10, steps, payload, 100, due))
+        return self.feed(ev.ContributionReady(fragment, ticket, steps * 10, steps, payload, 100, due, length))
 
     def elect(self, syncer: str, term: int = 1, start: int = 0) -> list[ef.Effect]:
         """All peers voted for one of them."""
@@ -377,10 +379,11 @@ class Solo:
             effects += self.feed(ev.PayloadReceived(transfer, 100 + transfer))
         return effects
 
-    def merged(self, merge: ef.Merge) -> list[ef.Effect]:
-        """The merge worker is done."""
+    def merged(self, merge: ef.Merge, cut: tuple[str, ...] = ()) -> list[ef.Effect]:
+        """The merge worker is done. `cut`: learners whose contributions were too long."""
         update, state = digest("update", merge.number), digest("state", merge.number)
-        done = ev.Merged(merge.fragment, merge.term, merge.number, 500 + merge.number, update, 100, state)
+        key = merge.fragment, merge.term, merge.number, 500 + merge.number
+        done = ev.Merged(*key, update, 100, state, 0.0, cut)
         return self.feed(done)
 
     def announce(self, version: SignedVersion, ticket: int = 900) -> list[ef.Effect]:

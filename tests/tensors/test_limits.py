@@ -151,3 +151,11 @@ def test_a_state_far_beyond_version_0_is_not_taken(part: int) -> None:
         buffer.cast("B")[:] = values
     with pytest.raises(RemoteError, match="out-of-range"):
         here.take_loan(0, 5, loan)
+
+
+def test_whose_contribution_was_cut_is_known() -> None:
+    made, part = vault(), codec("fp32")
+    inputs = [(bytes(part.encode(scale * unit(seed))), 40, 4) for seed, scale in enumerate((1.0, 100.0, 2.0))]
+    assert made.merge(0, 1, inputs, limits=LIMITS).cut == (1,)
+    assert made.merge_partial(0, inputs, [], LIMITS).cut == (1,)
+    assert made.own.encode(0, torch.zeros(LAYOUT.numel), 100 * unit(1)).length == pytest.approx(100)

@@ -91,6 +91,8 @@ class ContributionReady(Event, frozen=True):
     payload_digest: bytes
     payload_bytes: int
     due: bool
+    length: float = 0.0
+    """Length (L2) of the displacement; 0: not known."""
 
 
 class Combined(Event, frozen=True):
@@ -201,6 +203,8 @@ class PartialMerged(Event, frozen=True):
     ticket: Ticket
     payload_digest: bytes
     payload_bytes: int
+    cut: tuple[str, ...] = ()
+    """Learners whose contributions were cut, as they were too long."""
 
 
 class PartialFailed(Event, frozen=True):
@@ -228,6 +232,8 @@ class Merged(Event, frozen=True):
     state_digest: bytes
     norm: float = 0.0
     """Length (L2) of the update."""
+    cut: tuple[str, ...] = ()
+    """Learners whose contributions were cut, as they were too long."""
 
 
 class MergeFailed(Event, frozen=True):

@@ -90,6 +90,7 @@ class Delegate:
         self._drop()
         self.partial = Partial(event.attempt, job, self._limits, event)
         job.round.merge_done()
+        self._shared.out.cut(self._fragment, event.cut, self._shared.me)
 
     def failed(self, event: PartialFailed, now: float) -> None:
         """Take in that contributions turned out unusable, or the worker failed."""

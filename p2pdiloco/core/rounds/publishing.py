@@ -93,6 +93,7 @@ class Publisher:
             self._shared.out.record("merge", self._fragment, "stale: the world moved on", number=event.number)
             return
         job.round.merge_done()
+        self._shared.out.cut(self._fragment, event.cut, self._shared.me)
         config, head = self._shared.config, self._chain.head
         merged = (part for held in job.held for part in held.parts)
         parts = tuple(sorted(merged, key=lambda p: p.learner))

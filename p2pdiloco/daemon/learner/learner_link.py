@@ -335,6 +335,7 @@ class LearnerLink:
                 encoded.digest,
                 len(encoded.payload),
                 copied.due,
+                encoded.length,
             )
         )
 

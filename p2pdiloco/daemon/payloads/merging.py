@@ -58,7 +58,10 @@ class Merging:
             return
         ticket = self._tickets.put(done.update)
         self._post(
-            ev.Merged(*key, ticket, done.update_digest, len(done.update), done.state_digest, done.norm)
+            ev.Merged(
+                *(*key, ticket, done.update_digest, len(done.update), done.state_digest, done.norm),
+                _learners(effect, done.cut),
+            )
         )
 
     def merge_partial(self, effect: ef.MergePartial) -> Work:
@@ -76,7 +79,8 @@ class Merging:
             self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
         ticket = self._tickets.put(done.payload)
-        self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload)))
+        learners = _learners(effect, done.cut)
+        self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload), learners))
 
     def apply(self, effect: ef.ApplyUpdate) -> Work:
         """Make the outer step of somebody else's update into the spare."""
@@ -99,6 +103,10 @@ class Merging:
     def drop_spare(self, effect: ef.DropSpare) -> Work:
         """Give up what is in the spare."""
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
+
+
+def _learners(effect: ef.Merge | ef.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(effect.inputs[index].contributor.learner for index in inputs)
 
 
 def _unusable(

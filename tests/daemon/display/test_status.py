@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
 
+from p2pdiloco.adapters.disk.events_log import EventsLog
 from p2pdiloco.cli.status_view import render_status, status_json
+from p2pdiloco.core.api.effects import Record
+from p2pdiloco.daemon.diary import Diary
+from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     NodeSnapshot,
@@ -16,6 +21,7 @@ from p2pdiloco.daemon.display.snapshot import (
     status_of,
 )
 from p2pdiloco.daemon.display.terminal import render
+from p2pdiloco.daemon.finding.names import Names
 from p2pdiloco.errors import RemoteError
 
 
@@ -122,3 +128,15 @@ def test_groups_are_shown_with_their_syncers_and_the_root() -> None:
 def test_anything_else_from_a_peer_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteError, match="bad-status"):
         decode_status(data)
+
+
+def test_work_that_is_too_long_is_told_its_owner_first_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = EventsLog(tmp_path / "events.jsonl")
+    diary = Diary(ME, "ann", Names(), events, RecentLines())
+    diary.on_record(Record("cut", 1, "our own work is 9 times as long", (("length", 9.0), ("times", 1))))
+    diary.on_record(Record("cut", 1, "too long to count in full: cut", (("peer", "12D3KooWpeer000001"),)))
+    assert diary.refusals == {"own-too-long": 1, "too-long": 1}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "…000001" in diary._recent.lines()[-1]
