@@ -19,6 +19,7 @@ from typing import Any, Self, SupportsFloat, SupportsInt, cast
 from torch import nn
 from torch.optim import Optimizer
 
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint
@@ -85,7 +86,7 @@ class Session:
                 folder is another program's, or its daemon is in another run.
         """
         self._model, self._evaluate = model, evaluate
-        self._folder = Path(data_dir).expanduser()
+        self._folder = expanded(Path(data_dir), "data_dir")
         self._leave_s = LEAVE_S + save_takes_s(sum(parameter.numel() for parameter in model.parameters()))
         self._stopped = False
         self._computing = False

@@ -11,6 +11,7 @@ import msgspec
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, WORDS, Number
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _read(
     from p2pdiloco.daemon.run_files.result import load_result, result_on_disk
 
     if data_dir is not None:
-        return result_on_disk(data_dir.expanduser(), run)
+        return result_on_disk(expanded(data_dir), run)
     assert checkpoint is not None
     result = load_result(checkpoint)
     if run and run != result.manifest.run.name and not result.run.startswith(run):

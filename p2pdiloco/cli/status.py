@@ -15,6 +15,7 @@ from rich.console import Console
 from p2pdiloco.adapters.disk.data_dir import is_in_use
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, decode_status
@@ -72,8 +73,9 @@ def local_addresses(folder: Path | None) -> tuple[str, ...]:
         Unreachable: none runs.
         StorageError: the folder cannot be read.
     """
-    usual = [settings().data_dir.expanduser() for settings in (NodeSettings, BootstrapSettings)]
-    folders = [folder.expanduser()] if folder is not None else [path for path in usual if path.is_dir()]
+    defaults = [settings().data_dir for settings in (NodeSettings, BootstrapSettings)]
+    usual = [folder] if folder is not None else defaults
+    folders = [path for path in map(expanded, usual) if folder is not None or path.is_dir()]
     for path in folders:
         if is_in_use(path) and (found := load_own_addresses(path)):
             return tuple(found)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.strict import convert, read_toml, suggestion
 from p2pdiloco.config.units import parse_every, parse_rate, parse_size
 from p2pdiloco.errors import ConfigError
@@ -227,7 +228,7 @@ def load_settings_table(path: Path, table: str) -> dict[str, Any]:
 
 def _rebased(value: object, folder: Path) -> object:
     if isinstance(value, Path):
-        return folder / value.expanduser()
+        return folder / expanded(value, "--config")
     if isinstance(value, tuple):
         return tuple(_rebased(item, folder) for item in value)
     return value
@@ -279,7 +280,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
             "--run-file starts a new run, so it needs --genesis",
             hint="to take part in an existing run, give --join and perhaps --run NAME",
         )
-    met_before = (settings.data_dir.expanduser() / "peers.txt").exists()
+    met_before = (expanded(settings.data_dir) / "peers.txt").exists()
     if not settings.join and not settings.genesis and not met_before:
         raise ConfigError(
             "there is no peer to join: give an invite, or at least one --join ADDRESS",
@@ -289,14 +290,14 @@ def check_node(settings: NodeSettings) -> NodeSettings:
         raise ConfigError(
             "--genesis without --join needs --run-file: there is no peer to get the manifest from"
         )
-    return msgspec.structs.replace(settings, data_dir=settings.data_dir.expanduser())
+    return msgspec.structs.replace(settings, data_dir=expanded(settings.data_dir))
 
 
 def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
     """Check a bootstrap's settings as `check_node` does a node's."""
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
-    return msgspec.structs.replace(settings, data_dir=settings.data_dir.expanduser())
+    return msgspec.structs.replace(settings, data_dir=expanded(settings.data_dir))
 
 
 def rates(settings: NodeSettings | BootstrapSettings) -> tuple[float, float]:

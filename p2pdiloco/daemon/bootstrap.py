@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
@@ -23,7 +22,7 @@ from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.process import (
     begin,
-    default_dir,
+    data_folder,
     plain,
     print_addresses,
     print_join,
@@ -49,8 +48,7 @@ def run_bootstrap(settings: BootstrapSettings) -> int:
 
 
 async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
-    folder = DataDir(settings.data_dir, parents=settings.data_dir == default_dir(BootstrapSettings))
-    with folder:
+    with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         # Its address is well known: it relays from the start, and tells others what it sees of them.
         options = P2PDOptions(relay=settings.relay, force_reachability="public")

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Timing
@@ -33,7 +33,7 @@ from p2pdiloco.daemon.life import Life
 from p2pdiloco.daemon.member import Member, OwnPeer
 from p2pdiloco.daemon.process import (
     begin,
-    default_dir,
+    data_folder,
     plain,
     print_addresses,
     print_join,
@@ -73,8 +73,7 @@ def run_node(settings: NodeSettings) -> int:
 
 
 async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
-    folder = DataDir(settings.data_dir, parents=settings.data_dir == default_dir(NodeSettings))
-    with folder:
+    with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
         try_paths(settings)
@@ -239,7 +238,7 @@ async def _own_run(
 def try_paths(settings: NodeSettings) -> None:
     """Try the paths of the flags, before hours of work. Raises: UserError, StorageError."""
     if settings.result_dir is not None:
-        try_folder(settings.result_dir.expanduser(), "--result-dir")
+        try_folder(expanded(settings.result_dir, "--result-dir"), "--result-dir")
     if settings.learner_socket is not None:
         try_socket(settings.learner_socket)
     elif settings.data is not None and not settings.data.exists():

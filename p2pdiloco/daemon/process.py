@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 import uvloop
 from msgspec import structs
 
+from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.config.folders import has_home, those_known
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, is_loopback, rates
 from p2pdiloco.daemon import service
 from p2pdiloco.daemon.apart import is_working
@@ -151,9 +153,16 @@ async def begin(
     keep_port(settings.data_dir, transport.listening)
 
 
-def default_dir(settings: type[NodeSettings] | type[BootstrapSettings]) -> Path:
-    """Return the folder where such a program keeps its data if nobody says otherwise."""
-    return settings().data_dir.expanduser()
+def data_folder(settings: NodeSettings | BootstrapSettings) -> DataDir:
+    """Name the folder of such a program's data. Those above it are made where nobody named it.
+
+    A user without a home has one there: libraries keep what they fetched or compiled in it.
+    """
+    folder = settings.data_dir
+    is_usual = folder in those_known([type(settings)().data_dir])
+    if not has_home():
+        os.environ.update(HOME=str(folder.absolute()))
+    return DataDir(folder, parents=is_usual)
 
 
 async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from p2pdiloco.cli.options import FILE, WORDS, Number, SpacedLists
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
 
 NO = 1
@@ -23,7 +24,7 @@ def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: 
     """Say whether a run would let this node in. Exit status 0: yes, 1: no."""
     from p2pdiloco.cli.membership.asking import why_not
 
-    folder = (data_dir or NodeSettings().data_dir).expanduser()
+    folder = expanded(data_dir or NodeSettings().data_dir)
     why = why_not(run, join, folder, timeout_s)
     click.echo(f"no: {why}" if why else "yes: this node can join")
     return NO if why else 0

@@ -13,6 +13,7 @@ import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.admission.invite import Invite, decode_invite
 from p2pdiloco.daemon.admission.papers import (
@@ -55,7 +56,7 @@ def with_invite(settings: NodeSettings) -> NodeSettings:
 
     Raises: ConfigError.
     """
-    data_dir = settings.data_dir.expanduser()
+    data_dir = expanded(settings.data_dir)
     invite = decode_invite(settings.invite) if settings.invite else None
     nowhere = not (settings.join or settings.run_file or peers_file(data_dir).exists())
     if invite is None and nowhere:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.daemon.admission.invite import MAX_ADDRESSES, decode_invite, encode_invite, is_invite
 from p2pdiloco.daemon.admission.notice_file import load_notice, save_notice
@@ -55,10 +56,11 @@ class Ownership:
 
         Raises: UserError.
         """
-        folders = [data_dir] if data_dir is not None else [s().data_dir for s in _SETTINGS]
+        usual = [settings().data_dir for settings in _SETTINGS]
+        folders = [expanded(folder) for folder in ([data_dir] if data_dir is not None else usual)]
         found: list[Ownership] = []
         known: list[ListedRun] = []
-        for folder in (folder.expanduser() for folder in folders):
+        for folder in folders:
             runs = {run: listed for run, (listed, _) in saved_runs(folder).items()}
             known += runs.values()
             chosen = choose_run(runs, wanted)

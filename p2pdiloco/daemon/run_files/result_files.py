@@ -12,6 +12,7 @@ import torch
 from msgspec import Struct
 
 from p2pdiloco.adapters.disk.files import Files, storage_error
+from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.units import parse_every
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -36,7 +37,7 @@ class ResultPlan(Struct, frozen=True):
         if settings.result_dir is None:
             return None
         every_s, merges = parse_every(settings.result_every, "--result-every")
-        return cls(settings.result_dir.expanduser(), every_s, merges, settings.result_keep)
+        return cls(expanded(settings.result_dir, "--result-dir"), every_s, merges, settings.result_keep)
 
 
 class ResultWriter:
