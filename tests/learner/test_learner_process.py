@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.daemon.learner import host
 from p2pdiloco.daemon.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
 from p2pdiloco.learner import checkpoint
@@ -32,6 +33,7 @@ from p2pdiloco.learner.channel_messages import (
     DataShare,
     Evaluate,
     Evaluated,
+    FollowCourse,
     FreeSlot,
     Install,
     LearnerOptions,
@@ -234,13 +236,18 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     monkeypatch.setenv("TMPDIR", str(meeting))
-    training, _ = alone(2)
+    faster = (Amendment(1, 256, rate_factor=20.0),)  # which both must know: else they train two models
+    training, _ = alone(0)
+    training.amend(faster)
     kills = host.memory_kills()
     monkeypatch.setattr(host, "memory_kills", lambda: kills)
     options = msgspec.structs.replace(OPTIONS, nproc=2, min_step_s=0.05, precision="fp32")
     async with Daemon(tmp_path, options=options) as daemon:
+        daemon.host.follow(FollowCourse(faster, "paused"))
         await daemon.host.start(BASES)
         ready = await daemon.expect(Ready)
+        assert (await daemon.expect(Status)).inner_step == 0
+        daemon.host.follow(FollowCourse(faster))
         assert (ready.device, ready.parameters) == ("2 x cpu", sum(layout.numel for layout in LAYOUTS))
         status = await daemon.expect(Status, lambda s: s.inner_step >= 2)
         daemon.exchange.base(0, 1).copy_(daemon.exchange.base(0, 0))

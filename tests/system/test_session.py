@@ -86,19 +86,22 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         own, optimizer, "own", [joined], data_dir=mine / "node", evaluate=evaluate, options=options
     ) as session:
 
+        def step() -> bool:
+            inputs = torch.randn(64, 8)
+            loss = (own(inputs) - inputs @ truth).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return session.step(tokens=64, loss=loss.item())
+
         def train(condition: Callable[[], Any], what: str) -> None:
             """Inner steps until something has come about."""
 
-            def step() -> Any:
-                inputs = torch.randn(64, 8)
-                loss = (own(inputs) - inputs @ truth).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                assert session.step(tokens=64, loss=loss.item())
+            def stepped() -> Any:
+                assert step()
                 return condition()
 
-            until(step, what)
+            until(stepped, what)
 
         def together() -> int:
             return sum(m.contributors == 2 for where in (theirs, mine) for m in records(where, "merge"))
@@ -142,6 +145,17 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         again.wait()
         # What is left of the first one: its daemon, which would leave after a while.
         os.kill(int((theirs / "node" / "lock").read_text()), 15)
+
+        # Whoever began the run ends it: then what the program made is merged, and it is told.
+        ends = ["--end", "--at-tokens", str(session.run_tokens + 64 * 500), "--join", address(mine)]
+        command = ["run", "amend", "own", "--data-dir", str(theirs / "node"), *ends]
+        ending = subprocess.Popen([sys.executable, "-m", "p2pdiloco", *command])
+        train(lambda: ending.poll() is not None, "the owner's word")
+        assert ending.returncode == 0
+        until(lambda: not step(), "the run's end")
+        assert session._mailbox._fragments.all_merged
+        made = session.inner_step
+        assert not step() and session.inner_step == made
     assert "left" in str(records(mine, "shutdown"))
     notes = list((mine / "node").glob("runs/*/resume.json"))
     assert notes and (notes[0].parent / "learner.safetensors").exists(), "for a session that comes back"
