@@ -32,6 +32,7 @@ class Life:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._loop = asyncio.get_running_loop()
+        self._results: ResultWriter | None = None
         self._save_s = save_takes_s(sum(layout.numel for layout in member.run.layouts))
 
     async def run(self) -> None:
@@ -158,8 +159,8 @@ class Life:
         plan = ResultPlan.of(member.settings)
         if plan is not None:
             held = member.holdings
-            results = ResultWriter(member.run, held.compute, held.results_io, plan, self._on_result)
-            spawn(results.watch(committed))
+            self._results = ResultWriter(member.run, held.compute, held.results_io, plan, self._on_result)
+            spawn(self._results.watch(committed))
 
     async def _follow_course(self) -> None:
         """Look where the run is with every version; save when it rests."""
@@ -173,6 +174,8 @@ class Life:
             if course.settles(now):
                 member.learner_link.save()
                 await self.save()
+                if self._results is not None:
+                    await self._results.save_last()
                 logger.info("all is merged and saved")
             committed.clear()
             with contextlib.suppress(TimeoutError):

@@ -32,7 +32,9 @@ async def test_a_run_that_is_over_stops_learners_and_says_so(
     monkeypatch.setattr(course, "SETTLE_S", 0.1)
     async with Neighbourhood(tmp_path) as around:
         around.run = short_run(tmp_path, 4 * 256)
-        one = await around.member("one", genesis=True)
+        results = tmp_path / "results"
+        often = {"result_dir": results, "result_every": "1000merges"}
+        one = await around.member("one", genesis=True, **often)
         two = await around.member("two")
         await train(around, one, two)
         assert one.report.status(0.0).course.rests == "no"
@@ -45,6 +47,7 @@ async def test_a_run_that_is_over_stops_learners_and_says_so(
             assert (status.state, status.course.rests, status.course.tokens) == ("ended", "ended", 4 * 256)
             assert status.members[0].confirmed
         await until(lambda: caplog.text.count("all is merged and saved") == 2, "both save")
+        assert [path.name[-17:-12] for path in results.iterdir()] == [f"{one.compute.vault.merges:05d}"]
         for fragment in range(4):
             saved = f"fragments/{fragment:03d}/checkpoint-{one.number(fragment)}.safetensors"
             assert (one.store.folder / saved).exists()

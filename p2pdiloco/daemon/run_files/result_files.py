@@ -65,6 +65,11 @@ class ResultWriter:
                 await committed.wait()
             await self.save()
 
+    async def save_last(self) -> None:
+        """Write what no result file has yet: nothing may come after it."""
+        if self._compute.vault.merges > self._saved_at:
+            await self.save()
+
     async def save(self) -> None:
         """Write one result file, and delete the oldest beyond the bound. A full disk costs this one only."""
         parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(self._run.manifest).specs()}
