@@ -1,28 +1,33 @@
 """p2pdiloco: peer-to-peer decentralized training with Decoupled DiLoCo (arXiv 2604.21428)."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.release import VERSION as __version__
 from p2pdiloco.release import WIRE_VERSION
 
 if TYPE_CHECKING:
+    from p2pdiloco.errors import ConfigError, StorageError, UserError
     from p2pdiloco.own_run import new_run
     from p2pdiloco.session import Session
 
 __all__ = ["WIRE_VERSION", "ConfigError", "Session", "StorageError", "UserError", "__version__", "new_run"]
 
 
+_MODULES = {
+    "Session": "session",
+    "new_run": "own_run",
+    "ConfigError": "errors",
+    "StorageError": "errors",
+    "UserError": "errors",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Import `Session` and `new_run` when they are asked for, since they need torch."""
-    if name == "Session":
-        from p2pdiloco.session import Session
-
-        return Session
-    if name == "new_run":
-        from p2pdiloco.own_run import new_run
-
-        return new_run
+    """Import what is asked for when it is: some of it needs torch, and a command hears a stop the sooner, the
+    less is imported before."""
+    if name in _MODULES:
+        return getattr(import_module(f"p2pdiloco.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -131,6 +131,8 @@ def _prompt(given: str) -> str:
 @DEVICE
 def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **source: Any) -> None:
     """Measure the global parameters on data that nobody trains on."""
+    if data is not None and not data.exists():
+        raise UserError(f"the data path {data} does not exist", "check --data")
     result = read_result(**source)
     found = figures(result, data, tokens, device)
     if as_json:

@@ -177,6 +177,7 @@ def test_hivemind_spellings_with_lists(called: list[Any], flag: str) -> None:
         ("run new x --from nothing --out no-folder/run.toml", "--out no-folder/run.toml cannot be written"),
         ("checkpoint --checkpoint nothing --out no-folder/x", "--out no-folder/x cannot be written"),
         ("export --checkpoint nothing --out /proc/self/x", "--out /proc/self/x cannot be written"),
+        ("eval --checkpoint nothing --data no-data", "the data path no-data does not exist"),
         ("chaos --out /proc/self/x", "--out /proc/self/x cannot be written"),
         ("run check none.toml", "none.toml: there is no such file"),
     ],
