@@ -133,6 +133,7 @@ def test_anything_else_from_a_peer_is_refused(data: bytes) -> None:
 def test_work_that_is_too_long_is_told_its_owner_first_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("WARNING")
     events = EventsLog(tmp_path / "events.jsonl")
     diary = Diary(ME, "ann", Names(), events, RecentLines())
     diary.on_record(Record("cut", 1, "our own work is 9 times as long", (("length", 9.0), ("times", 1))))
