@@ -8,6 +8,7 @@ the daemon starts itself (`daemon.learner.guest`, `learner.channel`, `tensors.ex
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
-from p2pdiloco.learner.loop import StepReport, Training
+from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.optimizer.schedule import schedule_of
 from p2pdiloco.learner.parallel.holding import HeldParameters
@@ -90,6 +91,8 @@ class Session:
         self._leave_s = LEAVE_S + save_takes_s(sum(parameter.numel() for parameter in model.parameters()))
         self._stopped = False
         self._computing = False
+        self._lost = 0
+        """Steps in a row whose loss was no finite number."""
         self._answering: Answering | None = None
         self._daemon = SessionDaemon(self._folder)
         self._channel: LearnerEnd | None = None
@@ -113,6 +116,7 @@ class Session:
         except BaseException:
             self._end(0.0)
             raise
+        self._daemon.tell_addresses(start.manifest.run.name)
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
         """Count an inner step over so many tokens, with that mean loss, and do what the swarm asks for.
@@ -122,12 +126,15 @@ class Session:
         Raises:
             UserError: more tokens than the run allows for one step, no whole number of them, no number for
                 the loss (of tensors, NumPy's and Python's all will do), or the daemon broke (with its
-                reason); within `computing`.
+                reason); the losses of ten steps in a row are NaN or infinite; within `computing`.
         """
         self._outside("step")
         if self._stopped or self._mailbox.let_go:
             return False
         tokens, mean = _whole(tokens), _real(loss)
+        self._lost = 0 if math.isfinite(mean) else self._lost + 1
+        if self._lost >= MAX_SKIPPED_IN_A_ROW:
+            raise _diverged(mean, self._lost)
         most = self._training.section.tokens_per_step
         if not 0 <= tokens <= most:
             raise UserError(f"{tokens} tokens in one inner step: this run allows 0 to {most}")
@@ -189,6 +196,11 @@ class Session:
     def _outside(self, what: str) -> None:
         if self._computing:
             raise UserError(f"Session.{what} within Session.computing", "it comes after the block")
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of this node, the best first: what others give as `join`."""
+        return self._daemon.addresses()
 
     @property
     def inner_step(self) -> int:
@@ -270,7 +282,7 @@ class Session:
         self._channel.emit(Ready(device_text, numel, 0, training.inner_step, restored, note))
         return mailbox, training
 
-    def global_loss(self, fragments: Fragments) -> float | None:
+    def _global_loss(self, fragments: Fragments) -> float | None:
         """Loss that `evaluate` finds of the global parameters; the model has its own again afterwards."""
         if self._evaluate is None:
             return None
@@ -327,13 +339,21 @@ class _Mailbox(Mailbox):
         return self._rests == "ended" and self._fragments.all_merged
 
     def _evaluate(self) -> Evaluation | None:
-        loss = self._session.global_loss(self._fragments)
+        loss = self._session._global_loss(self._fragments)
         return None if loss is None else Evaluation(loss, 0, {})
 
     def _save(self, path: Path, last: bool = False) -> None:
         """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""
         with contextlib.suppress(ChannelBroken):
             super()._save(path, last)
+
+
+def _diverged(loss: float, steps: int) -> UserError:
+    return UserError(
+        f"Session.step: the loss was no finite number in {steps} steps in a row, the last is {loss}",
+        "the program diverged: lower its learning rate, clip gradients, or look at its data; a new Session "
+        "begins at the run's parameters",
+    )
 
 
 def _whole(tokens: SupportsInt) -> int:

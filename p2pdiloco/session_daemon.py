@@ -17,6 +17,7 @@ from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import is_beginning, saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner.join import join_daemon
@@ -97,6 +98,15 @@ class SessionDaemon:
             )
         self._started = started  # or it would complain about a child that was not waited for
         self._process = psutil.Process(started.pid)
+
+    def addresses(self) -> tuple[str, ...]:
+        """List the addresses of the daemon, the best first."""
+        return tuple(load_own_addresses(self._folder))
+
+    def tell_addresses(self, run: str) -> None:
+        """Print where others join."""
+        for address in self.addresses()[:1]:
+            print(f'p2pdiloco: in the run {run}; others join with "{address}"', file=sys.stderr, flush=True)
 
     def check_run(self, manifest: Manifest, run: str | Path) -> None:
         """Compare the run of a daemon that was found with `run`: a name, an id's beginning, or a run.toml.

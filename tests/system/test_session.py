@@ -63,7 +63,10 @@ def no_sockets_stay(tmp_path: Path) -> Iterator[None]:
 
 
 def test_two_programs_train_one_model_and_one_of_them_dies(
-    swept_swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swept_swarm: Swarm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(TAG, swept_swarm._tag)
     theirs, mine = tmp_path / "new" / "theirs", tmp_path / "mine"
@@ -85,6 +88,8 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
     with p2pdiloco.Session(
         own, optimizer, "own", [joined], data_dir=mine / "node", evaluate=evaluate, options=options
     ) as session:
+        assert session.addresses and session.addresses[0] == address(mine)
+        assert f'in the run own; others join with "{address(mine)}"' in capfd.readouterr().err
 
         def step() -> bool:
             inputs = torch.randn(64, 8)
@@ -128,6 +133,9 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
                 session.step(tokens, loss)
         assert session.step(tokens=torch.tensor(64), loss=torch.tensor(0.5))
         assert session.step(tokens=np.float32(64), loss=np.float32(0.5))
+        for _ in range(9):  # a few are no end, and a finite one begins anew
+            assert session.step(tokens=0, loss=float("nan"))
+        assert session.step(tokens=0, loss=0.5)
         with pytest.raises(UserError, match="65 tokens in one inner step: this run allows 0 to 64"):
             session.step(tokens=65, loss=0.0)
 

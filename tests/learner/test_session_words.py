@@ -1,0 +1,52 @@
+"""What a program sees of `p2pdiloco.Session`: its names, its types, and the error of losses that are NaN."""
+
+import inspect
+import pydoc
+import typing
+from types import SimpleNamespace
+
+import pytest
+
+import p2pdiloco
+from p2pdiloco.errors import UserError
+from p2pdiloco.session import Session
+
+USED = {"step", "computing", "close", "addresses", "inner_step", "run_tokens", "schedule_tokens"}
+
+
+def test_help_shows_what_programs_call_and_nothing_else():
+    assert {name for name in vars(Session) if not name.startswith("_")} == USED
+    text = pydoc.plain(pydoc.render_doc(p2pdiloco.Session))
+    assert all(name in text for name in USED) and "_global_loss" not in text
+    assert set(dir(p2pdiloco)) == set(p2pdiloco.__all__)
+
+
+def test_everything_that_programs_call_is_typed():
+    names = {}
+    for name in (*USED, "__init__", "__enter__"):
+        found = inspect.getattr_static(Session, name)
+        call = inspect.unwrap(found.fget if isinstance(found, property) else found)
+        hints = typing.get_type_hints(call)
+        assert set(hints) == {*inspect.signature(call).parameters, "return"} - {"self"}, name
+        assert name.startswith("__") or inspect.getdoc(call), name
+        names |= {name: hints["return"]}
+    assert names["step"] is bool and names["addresses"] == tuple[str, ...]
+
+
+def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
+    session = object.__new__(Session)
+    session._computing = session._stopped = False
+    session._lost = 0
+    session._training = SimpleNamespace(
+        section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
+    )
+    session._mailbox = SimpleNamespace(let_go=False, stopping=False, boundary=lambda report: True)
+    for _ in range(2):
+        for loss in [float("nan"), float("inf"), float("-inf")] * 3:
+            assert session.step(64, loss)
+        assert session.step(64, 0.5), "a finite one begins anew"
+    for _ in range(9):
+        assert session.step(64, float("nan"))
+    with pytest.raises(UserError, match="no finite number in 10 steps in a row, the last is nan") as caught:
+        session.step(64, float("nan"))
+    assert "diverged" in caught.value.hint
