@@ -35,6 +35,19 @@ class UserError(P2PDilocoError):
         self.hint = hint
 
 
+def install_hint(extra: str = "") -> str:
+    """Say how what is missing gets here: p2pdiloco is installed from a clone."""
+    what = f"'.[{extra}]'" if extra else "."
+    return f"in the clone that p2pdiloco was installed from: pip install -c constraints.txt {what}"
+
+
+def without_torch(error: ModuleNotFoundError) -> UserError | None:
+    """Word that this needs PyTorch, which bootstraps can do without; None: something else is missing."""
+    if error.name != "torch":
+        return None
+    return UserError("this needs PyTorch (the package torch), which is not installed here", install_hint())
+
+
 class ConfigError(UserError):
     """Error in a manifest, a settings file, a flag or an environment variable."""
 

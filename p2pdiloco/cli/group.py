@@ -27,7 +27,7 @@ from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.config.settings import check_environment
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, without_torch
 from p2pdiloco.printable import clean
 from p2pdiloco.release import VERSION
 
@@ -55,6 +55,12 @@ def run(arguments: Sequence[str]) -> int:
         if sys.flags.optimize:
             raise UserError("p2pdiloco does not run under python -O: its checks must stay on")
         result = cli.main(args=list(arguments), prog_name="p2pdiloco", standalone_mode=False)
+    except ModuleNotFoundError as error:
+        missing = without_torch(error)
+        if missing is None:
+            raise
+        _complain(str(missing), missing.hint, arguments)
+        return missing.exit_status
     except UserError as error:
         _complain(str(error), error.hint, arguments)
         return error.exit_status

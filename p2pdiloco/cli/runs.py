@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import tomllib
 from pathlib import Path
@@ -21,7 +22,7 @@ from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
 from p2pdiloco.config.settings import check_multiaddr, is_public
 from p2pdiloco.config.units import size_text
 from p2pdiloco.config.unreached import unreached_rows
-from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.errors import StorageError, UserError, install_hint
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
 from p2pdiloco.tasks.registry import task_of
 
@@ -155,6 +156,9 @@ def new(
     except OSError as error:
         raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
     click.echo(os.fsencode(out))  # (a name that need not be text)
+    if missing := _missing_package(manifest):
+        words = f"note: this run's data need {missing} on every node, and it is not installed here"
+        click.echo(f"{words}; {install_hint('vision')}", err=True)
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
         f"  p2pdiloco bootstrap --run {out}\n{_invite_words(manifest)}and on the first node of the run:\n"
@@ -162,6 +166,14 @@ def new(
         f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}",
         err=True,
     )
+
+
+def _missing_package(manifest: Manifest) -> str:
+    """Name the package of the extra `vision` that the run needs and that is not here; empty: none."""
+    if manifest.run.task != "image-classification":
+        return ""
+    package, module = ("scikit-learn", "sklearn") if manifest.data.source == "embedded" else ("Pillow", "PIL")
+    return "" if importlib.util.find_spec(module) else package
 
 
 def _invite_words(manifest: Manifest) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta
 
 from p2pdiloco.config.models import BYTE_VALUES, BYTES, ModelSection
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.errors import UserError, first_line, install_hint
 from p2pdiloco.tasks.models.hub_bounds import bounded
 from p2pdiloco.tasks.models.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
 
 NAME = "hf-causal-lm"
-INSTALL = "pip install 'p2pdiloco[hub]'"
+INSTALL = install_hint("hub")
 CAUSAL_TOKENS = 8
 CAUSAL_NOISE = 1e-5
 """Tolerance, as a share of the largest logit: experts that compute other tokens, too, may round another

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -76,3 +77,60 @@ def test_the_package_shows_what_programs_use_and_imports_no_torch_for_it() -> No
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert wanted <= set(said.stdout.split())
     assert wanted <= set(p2pdiloco.__all__) and all(hasattr(p2pdiloco, name) for name in p2pdiloco.__all__)
+
+
+def test_versions_of_python_are_the_same_everywhere() -> None:
+    wanted = PROJECT["project"]["requires-python"]
+    assert wanted == ">=3.11,<3.15"
+    for file in ("setup.py", "scripts/setup"):
+        text = (ROOT / file).read_text()
+        assert "(3, 11) <= sys.version_info" in text and "< (3, 15)" in text, file
+        assert "Python 3.11 to 3.14" in text, file
+    assert "Python 3.11 to 3.14" in (ROOT / "README.md").read_text()
+
+
+def test_the_wheel_carries_what_operators_copy() -> None:
+    shipped = {file for files in PROJECT["tool"]["setuptools"]["data-files"].values() for file in files}
+    wanted = {"constraints.txt"} | {
+        str(path.relative_to(ROOT)) for role in ("node", "bootstrap") for path in (ROOT / role).iterdir()
+    }
+    assert wanted <= shipped and all((ROOT / file).is_file() for file in shipped)
+
+
+def test_what_a_bootstrap_installs_is_pinned_and_has_no_torch() -> None:
+    lines = (ROOT / "bootstrap" / "requirements.txt").read_text().splitlines()
+    names = {_normal(line) for line in lines if line and not line.startswith("#")}
+    pinned = {_normal(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert names <= pinned and "torch" not in names
+
+
+def test_a_bootstrap_imports_nothing_but_what_it_installs() -> None:
+    lines = (ROOT / "bootstrap" / "requirements.txt").read_text().splitlines()
+    names = {_normal(line) for line in lines if line and not line.startswith("#")}
+    code = (
+        "import sys, json, importlib.metadata as m; import p2pdiloco.cli.group, p2pdiloco.daemon.bootstrap;"
+        "found = m.packages_distributions();"
+        "tops = {name.partition('.')[0] for name in sys.modules};"
+        "print(json.dumps([d for top in tops for d in found.get(top, ())]))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    used = {_normal(name) for name in json.loads(said.stdout)}
+    assert used - {"p2pdiloco", "setuptools", "pip"} <= names
+
+
+@pytest.mark.parametrize("command", [["node", "--join", "ADDRESS"], ["eval", "--data-dir", "."]])
+def test_commands_that_need_torch_say_so_where_it_is_not_installed(command: list[str]) -> None:
+    address = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
+    words = [address if word == "ADDRESS" else word for word in command]
+    code = f"""
+import sys
+class No:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] == 'torch':
+            raise ModuleNotFoundError(f'no {{name}}', name='torch')
+sys.meta_path.insert(0, No())
+from p2pdiloco.cli.group import run
+sys.exit(run({words!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and "this needs PyTorch" in done.stderr and "Traceback" not in done.stderr

@@ -206,4 +206,4 @@ def test_a_missing_package_is_one_sentence_that_says_what_to_install(tmp_path, t
     ):
         with pytest.raises(UserError, match=f"package {package}") as caught:
             load()
-        assert caught.value.hint == "pip install 'p2pdiloco[hub]'"
+        assert caught.value.hint.endswith("pip install -c constraints.txt '.[hub]'")

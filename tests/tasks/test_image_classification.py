@@ -1,5 +1,6 @@
 """The task image-classification: two models, and images from folders and from scikit-learn."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.models import ImageSection
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN
@@ -63,7 +65,7 @@ def test_a_node_without_scikit_learn_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UserError, match="not installed") as caught:
         task_of(DIGITS).load_data(None)
-    assert "p2pdiloco[vision]" in caught.value.hint
+    assert ".[vision]" in caught.value.hint
 
 
 def folders(root, **counts):
@@ -150,3 +152,15 @@ def test_a_model_that_makes_no_sense_is_one_sentence(keys, sentence):
     with pytest.raises(ConfigError) as caught:
         task_of(changed(DIGITS, **keys))
     assert str(caught.value).startswith(sentence)
+
+
+def test_whoever_writes_a_run_of_digits_is_told_which_package_is_missing(tmp_path, monkeypatch, capsys):
+    real = importlib.util.find_spec
+    new = ["run", "new", "d", "--preset", "digits", "--force", "--out", str(tmp_path / "run.toml")]
+    assert cli_main.run(new) == 0 and "need scikit-learn" not in capsys.readouterr().err
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "sklearn" else real(name, *a)
+    )
+    assert cli_main.run(new) == 0
+    said = capsys.readouterr().err
+    assert "need scikit-learn on every node, and it is not installed here" in said and "'.[vision]'" in said

@@ -33,7 +33,7 @@ from p2pdiloco.daemon.run_files.edits import words_of_edits
 from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_disk
-from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
+from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError, without_torch
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.learner.lifeline import end_with, ignore_signals, yield_memory
 
@@ -159,8 +159,17 @@ def sign_all(data_dir: Path, files: Sequence[Path]) -> None:
 
 def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
     # Here, so that who has it done by another process has no torch.
-    from p2pdiloco.daemon.run_files.runs import save_run, sign_run
-    from p2pdiloco.tasks.manifests import manifest_from_table
+    try:
+        from p2pdiloco.daemon.run_files.runs import save_run, sign_run
+        from p2pdiloco.tasks.manifests import manifest_from_table
+    except ModuleNotFoundError as error:
+        missing = without_torch(error)
+        if missing is None:
+            raise
+        raise UserError(
+            f"{path} cannot be signed here: {missing}",
+            "sign it where PyTorch is, with this data folder, and copy that; or serve another's: --join",
+        ) from error
 
     content = read_settings(path)  # once: computing version 0 takes minutes, in which somebody may edit it
     manifest = manifest_from_table(parse_toml(path, content), str(path))

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from p2pdiloco.config.models import TOKENIZER_PATTERN
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.errors import UserError, first_line, install_hint
 
-INSTALL = "pip install 'p2pdiloco[hub]'"
+INSTALL = install_hint("hub")
 
 
 def may_be_on_the_hub(name: str) -> bool:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.models import ImageSection
-from p2pdiloco.errors import DataError, UserError, first_line
+from p2pdiloco.errors import DataError, UserError, first_line, install_hint
 from p2pdiloco.tasks.data.split import is_heldout
 from p2pdiloco.tasks.task import Data
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Indices
 
 FILES_MAX_BYTES = 4 << 30
-INSTALL = "pip install 'p2pdiloco[vision]'"
+INSTALL = install_hint("vision")
 DIGITS = 10
 _DIGIT_RANGE = 16
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
