@@ -108,6 +108,20 @@ def test_a_file_that_was_cut_is_opened_again_and_then_named(tmp_path, monkeypatc
         stream.open(0, stream.parts, Place()).take(1)
 
 
+def test_files_that_are_left_out_for_their_ending_are_named(tmp_path):
+    lines = "".join(f'{{"text":"line {number} of some text"}}\n' for number in range(200))
+    for name in ("a.jsonl", "b.JSONL", "c.Parquet", "d.JPG"):
+        (tmp_path / name).write_text(lines)
+    section = DataSection(source="hub", heldout_percent=20)
+    found = hub.load_stream(section, str(tmp_path), 8, ByteTokenizer())
+    assert found.note == (
+        f"data: 2 files are left out, since the ending is in capitals, such as {tmp_path / 'b.JSONL'}"
+    )
+    for name in ("b.JSONL", "c.Parquet"):
+        (tmp_path / name).unlink()
+    assert not hub.load_stream(section, str(tmp_path), 8, ByteTokenizer()).note
+
+
 def test_lines_and_lists_are_bounded(monkeypatch, tmp_path):
     monkeypatch.setattr(hub_columns, "MAX_LINE_BYTES", 40)
     monkeypatch.setattr(hub_columns, "MAX_LIST_BYTES", 40)

@@ -45,6 +45,8 @@ MOST_SHARDS = 1024
 HELDOUT_TOKENS = 1 << 18
 HELDOUT_DOCUMENTS = 20_000
 """Documents that are read at most to find held-out ones."""
+ENDINGS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt", ".arrow")
+"""Endings by which `datasets` knows texts, in small letters only."""
 RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Pauses after which a stream that broke is opened again."""
 
@@ -225,7 +227,19 @@ def load_stream(section: DataSection, path: str | None, context_tokens: int, tok
     return Data(
         HubStream(train, section, context_tokens, tokenizer, identity, words),
         Windows(heldout, context_tokens, "held-out"),
+        _left_out(Path(path)) if path else "",
     )
+
+
+def _left_out(root: Path) -> str:
+    """Say which files `datasets` takes for none of its own, for an ending in capitals; empty: none."""
+    found = sorted(
+        file
+        for file in root.rglob("*")
+        if file.suffix != file.suffix.lower() and file.suffix.lower() in ENDINGS
+    )
+    files = f"{len(found)} files are" if len(found) > 1 else "1 file is"
+    return f"data: {files} left out, since the ending is in capitals, such as {found[0]}" if found else ""
 
 
 def _opened(section: DataSection, path: str | None, split: str) -> Any:
