@@ -11,10 +11,8 @@ however many ask.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
-from weakref import ReferenceType, ref
 
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
 
@@ -23,10 +21,9 @@ WATERMARK_VERSIONS = 1024
 then."""
 LATELY_VERSIONS = 32
 """Versions since a learner's newest merged contribution in which it counts as one that takes part."""
-REMEMBERED = 4
-"""Successors that a table remembers: more than branches that start from one version."""
-LATEST = 64
-"""Tables that are kept for whoever asks next, as a version's is worked out before it is committed."""
+REMEMBERED = 64
+"""Tables of children that are remembered for whoever asks next: a version's is worked out before it is
+committed, and in a simulator for thousands of nodes."""
 
 FOUNDING_VERSIONS = 64
 """Versions at a run's beginning in which everybody votes soon: nobody has been there for long."""
@@ -47,9 +44,6 @@ class Marks:
         self.table = table
         """Watermarks in canonical order."""
         self._by = {mark.learner: mark for mark in table}
-        self._next: list[tuple[int, tuple[Contributor, ...], ReferenceType[Marks]]] = []
-        """Tables of our children, as long as somebody else needs them: else whoever has an old table, as all
-        have the empty one, would hold every table since."""
 
     @cached_property
     def digest(self) -> bytes:
@@ -92,12 +86,11 @@ class Marks:
 
     def after(self, number: int, contributors: tuple[Contributor, ...]) -> Marks:
         """Compute the table of a child of ours: version `number`, with these contributors."""
-        for known, parts, reference in self._next:
-            if parts is contributors and known == number and (marks := reference()) is not None:
+        for parent, known, parts, marks in _known:
+            if parent is self and parts is contributors and known == number:
                 return marks
         marks = Marks(self._table_after(number, contributors))
-        self._next = [*self._next[1 - REMEMBERED :], (number, contributors, ref(marks))]
-        _LATEST.append(marks)
+        _known[:] = [*_known[1 - REMEMBERED :], (self, number, contributors, marks)]
         return marks
 
     def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
@@ -133,7 +126,9 @@ def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ..
 
 
 _NOTHING = Marks(())
-_LATEST: deque[Marks] = deque(maxlen=LATEST)
+_known: list[tuple[Marks, int, tuple[Contributor, ...], Marks]] = []
+"""Tables and their children. A table does not hold its children itself: all have the empty one, which would
+hold every table since."""
 
 
 def marks_of(table: Iterable[Watermark]) -> Marks:

@@ -17,7 +17,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
 )
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.watermarks import LATEST, WATERMARK_VERSIONS, marks_of
+from p2pdiloco.core.chain.watermarks import REMEMBERED, WATERMARK_VERSIONS, marks_of
 from p2pdiloco.errors import InvariantViolation
 
 
@@ -131,10 +131,10 @@ def test_watermarks_follow_the_contributors() -> None:
 def test_tables_that_nobody_needs_any_more_are_gone() -> None:
     """A node that runs for months holds the tables of its log, not every one since the empty one."""
     marks, made = marks_of(()), []
-    for number in range(1, 2 * LATEST):
+    for number in range(1, 2 * REMEMBERED):
         marks = marks.after(number, (Contributor("a", Stamp(1, number), 40, 4),))
         made.append(ref(marks))
-    assert sum(each() is not None for each in made) <= LATEST
+    assert sum(each() is not None for each in made) <= REMEMBERED + 1
     again = (Contributor("a", Stamp(1, 1), 40, 4),)
     assert marks_of(()).after(1, again) is marks_of(()).after(1, again), "worked out once"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loss of a learner with several threads when it does not have the processors for itself.
 
-    python scripts/bench/bench_threads.py [--presets micro tiny] [--others 0 2] [--rounds 3] [--json FILE]
+    python scripts/bench/study/bench_threads.py [--presets micro tiny] [--others 0 2] [--rounds 3]
 
 A learner process without a daemon, with as many threads as there are processors, alone (`--others 0`) or
 beside processes that never pause. Threads that wait for each other at the end of an operation spin, as
@@ -15,10 +15,13 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/bench: what its studies share
 
 from benchkit import arguments, finish, spread, table
 from p2pdiloco.config.presets import for_run
