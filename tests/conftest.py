@@ -7,7 +7,9 @@ everybody takes what is left. So two cores are seldom idle, and until then one s
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +30,16 @@ settings.load_profile("any machine")
 
 roles = Roles()
 MOST_PASSES = 5
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_logs() -> Iterator[None]:
+    """Levels of logs as they were: commands that a test calls in its own process set them for themselves."""
+    logs = (logging.getLogger(), logging.getLogger("p2pdiloco"))
+    levels = [log.level for log in logs]
+    yield
+    for log, level in zip(logs, levels, strict=True):
+        log.setLevel(level)
 
 
 def pytest_configure(config: pytest.Config) -> None:

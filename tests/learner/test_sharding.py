@@ -233,7 +233,7 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
     with closing(filled_exchange(manifest)) as exchange:
         for count in (3, 2):
             start = Start(manifest, options, bases, state, ("all",) * len(bases) if state else ())
-            state = str(tmp_path / f"state{count}")
+            state = tmp_path / f"state{count}"
             with Processes(exchange, tmp_path, start, count, bf16=False) as processes:
                 assert processes.expect(Ready).restored == (count == 2)
                 processes.expect(CopiedOut)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,14 +24,9 @@ def swept_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swa
 
 @pytest.fixture
 def visited_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    """For commands that only ask (status, plan --join): none may leave its folder behind. They make the
-    process that runs them quiet."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    """For commands that only ask (status, plan --join): none may leave its folder behind."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     with Swarm(tmp_path) as made:
         yield made
         assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "the visitor's folder is left"
-    root.setLevel(level)
-    root.handlers[:] = handlers
