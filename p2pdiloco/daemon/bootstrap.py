@@ -87,10 +87,10 @@ class _Bootstrap:
         served = await _served_runs(self._settings, self._stop)
         if self._stop.is_set():
             return
-        if self._mirror is not None:
-            fetched = await self._mirror.first_runs(served)
-            _warn_of_namesakes(served, fetched, self._settings.data_dir)
-            served = [*fetched, *served]
+        # What was kept is served at once: the peers that the rest comes from may be slow, or hostile.
+        kept = served
+        if self._mirror is not None and not served:
+            served = await self._mirror.first_runs()
         for run in served:
             self._serve(run)
         addresses = self._transport.addresses()
@@ -100,6 +100,8 @@ class _Bootstrap:
         async with asyncio.TaskGroup() as group:
             group.create_task(publish_runs(self._transport, self._door.runs))
             group.create_task(self._watch())
+            if self._mirror is not None:
+                group.create_task(self._fetch(self._mirror, kept))
 
     async def _watch(self) -> None:
         while True:
@@ -107,11 +109,27 @@ class _Bootstrap:
             peers = self._transport.peers_connected()
             tell_status(f"{peers} peers are connected")
             logger.info("%(peers)d peers are connected", {"peers": peers})
-            if self._mirror is None:
-                continue
-            for run in await self._mirror.look([known.run for known in self._door.runs()]):
+
+    async def _fetch(self, mirror: Mirror, kept: Sequence[PublishedRun]) -> None:
+        """Serve what the peers have beside what was `kept`, as it comes."""
+        if not kept:  # what they have was just fetched
+            await asyncio.sleep(WATCH_S)
+        told = False
+        while True:
+            try:
+                fetched = await mirror.look([known.run for known in self._door.runs()])
+            except StorageError as error:  # what is here is served on
+                logger.warning("nothing can be fetched from the peers to join: %s", error)
+                fetched = []
+            _warn_of_namesakes(kept, fetched, self._settings.data_dir)
+            for run in fetched:
                 self._serve(run)
                 print_join(self._transport.addresses()[0], [run.id])
+            missing = mirror.missing([known.run for known in self._door.runs()])
+            if missing and not told:
+                told = True
+                logger.warning('the peers to join gave no run "%s" yet: they are asked again', missing[0])
+            await asyncio.sleep(WATCH_S)
 
     def _serve(self, run: PublishedRun) -> None:
         where = self._settings.data_dir

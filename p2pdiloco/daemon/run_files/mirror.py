@@ -53,8 +53,8 @@ class Mirror:
         self.listed: dict[str, ListedRun] = {}
         """Runs that the peers listed when they were last asked."""
 
-    async def first_runs(self, served: Sequence[PublishedRun]) -> list[PublishedRun]:
-        """Fetch what is not served yet, and wait for what is wanted by its id.
+    async def first_runs(self) -> list[PublishedRun]:
+        """Fetch what the peers serve, and wait for what is wanted by its id.
 
         Raises:
             UserError: the peers know no run of a wanted id.
@@ -63,9 +63,8 @@ class Mirror:
         found: list[PublishedRun] = []
         waited_s = 0.0
         while True:
-            found += await self.look([run.id for run in (*served, *found)])
-            here = [run.id for run in (*served, *found)]
-            missing = [w for w in self._wanted if not any(is_beginning(w, run) for run in here)]
+            found += await self.look([run.id for run in found])
+            missing = self.missing([run.id for run in found])
             if not missing:
                 return found
             if waited_s >= PATIENCE_S:
@@ -73,6 +72,10 @@ class Mirror:
                 raise UserError(f'the peers to join know no run "{missing[0]}"', f"they know: {known}")
             await asyncio.sleep(LOOK_S)
             waited_s += LOOK_S
+
+    def missing(self, here: Collection[str]) -> list[str]:
+        """List what is wanted and not among these ids."""
+        return [wanted for wanted in self._wanted if not any(is_beginning(wanted, run) for run in here)]
 
     async def look(self, served: Collection[str]) -> list[PublishedRun]:
         """Ask the peers once, and fetch and keep what is not `served` (ids). Raises: StorageError."""

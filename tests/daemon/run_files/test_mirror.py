@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from daemon_kit import served_runs, write_given
+from daemon_kit import served_runs, until, write_given
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.daemon.bootstrap import _Bootstrap
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import mirror
@@ -61,7 +64,7 @@ async def test_the_second_serves_the_same_signed_run_also_when_the_first_is_gone
     runs = await served_runs(tmp_path / "first", tmp_path / "given.toml", micro(tmp_path))
     given, drawn = sorted(runs, key=lambda run: run.name)
     first, second, folder = await first_and_second(hub, tmp_path, given, drawn)
-    fetched = await Mirror(second, folder, [first.peer_id], []).first_runs([])
+    fetched = await Mirror(second, folder, [first.peer_id], []).first_runs()
     assert {run.id: run.signed for run in fetched} == {run.id: run.signed for run in (given, drawn)}
     assert (
         kept_initial(folder, given.id).read_bytes() == kept_initial(tmp_path / "first", given.id).read_bytes()
@@ -80,11 +83,11 @@ async def test_what_is_wanted_by_its_id_is_fetched_and_nothing_else(
     one, two = await served_runs(tmp_path / "first", micro(tmp_path, "one"), micro(tmp_path, "two"))
     first, second, folder = await first_and_second(hub, tmp_path, one, two)
     for wanted in (two.id, two.id[:9]):
-        assert [run.id for run in await Mirror(second, folder, [first.peer_id], [wanted]).first_runs([])] == [
+        assert [run.id for run in await Mirror(second, folder, [first.peer_id], [wanted]).first_runs()] == [
             two.id
         ]
     with pytest.raises(UserError, match="know no run"):
-        await Mirror(second, folder, [first.peer_id], ["0" * 64]).first_runs([])
+        await Mirror(second, folder, [first.peer_id], ["0" * 64]).first_runs()
 
 
 async def test_a_version_0_that_was_cut_is_gone_on_with_and_a_wrong_one_fetched_anew(
@@ -123,3 +126,28 @@ def test_a_bootstrap_is_told_files_and_ids(tmp_path: Path) -> None:
     named_so.write_text("")
     settings = BootstrapSettings(run=(Path("run.toml"), Path("0123456789abcdef"), named_so))
     assert settings.run_files() == [Path("run.toml"), named_so] and settings.run_ids() == ["0123456789abcdef"]
+
+
+async def test_kept_runs_are_served_while_a_peer_keeps_the_mirror_waiting(
+    hub: MemoryNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kept,) = await served_runs(tmp_path, micro(tmp_path))
+    asked = asyncio.Event()
+
+    async def hang(_mirror: Mirror, _served: object) -> list[PublishedRun]:
+        asked.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(Mirror, "look", hang)
+    first = await serving(hub, tmp_path / "first")
+    second = hub.transport(Identity.generate().peer_id)
+    door = FrontDoor(DialBack(second))
+    await second.start(door)
+    settings = BootstrapSettings(data_dir=tmp_path, join=(f"/memory/p2p/{first.peer_id}",))
+    peer = _Bootstrap(settings, cast(Any, second), door, asyncio.Event())
+    running = asyncio.create_task(peer.run())
+    await asyncio.wait_for(asked.wait(), 20.0)
+    await until(door.runs, "the kept run is served")
+    assert [run.run for run in door.runs()] == [kept.id]
+    running.cancel()
+    await asyncio.wait([running])
