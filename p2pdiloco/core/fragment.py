@@ -43,9 +43,9 @@ class Fragment:
         self.seats = Seats(self.context, self.own, seats, self._request, now)
         self.publisher = self.seats.publisher
         self.follower = Follower(self.context, self.own, self._moved)
-        self._open_call: Closing | None = None
         self._too_long = 0
         """Number of contributions of ours in a row that are too long to count in full."""
+        self._open_call: Closing | None = None
         """Closing call that the learner was asked for and that is not answered yet; `_caller` sent it."""
         self._caller = ""
         self._called_early: tuple[str, Closing] | None = None

@@ -1,9 +1,13 @@
 """`p2pdiloco run amend`: what an owner's wish becomes, and when it holds."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
+from click.testing import CliRunner
 
-from p2pdiloco.cli.membership.amending import Whereabouts, Wish, amendment
+from p2pdiloco.cli.group import cli
+from p2pdiloco.cli.membership.amending import LEAD_SHARE, Whereabouts, Wish, amendment
 from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.amendments import Amendment, Going, amended, in_force
@@ -38,6 +42,25 @@ def test_what_is_still_to_come_does_not_come_before_its_time() -> None:
     )
 
 
+@pytest.mark.parametrize("going", [Going.PAUSE, Going.END])
+def test_a_pause_and_an_end_wait_for_nothing_that_is_still_to_come(going: Going) -> None:
+    known = (Amendment(1, 0, 0, 0.5), Amendment(2, END - 1, 3 * END, 0.1))
+    made = amendment(known, Wish(going=going), STOPS, MIDDLE)
+    assert made == Amendment(3, MIDDLE.tokens + 600, 0, 0.5, going)
+    assert amended(known, made) == (known[0], made), "what was to come is taken back"
+
+
+def test_no_member_s_word_moves_it_far_ahead() -> None:
+    for pace in (1e6, 1e17, float("inf")):
+        place = Whereabouts(MIDDLE.tokens, END, pace, rests=False)
+        for manifest in (STOPS, MICRO):
+            made = amendment((), Wish(going=Going.PAUSE), manifest, place)
+            assert made.from_tokens == MIDDLE.tokens + END // LEAD_SHARE
+    beyond = Whereabouts(1 << 63, END, 0.0, rests=False)
+    with pytest.raises(UserError, match="no amendment can say that"):
+        amendment((), Wish(going=Going.PAUSE), MICRO, beyond)
+
+
 @pytest.mark.parametrize("pause_at", [MIDDLE.tokens - 700, MIDDLE.tokens + 1])
 def test_going_on_takes_a_pause_back_at_once(pause_at: int) -> None:
     known = (Amendment(1, pause_at, going=Going.PAUSE),)
@@ -57,6 +80,7 @@ def test_going_on_takes_a_pause_back_at_once(pause_at: int) -> None:
         (Wish(message="x" * 241), MIDDLE, "has 241 characters"),
         (Wish(message="Zo\udceb"), MIDDLE, "not in UTF-8"),
         (Wish(going=Going.PAUSE, at_tokens=5), MIDDLE, "cannot hold from 5 on"),
+        (Wish(schedule_tokens=9 * END, at_tokens=2 * END), OVER, "never comes to"),
         (Wish(schedule_tokens=STOPS.inner.warmup_tokens), MIDDLE, "before the warm-up"),
         (Wish(schedule_tokens=END // 2), MIDDLE, "is over"),
         (Wish(going=Going.TRAIN), OVER, "is over"),
@@ -66,3 +90,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(wish: Wish, place: Whereabouts,
     with pytest.raises(UserError, match=words):
         wish.check()
         amendment((), wish, STOPS, place)
+
+
+def test_ways_to_go_exclude_each_other(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["run", "amend", "any", "--pause", "--end", "--data-dir", str(tmp_path)])
+    assert done.exit_code and "exclude each other" in str(done.exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
@@ -121,12 +122,17 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _other_kind(folder: Path) -> Path | None:
-    return next((file for pattern in OTHER_KINDS for file in sorted(folder.glob(pattern))), None)
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return next((file for pattern in OTHER_KINDS for file in files if _is_like(file, pattern)), None)
+
+
+def _is_like(file: Path, pattern: str) -> bool:
+    return fnmatch(file.name.lower(), pattern)
 
 
 def _of_our_kind(file: Path) -> Path:
     """Raises: UserError (by its name it is a tokenizer of another kind)."""
-    if file.suffix != ".json" and any(file.match(pattern) for pattern in OTHER_KINDS):
+    if file.suffix.lower() != ".json" and any(_is_like(file, pattern) for pattern in OTHER_KINDS):
         raise _of_another_kind(file)
     return file
 

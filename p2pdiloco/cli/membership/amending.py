@@ -21,6 +21,7 @@ from p2pdiloco.core.api.amendments import (
     Amendment,
     Going,
     amended,
+    in_force,
     newest,
 )
 from p2pdiloco.daemon import wire
@@ -34,6 +35,10 @@ from p2pdiloco.errors import UserError
 
 LEAD_S = 60
 """Time ahead at which a change holds where nobody says: by then all members have heard of it."""
+LEAD_SHARE = 20
+"""Part of the schedule, one of so many, that it holds ahead at most: the pace is what a member says."""
+ASKED = 5
+"""Members that are asked how far the run is, where no peer of the join line is one: the middle one counts."""
 
 
 class Wish(Struct, frozen=True):
@@ -83,13 +88,18 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) ->
             "no member of the run says how far it is", "start this folder's node, or name one: --join ADDRESS"
         )
     course = report.course
-    pace = sum(max(0.0, member.tokens_per_s) for member in report.members)
+    pace = max(0, course.schedule_tokens - course.tokens) / course.left_s if course.left_s else 0.0
     place = Whereabouts(course.tokens, course.schedule_tokens, pace, course.rests != "no")
     click.echo(f"the run is at {course.tokens} tokens: {progress_text(course)}")
 
     def change(notice: Notice) -> Notice:
         made = amendment(notice.amendments, wish, manifest, place)
         click.echo(words_of(made))
+        last = newest(notice.amendments)
+        if last is not None and last.from_tokens > max(made.from_tokens, place.tokens):
+            click.echo(
+                f"amendment {last.number}, which was to hold from {last.from_tokens} on, is taken back"
+            )
         return msgspec.structs.replace(notice, amendments=amended(notice.amendments, made))
 
     publish(run, join, data_dir, lambda notice, _: change(notice))
@@ -97,12 +107,20 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) ->
 
 async def _ask_status(run: str, addresses: tuple[str, ...]) -> StatusReport | None:
     async with visitor(addresses) as transport:
-        reached = await reach(transport, run, peers_of(addresses))
-        for peer in reached.peers:
+        named = peers_of(addresses)
+        reached = await reach(transport, run, named)
+        reports: list[StatusReport] = []
+        for peer in sorted(reached.peers, key=lambda peer: peer not in named):
             report = await ask(transport, peer, wire.StatusQuery(run), StatusReport)
-            if report is not None and report.run_id == run and report.state in SETTLED:
+            if report is None or report.run_id != run or report.state not in SETTLED:
+                continue
+            if peer in named:
                 return report
-    return None
+            reports.append(report)
+            if len(reports) == ASKED:
+                break
+    reports.sort(key=lambda report: report.course.tokens)
+    return reports[len(reports) // 2] if reports else None
 
 
 def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, place: Whereabouts) -> Amendment:
@@ -110,11 +128,11 @@ def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, plac
 
     Raises: UserError (it cannot hold, or would change nothing).
     """
-    last = newest(known)
-    base = last or Amendment(1, 0)
+    last, moment = newest(known), _moment(newest(known), wish, manifest, place)
+    base = (in_force(known, moment) if _is_urgent(wish) else last) or Amendment(1, 0)
     made = Amendment(
         number=last.number + 1 if last is not None else 1,
-        from_tokens=_moment(last, wish, manifest, place),
+        from_tokens=moment,
         schedule_tokens=base.schedule_tokens if wish.schedule_tokens is None else wish.schedule_tokens,
         rate_factor=base.rate_factor if wish.rate_factor is None else wish.rate_factor,
         going=wish.going or base.going,
@@ -132,7 +150,15 @@ def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, plac
             f"the run is at {place.tokens} tokens, so a schedule of {length} is over",
             "give a longer one with --schedule-tokens, or end the run with --end",
         )
-    return made
+    try:
+        return msgspec.convert(msgspec.to_builtins(made), Amendment)
+    except msgspec.ValidationError as error:
+        raise UserError(f"no amendment can say that: {error}", "name a smaller number") from error
+
+
+def _is_urgent(wish: Wish) -> bool:
+    """Tell whether it comes before what is still to come, which it takes back."""
+    return wish.going in (Going.PAUSE, Going.END) and wish.at_tokens is None
 
 
 def _moment(last: Amendment | None, wish: Wish, manifest: Manifest, place: Whereabouts) -> int:
@@ -143,14 +169,22 @@ def _moment(last: Amendment | None, wish: Wish, manifest: Manifest, place: Where
                 f"the run is at {place.tokens} tokens: it cannot hold from {wish.at_tokens} on",
                 "name a number that is still to come, or leave --at-tokens out",
             )
+        if place.rests and wish.at_tokens > place.tokens:
+            raise UserError(
+                f"no inner step is made now: the run rests at {place.tokens} tokens and never comes to "
+                f"{wish.at_tokens}",
+                "leave --at-tokens out",
+            )
         return wish.at_tokens
     if wish.going is Going.TRAIN:
         # At once, and instead of the pause: where no inner step is made, no token comes any more.
         return min(place.tokens, last.from_tokens) if last is not None else place.tokens
     if place.rests:
         return place.tokens
-    # What is still to come comes along, and not before its time.
-    soon = max(place.tokens + round(LEAD_S * place.tokens_per_s), last.from_tokens if last is not None else 0)
+    lead = min(LEAD_S * place.tokens_per_s, manifest.inner.schedule_tokens / LEAD_SHARE)
+    soon = place.tokens + round(lead)
+    if last is not None and not _is_urgent(wish):
+        soon = max(soon, last.from_tokens)  # what is still to come comes along, and not before its time
     # What makes a run longer must hold before it is over.
     return max(place.tokens, min(soon, place.schedule_tokens)) if manifest.end.learners == "stop" else soon
 

@@ -10,6 +10,7 @@ import click
 
 from p2pdiloco.cli.membership.invite import OWNED_DIR
 from p2pdiloco.cli.options import WORDS, SpacedLists
+from p2pdiloco.errors import UserError
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,9 +112,9 @@ def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -
     help="Factor of the manifest's inner learning rate; 1 is as it was.",
 )
 @click.option("--message", metavar="TEXT", help="Message to all who take part; empty: none any more.")
-@click.option("--pause", "going", flag_value="pause", help="Let learners make no inner steps.")
-@click.option("--resume", "going", flag_value="train", help="Let them go on, at once.")
-@click.option("--end", "going", flag_value="end", help="End the run before its schedule does.")
+@click.option("--pause", is_flag=True, help="Let learners make no inner steps.")
+@click.option("--resume", is_flag=True, help="Let them go on, at once.")
+@click.option("--end", is_flag=True, help="End the run before its schedule does.")
 @click.option(
     "--at-tokens",
     type=click.IntRange(0, 1 << 53),
@@ -124,7 +125,9 @@ def amend(
     run: str,
     join: tuple[str, ...],
     data_dir: Path | None,
-    going: str | None,
+    pause: bool,
+    resume: bool,
+    end: bool,
     learning_rate_factor: float | None,
     **wanted: Any,
 ) -> None:
@@ -135,7 +138,12 @@ def amend(
     from p2pdiloco.cli.membership.amending import amend as amend_run
     from p2pdiloco.core.api.amendments import Going
 
-    wish = Wish(rate_factor=learning_rate_factor, going=Going(going) if going else None, **wanted)
+    ways = [
+        way for way, is_meant in ((Going.PAUSE, pause), (Going.TRAIN, resume), (Going.END, end)) if is_meant
+    ]
+    if len(ways) > 1:
+        raise UserError("--pause, --resume and --end exclude each other", "give one of them")
+    wish = Wish(rate_factor=learning_rate_factor, going=ways[0] if ways else None, **wanted)
     amend_run(run, join, data_dir, wish)
 
 

@@ -39,7 +39,9 @@ class Keys:
         """List the keys that were pressed since the last call."""
         if self._before is None or not self._is_ours():
             return ""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, termios.error):
+            if termios.tcgetattr(self._fd)[3] & termios.ICANON:  # stopped by Ctrl-Z, and back
+                tty.setcbreak(self._fd, termios.TCSANOW)
             if select.select([self._fd], [], [], 0)[0]:
                 return os.read(self._fd, MOST_BYTES).decode("ascii", "ignore")
         return ""

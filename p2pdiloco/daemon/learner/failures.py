@@ -19,6 +19,8 @@ class Failures:
 
     def __init__(self) -> None:
         self._in_a_row = 0
+        self._by_data = 0
+        """Learners in a row that ended for data that cannot be read."""
         self._without_step = 0
         """Learners in a row that ended before they had made an inner step."""
         self.stepped = False
@@ -40,12 +42,16 @@ class Failures:
         A `guest`'s start is its owner's.
         """
         if now - self._ready_s >= HEALTHY_S:
-            self._in_a_row = 0
+            self._in_a_row = self._by_data = 0
+        by_data = exited.code == EXIT_DATA and not guest
+        self._by_data = self._by_data + 1 if by_data else 0
+        # Of one that had trained a read may have failed for once: the next one comes to the same place soon.
+        no_data = by_data and (self._by_data > 1 or not self.stepped)
         fits_now = exited.code == EXIT_TOO_LARGE  # the next one takes less: it need not be waited for
         self._in_a_row += not fits_now
         self._without_step += not self.stepped and not guest and not fits_now
         self.reset()
-        if self._without_step >= FAILED_STARTS or (exited.code == EXIT_DATA and not guest):
+        if self._without_step >= FAILED_STARTS or no_data:
             return math.inf
         return 0.0 if guest else min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._in_a_row - 1, 0), 4))
 

@@ -49,7 +49,7 @@ def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Excep
         file = next(_names(files), "a file")
         try:
             yield from tables(**files)
-        except (UserError, StreamCut):
+        except (UserError, StreamCut, MemoryError):
             raise
         except transient() as error:
             raise StreamCut(f"{file}: {first_line(error)}") from error
@@ -99,8 +99,8 @@ def _of_json(opened: Callable[..., Any], name: str, field: str) -> Iterator[tupl
             text = row.get(field) if isinstance(row, dict) else row
             if text is not None and not isinstance(text, str):
                 raise DataError(f'"{field}" is no text in row {number} of {name}', "check data.field")
-            is_found = is_found or field in row
-            keys |= dict.fromkeys(row) if not is_found else {}
+            is_found = is_found or (isinstance(row, dict) and field in row)
+            keys |= dict.fromkeys(row or ()) if not is_found else {}
             texts.append(text)
             if len(texts) == _ROWS_TOGETHER:
                 _check(is_found, name, field, keys)
