@@ -10,16 +10,20 @@ from typing import TypeVar
 import numpy as np
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.result_file import Arrays, checksum, checksum_of, load_tensors
+from p2pdiloco.adapters.disk.result_file import MAX_HEADER_BYTES, Arrays, checksum, checksum_of, load_tensors
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import mapped
-from p2pdiloco.errors import ConfigError, StorageError
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError
+from p2pdiloco.tasks.registry import BUILT_IN, task_of
+from p2pdiloco.tensors.spec import MAX_NUMEL
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+HEADER_BYTES, HEADER_BYTES_A_TENSOR = 4096, 512
+"""Most that the header of such a file takes, beside the names: in JSON a letter is up to six bytes."""
 
 
 def initial_beside(path: Path) -> Path:
@@ -30,6 +34,27 @@ def initial_beside(path: Path) -> Path:
 def kept_initial(data_dir: Path, run: str) -> Path:
     """Path at which a node keeps the given parameters of a run."""
     return run_folder(data_dir, run) / "initial.safetensors"
+
+
+def size_bounds(manifest: Manifest) -> tuple[int, int]:
+    """Work out how small and how large the file can be, in bytes, by the shapes of the manifest: exactly, but
+    for its header.
+
+    Of a task that is not built in only its package knows the shapes, and that may need torch: then the most
+    is what any model has.
+
+    Raises:
+        RemoteError: no model is as the manifest says.
+    """
+    if manifest.run.task not in BUILT_IN:
+        return 0, 4 * MAX_NUMEL + MAX_HEADER_BYTES
+    try:
+        specs = task_of(manifest).specs()
+    except ConfigError as error:
+        raise RemoteError("wrong-model", str(error)) from error
+    content = 4 * sum(spec.numel for spec in specs)
+    header = HEADER_BYTES + sum(HEADER_BYTES_A_TENSOR + 6 * len(spec.name) for spec in specs)
+    return content, content + header
 
 
 def given_arrays(file: Path, manifest: Manifest) -> Arrays:

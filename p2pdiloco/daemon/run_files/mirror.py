@@ -16,10 +16,11 @@ from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import run_id, save_signed
 from p2pdiloco.config.strict import parse_toml, read_settings
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.machine import free_disk_bytes
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives
-from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
+from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial, size_bounds
 from p2pdiloco.daemon.run_files.listing import (
     SHORT,
     ListedRun,
@@ -31,6 +32,7 @@ from p2pdiloco.daemon.run_files.listing import (
 )
 from p2pdiloco.daemon.run_files.searching import runs_of
 from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
+from p2pdiloco.daemon.wire import PullRefused
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 
@@ -39,6 +41,8 @@ LOOK_S = 1.0
 PATIENCE_S = 15.0
 """Time for which the peers are asked again for a run that they do not list before that is an error."""
 PART = ".part"
+DISK_MARGIN_BYTES = 1 << 30
+"""Disk that others' files leave free, in bytes."""
 
 
 class Mirror:
@@ -124,24 +128,43 @@ class Mirror:
         return run
 
     async def _initial(self, peer: str, run: str, manifest: Manifest) -> None:
-        """Fetch the file of a given version 0, from where an earlier attempt was cut."""
+        """Fetch the file of a given version 0, from where an earlier attempt was cut.
+
+        Where several gave and some of it is wrong, all of it again from this one alone.
+        """
         file = kept_initial(self._data_dir, run)
         part = file.with_name(file.name + PART)
-        with _PartFile(part) as sink:
-            request = wire.encode(wire.PullInitial(run, sink.have, True))
-            check_given(await self._transport.pull_into(peer, request, sink, PAUSE_S))
-        Files().move(part, file)
-        if not await asyncio.to_thread(is_kept, self._data_dir, run, manifest):
-            raise RemoteError("wrong-digest")
+        least, most = size_bounds(manifest)
+        while True:
+            with _PartFile(part, most) as sink:
+                alone = sink.have == 0
+                request = wire.encode(wire.PullInitial(run, sink.have, True))
+                answer = await self._transport.pull_into(peer, request, sink, PAUSE_S)
+            try:
+                check_given(answer)
+            except PullRefused as error:
+                # What somebody else gave may be longer than the file is.
+                if alone or error.why is not PullRefusal.BEYOND_THE_END or sink.have <= least:
+                    raise
+                Files().delete(part)
+                continue
+            Files().move(part, file)
+            if await asyncio.to_thread(is_kept, self._data_dir, run, manifest):
+                return
+            if alone:
+                raise RemoteError("wrong-digest")
 
 
 class _PartFile:
-    """File that grows by what arrives."""
+    """File that grows by what arrives, up to a bound; one beyond it is begun anew."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self._path, self._most_bytes = path, most_bytes
         try:
             self._file = path.open("ab")
+            if self._file.tell() > most_bytes:
+                self._file.truncate(0)
+                self._file.seek(0)
         except OSError as error:
             raise storage_error(error, "write", path) from error
         self.have = self._file.tell()
@@ -154,7 +177,8 @@ class _PartFile:
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
         offset = wire.decode(header, wire.InitialHeader).offset
-        if offset != self.have or payload_bytes > free_disk_bytes(self._path.parent):
+        room = free_disk_bytes(self._path.parent) - DISK_MARGIN_BYTES
+        if offset != self.have or payload_bytes > min(room, self._most_bytes - offset):
             raise RemoteError("wrong-size", "version 0")
 
     def write(self, _offset: int, chunk: memoryview) -> None:

@@ -12,6 +12,7 @@ from daemon_kit import served_runs, until, write_given
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bootstrap import _Bootstrap
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -23,6 +24,7 @@ from p2pdiloco.daemon.run_files.signing import look_at_saved
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
+from p2pdiloco.ports import Refusal
 from p2pdiloco.tasks.manifests import render_toml
 
 
@@ -90,22 +92,58 @@ async def test_what_is_wanted_by_its_id_is_fetched_and_nothing_else(
         await Mirror(second, folder, [first.peer_id], ["0" * 64]).first_runs()
 
 
-async def test_a_version_0_that_was_cut_is_gone_on_with_and_a_wrong_one_fetched_anew(
-    hub: MemoryNetwork, tmp_path: Path
-) -> None:
+async def given_run(hub: MemoryNetwork, tmp_path: Path) -> tuple[Endpoint, Mirror, Path, Path]:
+    """A peer that serves a run of a given version 0, a mirror, the file there and an unfinished one here."""
     (tmp_path / "first").mkdir()
     write_given(tmp_path / "given.toml", "given")
     (run,) = await served_runs(tmp_path / "first", tmp_path / "given.toml")
     first, second, folder = await first_and_second(hub, tmp_path, run)
-    whole = kept_initial(tmp_path / "first", run.id).read_bytes()
     part = kept_initial(folder, run.id).with_suffix(".safetensors" + mirror.PART)
     part.parent.mkdir(parents=True)
-    look = Mirror(second, folder, [first.peer_id], [])
-    part.write_bytes(whole[:99] + b"x" + whole[100:1000])
-    assert await look.look([]) == [] and not part.exists()  # its sum was wrong
-    part.write_bytes(whole[:1000])
-    assert [found.id for found in await look.look([])] == [run.id]
-    assert kept_initial(folder, run.id).read_bytes() == whole
+    return first, Mirror(second, folder, [first.peer_id], []), kept_initial(tmp_path / "first", run.id), part
+
+
+async def test_a_version_0_that_was_cut_is_gone_on_with_and_a_wrong_one_fetched_anew(
+    hub: MemoryNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, look, theirs, part = await given_run(hub, tmp_path)
+    whole, mine = theirs.read_bytes(), part.with_suffix("")
+    offsets: list[int] = []
+    pull = look._transport.pull_into
+
+    async def noted(peer: str, request: bytes, *others: Any) -> Refusal | None:
+        asked = wire.decode(request, cast(Any, wire.OpenPull))
+        if isinstance(asked, wire.PullInitial):
+            offsets.append(asked.offset)
+        return await pull(peer, request, *others)
+
+    monkeypatch.setattr(look._transport, "pull_into", noted)
+    for begun, asked in (
+        (whole[:1000], [1000]),
+        (whole[:99] + b"x" + whole[100:1000], [1000, 0]),  # its sum is wrong
+        (whole + b"more", [len(whole) + 4, 0]),  # more than there is
+        (whole + bytes(1 << 20), [0]),  # more than any such file has
+    ):
+        part.write_bytes(begun)
+        offsets.clear()
+        assert len(await look.look([])) == 1 and offsets == asked
+        assert mine.read_bytes() == whole and not part.exists()
+        mine.unlink()
+
+
+async def test_a_version_0_that_fits_neither_model_nor_disk_is_not_taken(
+    hub: MemoryNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, look, theirs, part = await given_run(hub, tmp_path)
+    whole = theirs.read_bytes()
+    theirs.write_bytes(whole + bytes(1 << 20))
+    assert await look.look([]) == [] and part.stat().st_size == 0
+    theirs.write_bytes(whole)
+    free = mirror.DISK_MARGIN_BYTES + len(whole)
+    monkeypatch.setattr(mirror, "free_disk_bytes", lambda _folder: free - 1)
+    assert await look.look([]) == [] and part.stat().st_size == 0
+    monkeypatch.setattr(mirror, "free_disk_bytes", lambda _folder: free)
+    assert len(await look.look([])) == 1
 
 
 async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_is_signed(
