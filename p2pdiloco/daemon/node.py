@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from p2pdiloco.daemon.admission.own import keep_invite, owns
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.display.keys import Keys
-from p2pdiloco.daemon.display.live import LiveView
+from p2pdiloco.daemon.display.live import LiveView, suspend
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.outlet import end_at_once
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
@@ -198,6 +199,7 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines, sto
     view, keys = LiveView(), Keys()
     view.start()
     keys.start()
+    loop.add_signal_handler(signal.SIGTSTP, suspend, view, keys)
     try:
         while True:
             view.update(member.report.snapshot(loop.time()))
@@ -208,6 +210,7 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines, sto
                 elif key in "qQ":
                     stop.set()
     finally:
+        loop.remove_signal_handler(signal.SIGTSTP)
         keys.stop()
         view.update(member.report.snapshot(loop.time()))
         view.stop()

@@ -7,12 +7,15 @@ would come all at once later.
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import threading
 
 from rich.console import Console
 from rich.live import Live
 
-from p2pdiloco.daemon.display.outlet import outlet_of
+from p2pdiloco.daemon.display.keys import Keys
+from p2pdiloco.daemon.display.outlet import drain, outlet_of
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot
 from p2pdiloco.daemon.display.terminal import render
 
@@ -89,3 +92,13 @@ class LiveView:
         """Tell whether the terminal has not taken the last picture yet."""
         outlet = outlet_of(self._console.file)
         return outlet is not None and outlet.is_behind
+
+
+def suspend(view: LiveView, keys: Keys) -> None:
+    """Stop this process, as Ctrl-Z asks for: the shell has its terminal meanwhile, with its cursor."""
+    keys.stop()
+    view.stop()
+    drain()
+    os.kill(os.getpid(), signal.SIGSTOP)  # returns at SIGCONT
+    view.start()
+    keys.start()
