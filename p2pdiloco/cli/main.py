@@ -7,6 +7,7 @@ be cleared up is under way then, so the process ends at once. This module import
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -39,4 +40,6 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command, return the exit status (`cli.group`)."""
     from p2pdiloco.cli.group import run as run_command
 
+    if os.environ.get("HOME") == "":
+        del os.environ["HOME"]  # "~" would be "/": without it, it is what the system knows of the user
     return run_command(arguments)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from p2pdiloco.cli.main import run
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
 COMMAND = f"exec {sys.executable} -m p2pdiloco"
@@ -39,3 +43,9 @@ def test_nothing_large_is_imported_before_a_stop_counts() -> None:
     program = "import sys, p2pdiloco.cli.main; print(*{'msgspec', 'click', 'asyncio'} & {*sys.modules})"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (said.stdout.strip(), said.returncode) == ("", 0), said.stderr
+
+
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    assert run(["--version"]) == 0
+    assert Path("~").expanduser() == Path(pwd.getpwuid(os.getuid()).pw_dir)
