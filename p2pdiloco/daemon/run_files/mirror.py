@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import Files, storage_error
@@ -43,17 +45,27 @@ PATIENCE_S = 15.0
 PART = ".part"
 DISK_MARGIN_BYTES = 1 << 30
 """Disk that others' files leave free, in bytes."""
+WRONG_S, MAX_WRONG_S = 30.0, 3600.0
+"""Pause before a peer is asked again for a run of which it gave a wrong file: it doubles up to the second."""
+MAX_WRONG = 1024
+"""Number of runs and peers of which that is known."""
 
 
 class Mirror:
     """Fetcher of the runs that these peers serve."""
 
     def __init__(
-        self, transport: Transport, data_dir: Path, hosts: Sequence[str], wanted: Sequence[str]
+        self,
+        transport: Transport,
+        data_dir: Path,
+        hosts: Sequence[str],
+        wanted: Sequence[str],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wanted`: ids of the runs that are fetched, or their beginnings; none: all that the peers serve."""
         self._transport, self._data_dir = transport, data_dir
         self._hosts, self._wanted = list(dict.fromkeys(hosts)), wanted
+        self._rests = _Rests(now)
         self.listed: dict[str, ListedRun] = {}
         """Runs that the peers listed when they were last asked."""
 
@@ -110,18 +122,20 @@ class Mirror:
 
     async def _fetched(self, listed: ListedRun) -> PublishedRun | None:
         """Fetch a run, its manifest last: what has that is whole. None: nobody has the true one."""
-        answer = await pull_manifest(self._transport, listed, self._hosts)
+        hosts = [host for host in self._hosts if not self._rests.rests(listed.run, host)]
+        if not hosts:
+            return None
+        answer = await pull_manifest(self._transport, listed, hosts)
         if answer is None:
             return None
         signed, manifest = answer
         run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
         folder = run_folder(self._data_dir, run.id)
         Files().make_folder(folder)
-        await fetched_tokenizer(self._transport, self._data_dir, run.id, manifest, self._hosts)
+        wrong = partial(self._rests.lengthen, run.id)
+        await fetched_tokenizer(self._transport, self._data_dir, run.id, manifest, hosts, wrong)
         if not await asyncio.to_thread(is_kept, self._data_dir, run.id, manifest):
-            await first_that_gives(
-                "version 0", self._hosts, lambda peer: self._initial(peer, run.id, manifest)
-            )
+            await first_that_gives("version 0", hosts, lambda peer: self._initial(peer, run.id, manifest))
         save_signed(folder / "manifest.signed", signed)
         fetched = {"run_name": run.name, "run": run.id, "owner": signed.owner}
         logger.info("run %(run_name)s (%(run).12s) of %(owner)s was fetched", fetched)
@@ -152,7 +166,27 @@ class Mirror:
             if await asyncio.to_thread(is_kept, self._data_dir, run, manifest):
                 return
             if alone:
+                self._rests.lengthen(run, peer)
                 raise RemoteError("wrong-digest")
+
+
+class _Rests:
+    """Pauses of peers that gave wrong files of a run: what is wrong now is wrong in a moment too."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._until: dict[tuple[str, str], tuple[float, float]] = {}
+        """End of the pause and its length, by run and peer."""
+
+    def rests(self, run: str, peer: str) -> bool:
+        return self._now() < self._until.get((run, peer), (0.0, 0.0))[0]
+
+    def lengthen(self, run: str, peer: str) -> None:
+        _, before_s = self._until.pop((run, peer), (0.0, WRONG_S / 2))
+        pause_s = min(2 * before_s, MAX_WRONG_S)
+        self._until[run, peer] = (self._now() + pause_s, pause_s)
+        if len(self._until) > MAX_WRONG:
+            del self._until[next(iter(self._until))]
 
 
 class _PartFile:

@@ -8,7 +8,7 @@ kept; it is parsed as data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import Files
@@ -85,11 +85,16 @@ def tokenizer_on_disk(file: Path, manifest: Manifest) -> bytes | None:
 
 
 async def fetched_tokenizer(
-    transport: Transport, data_dir: Path | None, run: str, manifest: Manifest, peers: Sequence[str]
+    transport: Transport,
+    data_dir: Path | None,
+    run: str,
+    manifest: Manifest,
+    peers: Sequence[str],
+    wrong: Callable[[str], None] = lambda _peer: None,
 ) -> bytes | None:
     """Get the file's content from our folder, else from one of these peers, and then keep it there.
 
-    None: the run has no such file.
+    None: the run has no such file. `wrong` is told who gave another one.
 
     Raises:
         TransportError: nobody gives it.
@@ -106,6 +111,7 @@ async def fetched_tokenizer(
         answer = check_given(await transport.pull(peer, request, MAX_TOKENIZER_BYTES, PAUSE_S))
         content = bytes(answer[1])
         if digest_of(content) != manifest.data.tokenizer_digest:
+            wrong(peer)
             raise RemoteError("wrong-digest")
         return content
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from daemon_kit import served_runs, until, write_given
+from msgspec import structs
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.config.presets import for_run
@@ -21,7 +22,8 @@ from p2pdiloco.daemon.run_files.initial_file import kept_initial
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
 from p2pdiloco.daemon.run_files.signing import look_at_saved
-from p2pdiloco.errors import UserError
+from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
+from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import Refusal
@@ -144,6 +146,51 @@ async def test_a_version_0_that_fits_neither_model_nor_disk_is_not_taken(
     assert await look.look([]) == [] and part.stat().st_size == 0
     monkeypatch.setattr(mirror, "free_disk_bytes", lambda _folder: free)
     assert len(await look.look([])) == 1
+
+
+async def test_who_gave_a_wrong_file_is_asked_for_it_ever_more_rarely(
+    hub: MemoryNetwork, tmp_path: Path
+) -> None:
+    first, look, theirs, part = await given_run(hub, tmp_path)
+    whole, now_s = theirs.read_bytes(), 0.0
+    look = Mirror(look._transport, look._data_dir, [first.peer_id], [], lambda: now_s)
+    theirs.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert await look.look([]) == [] and part.with_name(theirs.name + ".corrupt").exists()
+    theirs.write_bytes(whole)
+    now_s = mirror.WRONG_S - 1
+    assert await look.look([]) == []  # it is not even asked
+    now_s = mirror.WRONG_S
+    assert len(await look.look([])) == 1
+
+
+async def test_who_gave_a_wrong_tokenizer_is_told_of(hub: MemoryNetwork, tmp_path: Path) -> None:
+    first, second, _ = await first_and_second(hub, tmp_path)
+    base, file = for_run("micro", "test"), tmp_path / "tokenizer.json"
+    file.write_bytes(b"{}")
+    data = structs.replace(base.data, tokenizer="file.json", tokenizer_digest="0" * 64)
+    cast(Any, first)._handlers._tokenizers["run"] = file
+    liars: list[str] = []
+    with pytest.raises(TransportError, match="wrong-digest"):
+        await fetched_tokenizer(
+            second, None, "run", structs.replace(base, data=data), [first.peer_id], liars.append
+        )
+    assert liars == [first.peer_id]
+
+
+def test_pauses_double_up_to_an_hour_for_each_run_and_peer() -> None:
+    now_s, pauses_s = 0.0, []
+    rests = mirror._Rests(lambda: now_s)
+    for _ in range(9):
+        rests.lengthen("run", "liar")
+        began_s = now_s
+        while rests.rests("run", "liar"):
+            now_s += 10
+        pauses_s.append(now_s - began_s)
+        assert not rests.rests("run", "honest") and not rests.rests("other", "liar")
+    assert pauses_s == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    for index in range(mirror.MAX_WRONG):
+        rests.lengthen(f"run {index}", "liar")
+    assert len(rests._until) == mirror.MAX_WRONG
 
 
 async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_is_signed(
