@@ -41,5 +41,5 @@ def run(arguments: Sequence[str]) -> int:
     from p2pdiloco.cli.group import run as run_command
 
     if os.environ.get("HOME") == "":
-        del os.environ["HOME"]  # "~" would be "/": without it, it is what the system knows of the user
+        os.environ.pop("HOME")  # "~" would be "/": without it, it is what the system knows of the user
     return run_command(arguments)
