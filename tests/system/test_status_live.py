@@ -37,7 +37,11 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         report = json.loads(asked.stdout)
         assert report["run_name"] == "test" and report["answered_by"] == node.peer_id
         assert [m["name"] for m in report["members"]] == ["one"] and len(report["fragments"]) == 4
-        assert all(f["number"] <= node.number(f["index"]) for f in report["fragments"])
+        told = {f["index"]: f["number"] for f in report["fragments"]}
+        # A version is told when it is taken, and stands in the event log when it is announced.
+        visited_swarm.until(
+            lambda told=told: all(number <= node.number(f) for f, number in told.items()), "its log"
+        )
         assert {f["syncer"] for f in report["fragments"]} <= {node.peer_id, ""}
         data = report["data"]
         assert 1 <= data["begun"] <= data["shards"] and data["tokens"] == report["members"][0]["tokens_total"]
