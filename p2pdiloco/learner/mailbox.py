@@ -95,6 +95,11 @@ class StepTimes:
             self._last += aside_s
         return aside_s
 
+    def rested(self) -> None:
+        """Count the next inner step from now: none was to be made, whatever was done instead."""
+        if self._last is not None:
+            self._last = self._clock()
+
     def take_longest_s(self) -> tuple[float, float]:
         """Longest gap, and longest time aside, since the last call."""
         taken = self.longest_gap_s, self.longest_aside_s
@@ -191,11 +196,10 @@ class Mailbox:
         """Tell whether to make another inner step. If not, wait until the daemon has all that it wants, or
         the run goes on."""
         while (self._finishing or self._rests != "no") and not (self.stopping or self.let_go):
-            since = self._clock()
             if not self._finishing:
                 self._hand_out()
             self.attend(FINISH_POLL_S)
-            self._meter.exclude(since)
+            self._meter.rested()
         return not (self.stopping or self.let_go)
 
     @property
@@ -223,11 +227,10 @@ class Mailbox:
 
     def _stand_still(self) -> None:
         """Make no inner steps while the daemon is stopped: whoever stopped it wants the machine back."""
-        since = self._clock()
         print("the daemon is stopped: no inner steps until it goes on", file=sys.stderr, flush=True)
         while self._channel.standstill.lasts() and not (self.stopping or self._finishing):
             self.attend(LOOK_EVERY_S)
-        self._meter.exclude(since)
+        self._meter.rested()
 
     def obey(self) -> None:
         """Do what has been asked for. Raises: ChannelBroken (the daemon is gone)."""

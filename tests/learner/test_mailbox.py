@@ -12,6 +12,7 @@ from p2pdiloco.learner.channel_messages import (
     CopyOut,
     Evaluate,
     Evaluated,
+    FollowCourse,
     Install,
     NothingToCopy,
     Status,
@@ -128,3 +129,35 @@ def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
     bench.post(Stop(None))
     assert not mailbox.boundary(bench.training.step())
     assert len(waits) == 5
+
+
+def test_a_rest_is_no_inner_step_and_no_evaluation(bench, monkeypatch):
+    """A measurement within a rest is left out once: twice, steps would take less than no time."""
+    now, waits = [100.0], []
+
+    def wait(timeout_s):
+        now[0] += timeout_s
+        waits.append(timeout_s)
+        if len(waits) == 3:
+            bench.post(Evaluate())
+        if len(waits) == 5:
+            bench.post(FollowCourse())
+
+    def evaluate():
+        now[0] += 7.0
+
+    monkeypatch.setattr(bench.channel, "wait", wait)
+    args = (bench.channel, bench.training, bench.fragments, (), None, 0.0)
+    mailbox = Mailbox(*args, clock=lambda: now[0])
+    monkeypatch.setattr(mailbox, "_evaluate", evaluate)
+    assert mailbox.boundary(bench.training.step())
+    now[0] += 2.0
+    bench.post(FollowCourse((), "paused"))
+    assert mailbox.boundary(bench.training.step())
+    assert len(waits) == 5, "it rested"
+    now[0] += 2.0
+    assert mailbox.boundary(bench.training.step())
+    seen = [event for event in bench.events() if isinstance(event, Status)]
+    assert seen[-1].step_time_s == 2.0
+    assert max(status.longest_gap_s for status in seen) == 2.0
+    assert max(status.longest_aside_s for status in seen) == 7.0
