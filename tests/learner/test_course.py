@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from learner_kit import LAYOUTS, Bench
+from learner_kit import LAYOUTS
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.amendments import Amendment
@@ -13,13 +13,6 @@ from p2pdiloco.learner.optimizer.schedule import FLOOR, learning_rate
 
 INNER = MICRO.inner
 PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def bench():
-    bench = Bench()
-    yield bench
-    bench.close()
 
 
 def test_an_amendment_changes_the_rate_from_its_tokens_on(bench):

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from learner_kit import Bench, alone
+from learner_kit import alone
 
 from p2pdiloco.learner.channel import ChannelBroken
 from p2pdiloco.learner.channel_messages import (
@@ -19,13 +19,6 @@ from p2pdiloco.learner.channel_messages import (
     Stop,
 )
 from p2pdiloco.learner.mailbox import Mailbox
-
-
-@pytest.fixture
-def bench():
-    bench = Bench()
-    yield bench
-    bench.close()
 
 
 def test_rebases_by_zero_do_not_change_the_training(bench):
