@@ -22,12 +22,10 @@ def join_daemon(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
     try:
         connection.connect(str(path))
         hello, descriptors, _, _ = socket.recv_fds(connection, len(HELLO), 1)
-        if hello != HELLO or len(descriptors) != 1:
-            raise StorageError(f"{path} is no daemon that waits for a learner, or it has one already")
     except OSError as error:
         connection.close()
         raise StorageError(f"no daemon at {path}: {error}") from error
-    except StorageError:
+    if hello != HELLO or len(descriptors) != 1:
         connection.close()
-        raise
+        raise StorageError(f"{path} is no daemon that waits for a learner, or it has one already")
     return connection, descriptors[0]

@@ -190,19 +190,17 @@ def try_socket(path: Path) -> None:
 
 
 def _bound(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(path)
-        listener.bind(str(path))
-        path.chmod(0o600)
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(str(path))
+            path.chmod(0o600)
+            undo.pop_all()
+            return listener
     except OSError as error:
-        listener.close()
         raise UserError(f"cannot listen for a learner at {path}: {error}") from error
-    except UserError:
-        listener.close()
-        raise
-    return listener
 
 
 def _make_room(path: Path) -> None:
