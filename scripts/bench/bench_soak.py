@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/bench/bench_soak.py [--minutes 60] [--nodes 4] [--preset micro] [--json FILE]
 
-Real nodes on loopback, in a run without an end, at the pace that they make (`--min-step-s` slows it down).
+Real nodes on loopback at the pace that they make (`--min-step-s` slows it down).
 Of every daemon and its network process (p2pd) the resident memory that is its own is read every ten seconds,
 not that of files and of what it shares with its learner. After `--warm-up-s` a line is fitted through them.
 Nobody is killed and nothing measured meanwhile: what grows, grows by versions and messages.
@@ -22,13 +22,11 @@ import numpy as np
 import psutil
 
 from benchkit import MIB, NEVER, arguments, finish, running_swarm
-from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.lab.swarm.event_log import Tail
 from p2pdiloco.lab.swarm.swarm import SwarmNode
 
 SAMPLE_S = 10.0
-ENDLESS_TOKENS = 1 << 50
 P2PD = "p2pd"
 
 
@@ -89,19 +87,12 @@ def per_thousand(samples: Sequence[Sample], figure: str) -> float:
     return float(np.polyfit(versions, values, 1)[0]) * 1000
 
 
-def endless(preset: str) -> Manifest:
-    """A run of this preset whose schedule has no end."""
-    manifest = for_run(preset, "bench-soak")
-    inner = msgspec.structs.replace(manifest.inner, schedule_tokens=ENDLESS_TOKENS)
-    return msgspec.structs.replace(manifest, inner=inner)
-
-
 def watch(args: argparse.Namespace) -> list[Watched]:
     """Run the nodes, read their state, and say once a minute where they are."""
     flags = [*NEVER, "--min-step-s", str(args.min_step_s)]
     with (
         tempfile.TemporaryDirectory(prefix="p2pdiloco-soak-") as text,
-        running_swarm(Path(text), endless(args.preset), args.nodes, *flags) as swarm,
+        running_swarm(Path(text), for_run(args.preset, "bench-soak"), args.nodes, *flags) as swarm,
     ):
         watched = [Watched(node) for node in swarm.nodes]
         began_s = said_s = time.monotonic()

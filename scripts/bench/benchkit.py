@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import without_end
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.lab.links.homes import ShapedLinks
 from p2pdiloco.lab.links.namespaces import Links
@@ -46,9 +47,11 @@ def running_swarm(
     links: Links | ShapedLinks | None = None,
     wrappers: Sequence[Sequence[str] | None] = (),
 ) -> Iterator[Swarm]:
-    """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins.
+    """A bootstrap and training nodes on loopback, ended whatever happens, but not by their schedule.
+    Of a flag the last one wins.
     `each`: more flags of every single node. With `links`, which are the caller's to close, every node is in a
     network namespace of its own. `wrappers`: words before single nodes' commands."""
+    manifest = without_end(manifest)
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
     swarm = Swarm(folder, run_file, manifest, nodes, temporary=True)
