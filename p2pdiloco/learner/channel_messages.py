@@ -80,7 +80,7 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     """Compiling of passes (`learner.compiling`): "auto", where it pays, after some inner steps; "always", at
     the first one. What cannot be compiled is trained as it is."""
     compile_cache: Path | None = None
-    """Folder for compiled code; empty: torch's own."""
+    """Folder for compiled code; None: torch's own."""
     micro_batch_tokens: int = 0
     """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
     long as memory does not suffice."""

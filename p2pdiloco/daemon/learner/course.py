@@ -144,10 +144,8 @@ class RunCourse:
         """Make the row for reports."""
         tokens, amendments = self.tokens, self._amendments()
         last = newest(amendments)
-        schedule, rate = (
-            schedule_of(self._inner, in_force(amendments, tokens)),
-            self._pace.tokens_per_s(now, tokens),
-        )
+        schedule = schedule_of(self._inner, in_force(amendments, tokens))
+        rate = self._pace.tokens_per_s(now, tokens)
         return CourseRow(
             tokens=tokens,
             schedule_tokens=schedule,
