@@ -82,8 +82,6 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
     settings = check_bootstrap(build(BootstrapSettings, values))
-    has_run = any(settings.data_dir.glob("runs/*/manifest.signed"))
-    settings = replace(settings, join=peers_behind(settings.join, may_fail=has_run))
     from p2pdiloco.daemon.bootstrap import run_bootstrap
 
     return run_bootstrap(settings)
@@ -169,11 +167,8 @@ def node(**values: Any) -> int | None:
     An INVITE of the run's owner says which run it is and whom to join through, and is remembered.
     """
     from p2pdiloco.daemon.admission.own import with_invite
-    from p2pdiloco.daemon.finding.peers_file import peers_file
 
     settings = check_node(with_invite(build(NodeSettings, values)))
-    has_met = peers_file(settings.data_dir).exists()
-    settings = replace(settings, join=peers_behind(settings.join, may_fail=has_met))
     from p2pdiloco.daemon.node import run_node
 
     return run_node(settings)

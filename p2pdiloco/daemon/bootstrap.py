@@ -11,6 +11,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
@@ -23,6 +25,7 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.process import (
     begin,
     data_folder,
+    peers_to_join,
     plain,
     print_addresses,
     print_join,
@@ -44,18 +47,20 @@ WATCH_S = 30.0
 
 def run_bootstrap(settings: BootstrapSettings) -> int:
     """Run a bootstrap peer until it is told to stop. Returns the exit status."""
-    return run_program(lambda stop: _bootstrap(settings, stop), settings.log)
+    # Who has runs to serve does so without those that it once joined.
+    has_runs = any(settings.data_dir.glob(SAVED))
+    join = peers_to_join(settings, has_runs)
+    settings = structs.replace(settings, join=join)
+    return run_program(lambda stop: _bootstrap(settings, has_runs, stop), settings.log)
 
 
-async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
+async def _bootstrap(settings: BootstrapSettings, has_runs: bool, stop: asyncio.Event) -> None:
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         # Its address is well known: it relays from the start, and tells others what it sees of them.
         options = P2PDOptions(relay=settings.relay, force_reachability="public")
         transport = await transport_of(settings, identity, options)
         door = FrontDoor(DialBack(transport))
-        # Who has runs to serve does so without those that it once joined.
-        has_runs = any(settings.data_dir.glob(SAVED))
         await unless_stopped(begin(transport, door, settings, has_runs), stop)
         try:
             if not stop.is_set():

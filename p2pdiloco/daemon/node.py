@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.folders import expanded
@@ -25,7 +27,7 @@ from p2pdiloco.daemon.display.outlet import end_at_once
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.terminal import log_fields, log_line
 from p2pdiloco.daemon.finding.dial_back import DialBack
-from p2pdiloco.daemon.finding.peers_file import save_own_addresses
+from p2pdiloco.daemon.finding.peers_file import peers_file, save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -35,6 +37,7 @@ from p2pdiloco.daemon.member import Member, OwnPeer
 from p2pdiloco.daemon.process import (
     begin,
     data_folder,
+    peers_to_join,
     plain,
     print_addresses,
     print_join,
@@ -70,6 +73,8 @@ STARVED = 4.0
 
 def run_node(settings: NodeSettings) -> int:
     """Run a node until it is told to stop. Returns the exit status."""
+    join = peers_to_join(settings, peers_file(settings.data_dir).exists())
+    settings = structs.replace(settings, join=join)
     return run_program(lambda stop: _node(settings, stop), settings.log)
 
 

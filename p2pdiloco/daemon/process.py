@@ -18,6 +18,7 @@ import uvloop
 from msgspec import structs
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
@@ -39,10 +40,16 @@ logger = logging.getLogger("p2pdiloco")
 HURRIED, BROKEN = 130, 70
 
 
+def peers_to_join(settings: NodeSettings | BootstrapSettings, may_fail: bool) -> tuple[str, ...]:
+    """List the peers to join through, those behind names too (`adapters.dns`). What is wrong with a name is a
+    line of the log."""
+    _begin_log(settings.log)
+    return peers_behind(settings.join, may_fail)
+
+
 def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogStyle) -> int:
     """Run the body in an event loop; its event is set when it is to stop. Returns the exit status."""
-    outlet.install()
-    configure_logging(plain(log))
+    _begin_log(log)
     umask = os.umask(0o077)  # what we and our processes write is this user's, unless it is for others
 
     async def main() -> None:
@@ -90,6 +97,11 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
     if is_working():
         outlet.end_at_once(0)
     return 0
+
+
+def _begin_log(log: LogStyle) -> None:
+    outlet.install()
+    configure_logging(plain(log))
 
 
 def plain(log: LogStyle) -> Style:

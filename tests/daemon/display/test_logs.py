@@ -79,6 +79,21 @@ def test_nothing_but_json_is_on_the_stream_of_json_logs() -> None:
     assert all("ValueError" in line["exception"] for line in said[1:])
 
 
+NAMED = """
+from p2pdiloco.adapters import dns
+from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.daemon.process import peers_to_join
+dns._answer = lambda *_: b""
+assert not peers_to_join(BootstrapSettings(log="json", join=("/dnsaddr/no.example",)), may_fail=True)
+"""
+
+
+def test_what_is_said_before_there_is_an_event_loop_is_json_too() -> None:
+    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert "no.example cannot be looked up" in json.loads(line)["message"] and done.returncode == 0
+
+
 @pytest.mark.parametrize("ask", [["--log", "json"], ["--log=json"], []])
 def test_the_last_sentence_of_json_logs_is_json_too(
     ask: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
