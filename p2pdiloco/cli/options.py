@@ -34,10 +34,15 @@ class Words(click.types.StringParamType):
 
 
 class SpacedLists(click.Command):
-    """A command whose address flags also take hivemind's form: `--initial_peers A B`."""
+    """A command whose address flags also take hivemind's form: `--initial_peers A B`. Its texts are told to
+    others, so they are UTF-8."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """click's own parsing, after `--flag A B` has become `--flag A --flag B`."""
+        """click's own parsing, after `--flag A B` has become `--flag A --flag B`.
+
+        Raises:
+            click.BadParameter: a text is not UTF-8; names the flag.
+        """
         flags = {o for p in self.params if p.type is WORDS for o in p.opts}
         spread: list[str] = []
         current = ""
@@ -47,7 +52,11 @@ class SpacedLists(click.Command):
             elif not word.startswith("/"):
                 current = word if word in flags else ""
             spread.append(word)
-        return super().parse_args(ctx, spread)
+        rest = super().parse_args(ctx, spread)
+        for parameter in self.params:
+            if not _is_text(ctx.params.get(parameter.name or "")):
+                raise click.BadParameter("must be UTF-8 text", ctx, parameter)
+        return rest
 
 
 class Number(click.FloatRange):
@@ -110,21 +119,15 @@ def build(settings: type[S], values: dict[str, Any]) -> S:
     """The struct of the resolved flags, its ranges checked.
 
     Raises:
-        click.BadParameter: a value out of range, or a text that is none; names the flag.
+        click.BadParameter: a value out of range; names the flag.
     """
-    broken = next((name for name, value in values.items() if not _is_text(value)), None)
-    if broken is not None:
-        raise _bad(broken, "must be UTF-8 text")
     try:
         return msgspec.convert(values, settings, strict=True, dec_hook=lambda _kind, value: value)
     except msgspec.ValidationError as error:
         name = str(error).partition(" - at `$.")[2].rstrip("`")
-        raise _bad(name, f"must be {keys_of(settings)[name].words}") from error
-
-
-def _bad(name: str, words: str) -> click.BadParameter:
-    context = click.get_current_context()
-    return click.BadParameter(words, context, next(p for p in context.command.params if p.name == name))
+        context = click.get_current_context()
+        parameter = next(p for p in context.command.params if p.name == name)
+        raise click.BadParameter(f"must be {keys_of(settings)[name].words}", context, parameter) from error
 
 
 def _is_text(value: object) -> bool:

@@ -78,7 +78,6 @@ def test_going_on_takes_a_pause_back_at_once(pause_at: int) -> None:
         (Wish(rate_factor=0.0), MIDDLE, "from 0.001 to 1000"),
         (Wish(rate_factor=float("nan")), MIDDLE, "from 0.001 to 1000"),
         (Wish(message="x" * 241), MIDDLE, "has 241 characters"),
-        (Wish(message="Zo\udceb"), MIDDLE, "not in UTF-8"),
         (Wish(going=Going.PAUSE, at_tokens=5), MIDDLE, "cannot hold from 5 on"),
         (Wish(schedule_tokens=9 * END, at_tokens=2 * END), OVER, "never comes to"),
         (Wish(schedule_tokens=STOPS.inner.warmup_tokens), MIDDLE, "before the warm-up"),

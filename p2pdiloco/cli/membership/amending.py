@@ -62,8 +62,6 @@ class Wish(Struct, frozen=True):
             raise UserError(f"--learning-rate-factor goes from {LEAST_FACTOR:g} to {MOST_FACTOR:g}")
         if self.message is not None and len(self.message) > MAX_MESSAGE:
             raise UserError(f"the message has {len(self.message)} characters, and may have {MAX_MESSAGE}")
-        if self.message is not None and not _is_text(self.message):
-            raise UserError("the message is not in UTF-8")
 
 
 class Whereabouts(Struct, frozen=True):
@@ -187,12 +185,3 @@ def _moment(last: Amendment | None, wish: Wish, manifest: Manifest, place: Where
         soon = max(soon, last.from_tokens)  # what is still to come comes along, and not before its time
     # What makes a run longer must hold before it is over.
     return max(place.tokens, min(soon, place.schedule_tokens)) if manifest.end.learners == "stop" else soon
-
-
-def _is_text(words: str) -> bool:
-    """Tell whether the wire takes it: a shell may give bytes that are no text."""
-    try:
-        words.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
