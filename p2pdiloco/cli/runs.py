@@ -21,7 +21,6 @@ from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, f
 from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
 from p2pdiloco.config.settings import check_multiaddr, is_public
 from p2pdiloco.config.units import size_text
-from p2pdiloco.config.unreached import unreached_rows
 from p2pdiloco.errors import StorageError, UserError, install_hint
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
 from p2pdiloco.tasks.registry import task_of
@@ -235,8 +234,7 @@ def check(file: Path) -> None:
     for line in _footprint_lines(manifest):
         click.echo(line)
     click.echo(f"manifest digest: {digest}")
-    unreached = unreached_rows(manifest, ids, _numel(manifest)) if ids else ""
-    for doubt in [*doubts(manifest, _numel(manifest)), *filter(None, [unreached])]:
+    for doubt in doubts(manifest, _numel(manifest), ids):
         click.echo(f"warning: {doubt}", err=True)
 
 

@@ -180,16 +180,16 @@ def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
     return replace(manifest, outer=replace(outer, momentum_warmup_merges=warmup))
 
 
-def doubts(manifest: Manifest, numel: int = 0) -> list[str]:
+def doubts(manifest: Manifest, numel: int = 0, ids: int = 0) -> list[str]:
     """Warnings: one sentence on all that nobody has shown to work, one on each thing that was seen to hurt.
 
-    `numel`: parameters of the model; 0: nothing is said of it.
+    `numel`: parameters of the model; 0: nothing is said of it. `ids`: as `unreached_rows`.
     """
     beyond = _beyond(manifest, numel)
     found = (
         [f"not compared with data parallel yet (docs/experiments.md): {', '.join(beyond)}"] if beyond else []
     )
-    unreached = unreached_rows(manifest, numel=numel)
+    unreached = unreached_rows(manifest, ids, numel)
     return found + harms(manifest) + slips(manifest) + ([unreached] if unreached else [])
 
 
