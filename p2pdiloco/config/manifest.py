@@ -188,19 +188,21 @@ class EndSection(Section, frozen=True, kw_only=True):
     "go-on", at the rate at which the cosine ends (10 %). Nodes stay, and give the result to others."""
 
 
-JsonText = Annotated[str, Meta(max_length=24_576)]
+MAX_EXPORT_TEXT = 24_576
+"""Characters of one text of `[export]`."""
+ExportText = Annotated[str, Meta(max_length=MAX_EXPORT_TEXT)]
 
 
 class ExportSection(Section, frozen=True, kw_only=True):
     """Texts of a given model's folder that no training needs, for whoever uses the result."""
 
-    token_ids: JsonText = ""
+    token_ids: ExportText = ""
     """Ids of special tokens in its config.json, as JSON. Empty: those of the run's end of a document."""
-    tokenizer_config: JsonText = ""
+    tokenizer_config: ExportText = ""
     """Content of its tokenizer_config.json, but for what tokenizer.json says."""
-    generation_config: JsonText = ""
+    generation_config: ExportText = ""
     """Content of its generation_config.json: when to stop, and how to choose."""
-    chat_template: JsonText = ""
+    chat_template: ExportText = ""
     """Template by which its tokenizer writes a conversation (Jinja)."""
 
 

@@ -15,7 +15,7 @@ from p2pdiloco.cli.given import besides
 from p2pdiloco.cli.given.besides import with_besides
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
-from p2pdiloco.config.manifest import ExportSection
+from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, ExportSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
@@ -149,11 +149,11 @@ def test_what_is_damaged_too_large_or_a_class_of_its_own_is_left_out(
     (tmp_path / "generation_config.json").write_text("[]")
     (tmp_path / "config.json").write_text("{")
     own = {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": "x.Theirs"}, "eos_token": END}
-    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "y" * besides.MAX_BYTES}]
+    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "y" * MAX_EXPORT_TEXT}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | {"chat_template": named}))
     found = with_besides(MICRO, tmp_path)
     assert json.loads(found.export.tokenizer_config) == {"eos_token": END}
-    assert len(found.export.chat_template) == besides.MAX_BYTES
+    assert len(found.export.chat_template) == MAX_EXPORT_TEXT
     said = capsys.readouterr().err
     assert "config.json is no JSON object, and left out" in said and "generation_config.json is no" in said
     named[1]["template"] += "y"
@@ -163,7 +163,7 @@ def test_what_is_damaged_too_large_or_a_class_of_its_own_is_left_out(
     assert "the chat template in" in capsys.readouterr().err
     # All of it has to travel with the manifest.
     room = MAX_MANIFEST_BYTES - len(canonical_bytes(MICRO))
-    monkeypatch.setattr(besides, "MAX_BYTES", room)
+    monkeypatch.setattr(besides, "MAX_EXPORT_TEXT", room)
     (tmp_path / "chat_template.jinja").write_text("z" * room)
     assert len(canonical_bytes(with_besides(MICRO, tmp_path))) < MAX_MANIFEST_BYTES
 
@@ -173,7 +173,7 @@ def test_a_stranger_s_export_section_is_bounded_and_json() -> None:
     for export, reason in (
         (ExportSection(generation_config="[]"), "manifest-invalid"),
         (ExportSection(token_ids="{" * 5000), "manifest-invalid"),
-        (ExportSection(chat_template="x" * 24_577), "manifest-garbage"),
+        (ExportSection(chat_template="x" * (MAX_EXPORT_TEXT + 1)), "manifest-garbage"),
     ):
         with pytest.raises(RemoteError) as caught:
             manifest_from_canonical(canonical_bytes(msgspec.structs.replace(MICRO, export=export)))

@@ -12,12 +12,11 @@ from typing import Any
 import click
 import msgspec
 
+from p2pdiloco.cli.given.files import CONFIG
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes
-from p2pdiloco.config.manifest import ExportSection, Manifest
+from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, ExportSection, Manifest
 from p2pdiloco.tasks.models.hub_config import harmless
 
-MAX_BYTES = 24_576
-"""Largest of the texts that are taken along."""
 _READ_BYTES = 4 << 20
 _ELSEWHERE = ("added_tokens_decoder", "model_max_length", "chat_template", "backend", "name_or_path")
 """Keys of tokenizer_config.json that tokenizer.json, the run, or a file of its own says."""
@@ -33,7 +32,7 @@ def with_besides(manifest: Manifest, folder: Path) -> Manifest:
         template = named.get("default")
     if "auto_map" in about:  # a class of its own, which nobody else can load
         about.pop("tokenizer_class", None)
-    config = _object(folder / "config.json")
+    config = _object(folder / CONFIG)
     ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
     texts = {
         "token_ids": _json(ids),
@@ -44,7 +43,7 @@ def with_besides(manifest: Manifest, folder: Path) -> Manifest:
     for name in sorted(texts, key=lambda name: len(texts[name]), reverse=True):
         export = ExportSection(**texts)
         found = msgspec.structs.replace(manifest, export=export)
-        if len(texts[name]) <= MAX_BYTES and len(canonical_bytes(found)) <= MAX_MANIFEST_BYTES:
+        if len(texts[name]) <= MAX_EXPORT_TEXT and len(canonical_bytes(found)) <= MAX_MANIFEST_BYTES:
             break
         click.echo(f"the {name.replace('_', ' ')} in {folder} is too large to travel with the run", err=True)
         texts[name] = ""

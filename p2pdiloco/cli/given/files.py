@@ -16,6 +16,7 @@ import msgspec
 from p2pdiloco.adapters.disk.result_file import Arrays, load_tensors, tensor_names
 from p2pdiloco.errors import UserError
 
+CONFIG = "config.json"
 ENDING = ".safetensors"
 SINGLE = f"model{ENDING}"
 INDEX = f"{SINGLE}.index.json"

@@ -22,7 +22,7 @@ from p2pdiloco.adapters.disk.result_file import (
     load_result_file,
     save_tensors,
 )
-from p2pdiloco.cli.given.files import NOT_PARAMETERS, ModelFiles
+from p2pdiloco.cli.given.files import CONFIG, NOT_PARAMETERS, ModelFiles
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
@@ -38,7 +38,6 @@ from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.own_loop import specs_from_texts
 from p2pdiloco.tasks.registry import task_of
 
-CONFIG = "config.json"
 NOT_YET = "0" * 64
 """Stands for a checksum that is computed later."""
 MAX_CONFIG_BYTES = 4 << 20

@@ -11,6 +11,8 @@ import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.cli.given.besides import with_besides
+from p2pdiloco.cli.given.files import CONFIG
+from p2pdiloco.cli.results import DESCRIPTION
 from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.models import BYTES, vocabulary_for
 from p2pdiloco.daemon.run_files.tokenizers import tokenizer_beside
@@ -19,9 +21,6 @@ from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.data.tokens import FILE, FileTokenizer, digest_of, end_of_document, read_tokenizer
 from p2pdiloco.tasks.registry import task_of
 
-CONFIG_FILE = "config.json"
-RUN_FILE = "run.json"
-"""File that an export has, and no other model's folder."""
 OTHER_KINDS = (
     *("tokenizer.model*", "*.model", "*.spm", "*.tiktoken", "tekken.json"),
     *("vocab.*", "merges.txt", "*.codes", "tokenizer_config.json"),
@@ -102,7 +101,8 @@ def _of_model(source: Path, manifest: Manifest) -> str | None:
         UserError: there is one of another kind.
     """
     folder = source if source.is_dir() else source.parent
-    is_ours = (folder / RUN_FILE).exists() or (folder is not source and not (folder / CONFIG_FILE).exists())
+    # An export has its description, a checkpoint lies beside no configuration.
+    is_ours = (folder / DESCRIPTION).exists() or (folder is not source and not (folder / CONFIG).exists())
     if is_ours and manifest.data.tokenizer == BYTES:
         return None
     if not (folder / FILE).exists() and _other_kind(folder) is None:
