@@ -102,8 +102,8 @@ def watch(args: argparse.Namespace) -> list[Watched]:
             seen = [each.look(now_s - began_s) for each in watched]
             if now_s >= said_s:
                 said_s = now_s + 60.0
-                told = ", ".join(f"{sample.daemon_bytes / MIB:.1f}" for sample in seen)
-                print(f"{now_s - began_s:6.0f} s  {seen[0].versions} versions  {told} MiB", flush=True)
+                each = ", ".join(f"{sample.daemon_bytes / MIB:.1f}" for sample in seen)
+                print(f"{now_s - began_s:6.0f} s  {seen[0].versions} versions  {each} MiB", flush=True)
     return watched
 
 
