@@ -140,7 +140,7 @@ async def _membership(
     member = Member(peer, run, vault, settings, recent, Timing())
     life = Life(member)
     listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
-    showing = asyncio.create_task(_show(member, settings, recent, stop))
+    showing = asyncio.create_task(_show(member, settings, recent))
     training = asyncio.create_task(life.run())
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -191,7 +191,7 @@ def _leave_unfinished() -> None:
     end_at_once(UNFINISHED)
 
 
-async def _show(member: Member, settings: NodeSettings, recent: RecentLines, stop: asyncio.Event) -> None:
+async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:
     """Show the live view on a terminal, a plain line now and then elsewhere."""
     loop = asyncio.get_running_loop()
     if resolve_style(settings.log) != "tui":
@@ -213,7 +213,7 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines, sto
                 if key == "?":
                     view.explain()
                 elif key in "qQ":
-                    stop.set()
+                    signal.raise_signal(signal.SIGINT)  # as Ctrl-C does, the second time at once
     finally:
         loop.remove_signal_handler(signal.SIGTSTP)
         keys.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import select
@@ -10,6 +9,8 @@ import sys
 import termios
 import tty
 from typing import Any
+
+from p2pdiloco.daemon.display.outlet import before_end, not_before_end
 
 MOST_BYTES = 64
 HELP = "q leaves, ? explains"
@@ -33,7 +34,7 @@ class Keys:
         with contextlib.suppress(termios.error):
             self._before = termios.tcgetattr(self._fd)
             tty.setcbreak(self._fd)
-            atexit.register(self.stop)
+            before_end(self.stop)
 
     def pressed(self) -> str:
         """List the keys that were pressed since the last call."""
@@ -48,7 +49,7 @@ class Keys:
 
     def stop(self) -> None:
         """Give the terminal back as it was. Idempotent."""
-        atexit.unregister(self.stop)
+        not_before_end(self.stop)
         before, self._before = self._before, None
         if before is not None and self._is_ours():
             with contextlib.suppress(termios.error):

@@ -6,7 +6,6 @@ would come all at once later.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import threading
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from p2pdiloco.daemon.display.keys import Keys
-from p2pdiloco.daemon.display.outlet import drain, outlet_of
+from p2pdiloco.daemon.display.outlet import before_end, drain, not_before_end, outlet_of
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot
 from p2pdiloco.daemon.display.terminal import render
 
@@ -52,7 +51,7 @@ class LiveView:
         self._stop.clear()
         self._thread = threading.Thread(target=self._draw, name="live-view", daemon=True)
         self._thread.start()
-        atexit.register(self.stop)
+        before_end(self.stop)
 
     def update(self, snapshot: NodeSnapshot) -> None:
         """Show this snapshot next. Never blocks."""
@@ -69,7 +68,7 @@ class LiveView:
 
         Waits at most `STOP_TIMEOUT_S`: a terminal must not keep the node from ending.
         """
-        atexit.unregister(self.stop)
+        not_before_end(self.stop)
         self._stop.set()
         self._changed.set()
         thread, self._thread = self._thread, None

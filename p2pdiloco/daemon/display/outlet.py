@@ -148,6 +148,8 @@ def _lines(content: bytes) -> int:
 
 _outlets: list[Outlet] = []
 """Outlets of this process's standard streams."""
+_before_end: list[Callable[[], None]] = []
+"""What is done before this process ends."""
 
 
 def install() -> None:
@@ -161,9 +163,23 @@ def drain() -> None:
         outlet.drain()
 
 
+def before_end(work: Callable[[], None]) -> None:
+    """Do this before this process ends, in order or at once: what began last first. Not, if it is taken back
+    with `not_before_end`."""
+    atexit.register(work)
+    _before_end.append(work)
+
+
+def not_before_end(work: Callable[[], None]) -> None:
+    """Take back `before_end`. Idempotent."""
+    atexit.unregister(work)
+    _before_end[:] = [other for other in _before_end if other != work]
+
+
 def end_at_once(status: int) -> None:
-    """End this process without looking back, but for what it said."""
-    drain()
+    """End this process without looking back, but for what it said, and the terminal that it changed."""
+    for work in reversed(_before_end.copy()):
+        work()
     os._exit(status)
 
 
@@ -179,7 +195,7 @@ def _through_outlet(stream: TextIO) -> TextIO:
     stream.flush()
     outlet = Outlet(stream.fileno())
     if not _outlets:
-        atexit.register(drain)
+        before_end(drain)
     _outlets.append(outlet)
     return io.TextIOWrapper(
         outlet,  # type: ignore[type-var]  # it takes all that it is given, as a buffer does

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import pty
+import subprocess
 import sys
+import termios
 from collections.abc import Callable
+from pathlib import Path
 
 from p2pdiloco.daemon.display.keys import Keys
+from p2pdiloco.daemon.process import HURRIED
+
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
 PROGRAM = """
 import select, sys, termios
@@ -28,6 +34,27 @@ keys.stop()
 keys.stop()
 assert keys.pressed() == ""
 print("found", found, termios.tcgetattr(0) == before, flush=True)
+"""
+
+LEAVING = """
+import asyncio, fcntl, sys, termios
+from types import SimpleNamespace
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.daemon import node
+from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.process import run_program
+sys.path.insert(0, sys.argv[1])
+from view_kit import snapshot
+
+async def body(stop):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    member = SimpleNamespace(report=SimpleNamespace(snapshot=lambda now: snapshot()))
+    showing = asyncio.create_task(node._show(member, NodeSettings(log="tui"), RecentLines()))
+    await stop.wait()
+    print("leaving", flush=True)
+    await showing
+
+sys.exit(run_program(body, "text"))
 """
 
 
@@ -53,6 +80,26 @@ def test_keys_come_at_once_without_an_echo_and_the_terminal_is_given_back() -> N
     finally:
         os.close(terminal)
         os.waitpid(child, 0)
+
+
+def test_q_leaves_and_once_more_at_once_and_the_terminal_is_given_back() -> None:
+    ours, its = os.openpty()
+    before = termios.tcgetattr(ours)
+    command = [sys.executable, "-c", LEAVING, str(Path(__file__).parent)]
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+    try:
+        said_until(lambda: os.read(ours, 1024), b"tokens/s")
+        os.write(ours, b"?q")
+        said_until(lambda: os.read(ours, 1024), b"leaving")
+        os.write(ours, b"q")
+        assert HIDE_CURSOR not in said_until(lambda: os.read(ours, 1024), SHOW_CURSOR)
+        assert process.wait(60) == HURRIED
+        assert termios.tcgetattr(ours) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 def test_there_are_no_keys_where_there_is_no_terminal_of_ours() -> None:
