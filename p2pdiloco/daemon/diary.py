@@ -89,7 +89,8 @@ class Diary:
     def say(self, level: int, kind: str, words: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own, and log it with its figures."""
         self.write(kind, words, **fields)
-        logger.log(level, "%s", words, extra={"event": kind, "fields": fields})
+        told = {"fragment": None, "reason": words, **fields}
+        logger.log(level, "%s", words, extra={"event": kind, "fields": told})
 
     def label(self, peer: str) -> str:
         """Name a peer: by its name, or the end of its id."""

@@ -232,8 +232,7 @@ class Member:
         return notice.amendments if notice is not None else ()
 
     def _on_course(self, words: str, tokens: int) -> None:
-        logger.info("%(words)s (%(tokens)d tokens merged)", {"words": words, "tokens": tokens})
-        self.diary.write("course", words, tokens=tokens)
+        self.diary.say(logging.INFO, "course", words, tokens=tokens)
 
 
 def next_incarnation(restored: Restored, me: str) -> int:

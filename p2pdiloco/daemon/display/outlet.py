@@ -164,8 +164,7 @@ def drain() -> None:
 
 
 def before_end(work: Callable[[], None]) -> None:
-    """Do this before this process ends, in order or at once: what began last first. Not, if it is taken back
-    with `not_before_end`."""
+    """Have this done before this process ends, in order or at once: what was begun last comes first."""
     atexit.register(work)
     _before_end.append(work)
 

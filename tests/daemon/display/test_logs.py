@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from io import StringIO
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from view_kit import HOSTILE, snapshot
 
 from p2pdiloco.cli.group import run
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
+from p2pdiloco.daemon.display.outlet import Outlet
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES
 from p2pdiloco.daemon.display.terminal import log_fields
 
@@ -92,6 +94,18 @@ def test_what_is_said_before_there_is_an_event_loop_is_json_too() -> None:
     done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert "no.example cannot be looked up" in json.loads(line)["message"] and done.returncode == 0
+
+
+def test_what_a_json_log_lost_is_said_in_json() -> None:
+    ours, its = os.pipe()
+    with os.fdopen(ours) as reader:
+        configure_logging("json", stream=TextIOWrapper(Outlet(its, 512), line_buffering=True))  # type: ignore[type-var]
+        logging.getLogger("p2pdiloco").info("x" * 512)
+        logging.getLogger("p2pdiloco").info("next")
+        lost, following = json.loads(reader.readline()), json.loads(reader.readline())
+    os.close(its)
+    assert (lost["event"], lost["level"], lost["fields"]) == ("lost", "warning", {"lines": 1})
+    assert following["message"] == "next"
 
 
 @pytest.mark.parametrize("ask", [["--log", "json"], ["--log=json"], []])

@@ -143,3 +143,16 @@ def test_work_that_is_too_long_is_told_its_owner_first_and_counted(
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1 and "our own work" in warnings[0]
     assert "…000001" in diary._recent.lines()[-1]
+
+
+def test_a_log_line_of_the_daemon_s_own_has_the_fields_that_those_of_the_core_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    diary = Diary(ME, "ann", Names(), EventsLog(tmp_path / "events.jsonl"), RecentLines())
+    diary.say(logging.WARNING, "link", "it does not keep up", every=3)
+    diary.on_record(Record("cut", 1, "our own work is long", (("times", 1),)))
+    said = [(vars(record)["event"], vars(record)["fields"]) for record in caplog.records]
+    assert said == [
+        ("link", {"fragment": None, "reason": "it does not keep up", "every": 3}),
+        ("cut", {"fragment": 1, "reason": "our own work is long", "times": 1}),
+    ]
