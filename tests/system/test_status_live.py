@@ -31,6 +31,8 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
 
     node = visited_swarm.node("one", bootstrap, "--genesis")
     visited_swarm.training(node)
+    doubt = "the schedule is about"  # of the run's owner, who alone can mend it
+    assert doubt in bootstrap.said() and doubt not in node.said()
     for joined in (bootstrap, node):  # any live peer is as good as a bootstrap
         asked = visited_swarm.command("status", "--join", _address(joined), "--json", "--timeout-s", "60")
         assert asked.returncode == 0, asked.stderr

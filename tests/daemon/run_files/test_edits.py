@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from daemon_kit import served_runs
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.daemon import node
 from p2pdiloco.daemon.run_files.edits import changed_keys, words_of_edits
 from p2pdiloco.daemon.run_files.listing import saved_runs
 from p2pdiloco.identity import Identity
@@ -51,6 +53,8 @@ async def test_who_serves_an_edited_file_is_told_that_it_is_another_run(
     owner = Identity.load_or_create(data_dir / "owner.key").peer_id
     assert words_of_edits(longer(FIRST, 3), data_dir, owner)
     assert not words_of_edits(longer(FIRST, 3), data_dir, Identity.generate().peer_id)
+    await node._own_run(data_dir, file, longer(FIRST, 3), mock.Mock(), ())  # --run-file of a node
+    assert "another run than mine" in caplog.text
 
 
 def test_keys_are_named_as_in_the_file() -> None:

@@ -13,12 +13,13 @@ from msgspec import structs
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.daemon import wire
+from p2pdiloco.daemon import node, wire
 from p2pdiloco.daemon.bootstrap import _Bootstrap
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import mirror
 from p2pdiloco.daemon.run_files.initial_file import kept_initial
+from p2pdiloco.daemon.run_files.joined import joined_file
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
 from p2pdiloco.daemon.run_files.signing import look_at_saved
@@ -27,7 +28,7 @@ from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import Refusal
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.manifests import load_manifest, render_toml
 
 
 @pytest.fixture
@@ -199,11 +200,16 @@ async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_i
     (tmp_path / "first").mkdir()
     (run,) = await served_runs(tmp_path / "first", micro(tmp_path))
     first, second, _ = await first_and_second(hub, tmp_path, run)
-    name = name_in(micro(tmp_path, seed=1))
+    file = micro(tmp_path, seed=1)
+    name = name_in(file)
     with pytest.raises(UserError, match=f"another owner's run called test .{run.id[:12]}"):
         await refuse_to_split(second, [first.peer_id], name, second.peer_id)
     await refuse_to_split(second, [first.peer_id], name, run.signed.owner)  # its owner's next
     await refuse_to_split(second, [first.peer_id], "other", second.peer_id)
+    (tmp_path / "node").mkdir()
+    with pytest.raises(UserError, match="another owner's run"):  # --run-file of a node
+        await node._own_run(tmp_path / "node", file, load_manifest(file), second, [first.peer_id])
+    assert not joined_file(tmp_path / "node").exists()
 
 
 def test_a_bootstrap_is_told_files_and_ids(tmp_path: Path) -> None:
