@@ -149,7 +149,7 @@ def _lines(content: bytes) -> int:
 _outlets: list[Outlet] = []
 """Outlets of this process's standard streams."""
 _before_end: list[Callable[[], None]] = []
-"""What is done before this process ends."""
+"""Calls that are made before this process ends."""
 
 
 def install() -> None:
@@ -164,7 +164,7 @@ def drain() -> None:
 
 
 def before_end(work: Callable[[], None]) -> None:
-    """Have this done before this process ends, in order or at once: what was begun last comes first."""
+    """Remember what is done before this process ends, in order or at once: the newest first."""
     atexit.register(work)
     _before_end.append(work)
 
