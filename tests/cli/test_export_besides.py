@@ -22,6 +22,7 @@ from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.models.hub_export import hub_files
 
 transformers: Any = pytest.importorskip("transformers")
 END, PAD, TURN = "<|endoftext|>", "<|pad|>", "<|turn|>"
@@ -131,9 +132,14 @@ def test_a_run_of_its_own_ends_where_its_documents_do(tmp_path: Path) -> None:
     assert tokenizer.eos_token is None and model.generation_config.eos_token_id is None
 
 
-def test_a_list_of_words_and_none_but_the_end_s_padding() -> None:
-    from p2pdiloco.tasks.models.hub_export import hub_files
+def test_a_stranger_s_words_name_no_files() -> None:
+    told = ExportSection(tokenizer_config=json.dumps({"vocab_file": "/etc/passwd", "eos_token": END}))
+    files = hub_files(msgspec.structs.replace(MICRO, export=told), {}, 64, None)
+    about = json.loads(files["tokenizer_config.json"])
+    assert about["eos_token"] == END and "vocab_file" not in about
 
+
+def test_a_list_of_words_and_none_but_the_end_s_padding() -> None:
     tokenizer = json.dumps({"model": {"vocab": [["a", 0.0], ["</s>", -1.0]]}, "added_tokens": []}).encode()
     data = msgspec.structs.replace(MICRO.data, end_of_document="</s>")
     files = hub_files(msgspec.structs.replace(MICRO, data=data), {}, 64, tokenizer)
@@ -151,8 +157,9 @@ def test_what_is_damaged_too_large_or_a_class_of_its_own_is_left_out(
     own = {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": "x.Theirs"}, "eos_token": END}
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "y" * MAX_EXPORT_TEXT}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | {"chat_template": named}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": PAD}))
     found = with_besides(MICRO, tmp_path)
-    assert json.loads(found.export.tokenizer_config) == {"eos_token": END}
+    assert json.loads(found.export.tokenizer_config) == {"eos_token": END, "pad_token": PAD}
     assert len(found.export.chat_template) == MAX_EXPORT_TEXT
     said = capsys.readouterr().err
     assert "config.json is no JSON object, and left out" in said and "generation_config.json is no" in said

@@ -13,6 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.daemon.run_files.result import result_of
+from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.models.hub_form import llama_config
@@ -79,6 +82,21 @@ def test_a_file_of_somebodys_folder_brings_its_tokenizer_and_none_is_said(
     assert f"{folder} has no tokenizer: text is read as raw bytes" in capsys.readouterr().err
     assert load_manifest(folder.parent / "run.toml").data.tokenizer == "bytes"
     assert run(["run", "new", "r", "--tokenizer", "bytes", "--out", str(folder / "run.toml")]) == 0
+
+
+def test_what_lies_beside_a_checkpoint_is_not_its_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml, folder = tmp_path / "first.toml", tmp_path / "folder"
+    folder.mkdir()
+    assert run(["run", "new", "first", "--preset", "micro", "--out", str(toml)]) == 0
+    signed, vault = sign_run(toml, Identity.generate())
+    result_of(signed, vault, list(genesis_versions(signed, vault))).save(folder / "theta.safetensors")
+    (folder / "vocab.txt").touch()
+    capsys.readouterr()
+    assert new(folder / "theta.safetensors") == 0
+    assert load_manifest(tmp_path / "run.toml").data.tokenizer == "bytes"
+    assert "tokenizer" not in capsys.readouterr().err
 
 
 def test_the_hint_converts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
