@@ -96,7 +96,13 @@ def test_an_export_generates_stops_and_pads_as_the_model_did_that_it_began_with(
     # An export is a model that exists, too: as a folder, and as its one file.
     again = exported(new(tmp_path, "again", "--from", str(first)), tmp_path / "two")
     file = new(tmp_path, "file", "--from", str(first / "model.safetensors"))
-    assert load_manifest(file).export == load_manifest(tmp_path / "first.toml").export
+    told = load_manifest(tmp_path / "first.toml").export
+    assert load_manifest(file).export == told
+    # A checkpoint alone has its tokenizer elsewhere, and its words are of that one.
+    alone = ["--from", str(tmp_path / "one.safetensors")]
+    assert run(["run", "new", "alone", *alone, "--out", str(tmp_path / "alone.toml")]) == 2
+    alone += ["--tokenizer", str(first / "tokenizer.json")]
+    assert load_manifest(new(tmp_path, "alone", *alone)).export == told
     model, tokenizer = loaded(source)
     chat = [{"role": "user", "content": "hé"}]
     ids = torch.tensor([[65, 66]])

@@ -39,13 +39,14 @@ def chosen_tokenizer(
 
     Raises:
         UserError: no such file, none of the kind, none of the usual tokens, or more than the model knows; the
-            model's tokenizer is of another kind.
+            model's tokenizer is of another kind, or a checkpoint's is not beside it.
     """
     if wanted == BYTES and not Path(wanted).exists():
         return _with_bytes(manifest), None
     if wanted is not None:
-        nothing = msgspec.structs.replace(manifest, export=ExportSection())
-        return _with_tokenizer(nothing, wanted, end, source is None)
+        found, content = _with_tokenizer(manifest, wanted, end, source is None)
+        is_same = found.data.tokenizer_digest == manifest.data.tokenizer_digest
+        return found if is_same else msgspec.structs.replace(found, export=ExportSection()), content
     wanted = None if source is None else _of_model(source, manifest)
     if wanted is None:
         return manifest, None
@@ -98,7 +99,7 @@ def _of_model(source: Path, manifest: Manifest) -> str | None:
     """The tokenizer in the model's folder, if there is one that is not that of raw bytes.
 
     Raises:
-        UserError: there is one of another kind.
+        UserError: there is one of another kind, or a checkpoint's is not there.
     """
     folder = source if source.is_dir() else source.parent
     # An export has its description, a checkpoint lies beside no configuration.
@@ -106,6 +107,11 @@ def _of_model(source: Path, manifest: Manifest) -> str | None:
     if is_ours and manifest.data.tokenizer == BYTES:
         return None
     if not (folder / FILE).exists() and _other_kind(folder) is None:
+        if manifest.data.tokenizer != BYTES:
+            raise UserError(
+                f"the run of {source} has the tokenizer {manifest.data.tokenizer}, which is not beside it",
+                "give that file with --tokenizer",
+            )
         click.echo(f"{folder} has no tokenizer: text is read as raw bytes", err=True)
         return None
     return str(_in_folder(folder))
