@@ -235,3 +235,14 @@ def test_a_file_that_is_named_is_read_alone(any_folder: Path) -> None:
     (any_folder / "model.safetensors").rename(any_folder / "mine.safetensors")
     (any_folder / "model.safetensors").write_bytes(b"something else")
     assert new(any_folder / "mine.safetensors") == 0 and version_0(any_folder) == expected
+
+
+def test_a_check_says_which_ids_the_tokenizer_does_not_have(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / "run.toml"
+    tokenizer = ["--tokenizer", str(folder / "tokenizer.json")]
+    assert run(["run", "new", "r", "--preset", "micro", *tokenizer, "--out", str(out)]) == 0
+    out.write_text(out.read_text().replace("\nvocabulary = 320\n", "\nvocabulary = 1000\n"))
+    assert run(["run", "check", str(out)]) == 0
+    assert "1000 token ids, and tokenizer.json has 301: " in capsys.readouterr().err
