@@ -47,6 +47,8 @@ class Swarm:
         self._offers: dict[int, tuple[str, ef.Offer]] = {}
         self.sums: dict[int, tuple[str, ...]] = {}
         """Ticket of a partial merge -> learners in it, as often as they are in it."""
+        self.too_long: set[str] = set()
+        """Learners whose contributions partial merges cut."""
 
     def join(self, peer: str, genesis: bool = False) -> Member:
         """A new member whose learner runs."""
@@ -153,7 +155,8 @@ class Swarm:
         ticket = self.number()
         self.sums[ticket] = self.merged(effect)
         payload = digest("sums", self.sums[ticket])
-        done = ev.PartialMerged(effect.fragment, effect.group, effect.attempt, ticket, payload, 400)
+        cut = tuple(sorted(self.too_long & {*self.sums[ticket]}))
+        done = ev.PartialMerged(effect.fragment, effect.group, effect.attempt, ticket, payload, 400, cut)
         self.post(member.peer, done)
 
     def _outer_step(self, member: Member, fragment: int, update: bytes) -> None:

@@ -340,6 +340,7 @@ class Below:
         swarm.run(20.0)
         swarm.contribute()
         swarm.run(8.0)
+        swarm.too_long = set(swarm.members)
         carried = swarm._Offer
 
         def hold(member: Member, effect: ef.Offer) -> None:

@@ -137,6 +137,8 @@ def test_tables_that_nobody_needs_any_more_are_gone() -> None:
     assert sum(each() is not None for each in made) <= REMEMBERED + 1
     again = (Contributor("a", Stamp(1, 1), 40, 4),)
     assert marks_of(()).after(1, again) is marks_of(()).after(1, again), "worked out once"
+    other = marks_of((Watermark("b", Stamp(1, 1), 1),))
+    assert {mark.learner for mark in other.after(1, again).table} == {"a", "b"}, "of each parent"
 
 
 def test_long_absent_learners_are_forgotten_by_all_at_once() -> None:

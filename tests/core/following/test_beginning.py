@@ -120,6 +120,17 @@ def test_members_some_versions_apart_stand_on_one_chain() -> None:
     assert solo.asked == ["b"], "a was there, too"
 
 
+def test_what_our_chain_contains_is_not_fetched_however_long_nobody_comes_to_stand_on_its_head() -> None:
+    solo = Newcomer()
+    for version in TRUE[1:]:
+        solo.fragment.chain.extend(version)
+    beginning = solo.fragment.follower.heads.beginning
+    beginning.moved(solo.now)
+    solo.run(solo.hear("a", heads=(head(TRUE, 7),)))
+    solo.live(2 * ALONE_S)
+    assert beginning.active and beginning.follows(head(TRUE, 7)) and not solo.asked
+
+
 def test_where_nobody_agrees_the_heaviest_is_taken_at_last() -> None:
     solo = Newcomer("l1", "a")
     solo.live(ALONE_S - 1.0)

@@ -25,6 +25,15 @@ def test_a_partial_whose_stream_broke_is_sent_again_after_a_pause(below: Below) 
     assert [offer.peer for offer in below.again(1.0)] == [below.offer.peer]
 
 
+def test_whose_work_was_too_long_is_said_by_the_delegate_but_not_of_itself(below: Below) -> None:
+    said = {(peer, dict(record.fields)["peer"]) for peer, record in below.records if record.kind == "cut"}
+    merged = {
+        (member.peer, part.learner) for member, offer in below.offers for part in offer.signed.header.parts
+    }
+    others = {(delegate, learner) for delegate, learner in merged if learner != delegate}
+    assert others and others == merged & said and not any(delegate == learner for delegate, learner in said)
+
+
 def test_a_syncer_above_that_does_nothing_with_it_is_doubted(below: Below) -> None:
     below.answer(Verdict.HELD)
     below.again(5.0)
