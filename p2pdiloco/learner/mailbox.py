@@ -88,7 +88,7 @@ class StepTimes:
         return now
 
     def exclude(self, since: float) -> float:
-        """Leave the time since then out: it was not the inner loop's. Returns its seconds."""
+        """Leave an evaluation or save since then out: it was no inner step. Returns its seconds."""
         aside_s = self._clock() - since
         self.longest_aside_s = max(self.longest_aside_s, aside_s)
         if self._last is not None:

@@ -124,7 +124,8 @@ def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
     assert len(waits) == 5
 
 
-def test_a_rest_is_no_inner_step_and_no_evaluation(bench, monkeypatch):
+@pytest.mark.parametrize("daemon_stopped", [False, True])
+def test_a_rest_is_no_inner_step_and_no_evaluation(bench, monkeypatch, daemon_stopped):
     """A measurement within a rest is left out once: twice, steps would take less than no time."""
     now, waits = [100.0], []
 
@@ -139,13 +140,18 @@ def test_a_rest_is_no_inner_step_and_no_evaluation(bench, monkeypatch):
     def evaluate():
         now[0] += 7.0
 
+    stops = []
     monkeypatch.setattr(bench.channel, "wait", wait)
+    monkeypatch.setattr(bench.channel.standstill, "lasts", lambda: bool(stops) and len(waits) < 5)
     args = (bench.channel, bench.training, bench.fragments, (), None, 0.0)
     mailbox = Mailbox(*args, clock=lambda: now[0])
     monkeypatch.setattr(mailbox, "_evaluate", evaluate)
     assert mailbox.boundary(bench.training.step())
     now[0] += 2.0
-    bench.post(FollowCourse((), "paused"))
+    if daemon_stopped:
+        stops.append(True)
+    else:
+        bench.post(FollowCourse((), "paused"))
     assert mailbox.boundary(bench.training.step())
     assert len(waits) == 5, "it rested"
     now[0] += 2.0
