@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import signal
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.lab.demo.view import Screen
 from p2pdiloco.lab.swarm import swarm as demo_swarm
 from p2pdiloco.lab.swarm.swarm import Swarm
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
 class Slow:
@@ -67,14 +72,26 @@ def test_ctrl_z_stops_the_nodes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     swarm.bootstrap = Told(1.0)  # type: ignore[assignment]
     swarm.bootstrap.name = "bootstrap"
     swarm.nodes = [Told(1.0)]  # type: ignore[list-item]
-    monkeypatch.setattr(demo_swarm.os, "kill", lambda pid, number: sent.append(("itself", number)))
+    terminal = StringIO()
+    screen = Screen(Console(file=terminal, force_terminal=True), "demo")
+    cursors: list[tuple[int, int]] = []
+
+    def kill(_pid: int, number: int) -> None:
+        sent.append(("itself", number))
+        cursors.append((terminal.getvalue().count(HIDE_CURSOR), terminal.getvalue().count(SHOW_CURSOR)))
+
+    monkeypatch.setattr(demo_swarm.os, "kill", kill)
+    screen.start()
     try:
         with pytest.raises(ZeroDivisionError):
-            swarm.start_bootstrap(lambda seconds: None)
+            swarm.start_bootstrap(lambda seconds: None, screen.suspend)
         signal.raise_signal(signal.SIGTSTP)
         stop, go_on = signal.SIGSTOP, signal.SIGCONT
         nodes = ("bootstrap", "slow")
         assert sent == [*((n, stop) for n in nodes), ("itself", stop), *((n, go_on) for n in nodes)]
+        assert cursors == [(1, 1)], "the shell has one meanwhile"
+        assert terminal.getvalue().count(HIDE_CURSOR) == 2
     finally:
+        screen.stop()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         swarm.guard.release()

@@ -93,7 +93,7 @@ class LiveView:
         return outlet is not None and outlet.is_behind
 
 
-def suspend(view: LiveView, keys: Keys) -> None:
+def suspend(view: LiveView | Live, keys: Keys) -> None:
     """Stop this process, as Ctrl-Z asks for: the shell has its terminal meanwhile, with its cursor."""
     keys.stop()
     view.stop()

@@ -143,7 +143,7 @@ class Demo:
     def _train(self) -> tuple[float, float]:
         """Run from first process to last saved state: (when all trained, when they were told to leave)."""
         swarm, settings, screen = self._swarm, self._settings, self._screen
-        address = swarm.start_bootstrap(self._pause)
+        address = swarm.start_bootstrap(self._pause, screen.suspend)
         screen.note(f"bootstrap listens at {address.partition('/p2p/')[0]}; starting the nodes")
         swarm.start_nodes(address)
         self._wait_for_training()

@@ -12,10 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pdiloco.daemon.display.keys import HELP, Keys
+from p2pdiloco.daemon.display.live import suspend
 from p2pdiloco.daemon.display.wording import count, duration, folded, loss_text, ranges, sparkline
 from p2pdiloco.lab.demo.verdict import DemoSummary, Kill
 from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
 from p2pdiloco.lab.swarm.event_log import Line
+from p2pdiloco.lab.swarm.swarm import stop_here
 from p2pdiloco.printable import clean
 
 LINE_EVERY_S = 10.0
@@ -81,6 +83,13 @@ class Screen:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def suspend(self) -> None:
+        """Stop this process, as Ctrl-Z asks for."""
+        if self._live is None:
+            stop_here()
+        else:
+            suspend(self._live, self._keys)
 
     def note(self, text: str) -> None:
         """Something has happened."""

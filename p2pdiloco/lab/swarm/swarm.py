@@ -48,6 +48,11 @@ Pause = Callable[[float], None]
 """Waits for so many seconds; raises when the person wants to stop."""
 
 
+def stop_here() -> None:
+    """Stop this process; returns when it goes on (SIGCONT)."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 class DemoFailed(P2PDilocoError):
     """The swarm did not do what the demo is about; the text says what."""
 
@@ -240,13 +245,14 @@ class Swarm:
         """The node of this name."""
         return next(node for node in self.nodes if node.name == name)
 
-    def start_bootstrap(self, pause: Pause) -> str:
-        """Start the bootstrap peer: the address that it prints.
+    def start_bootstrap(self, pause: Pause, stop: Callable[[], None] = stop_here) -> str:
+        """Start the bootstrap peer: the address that it prints. `stop`: stops this process when a person
+        presses Ctrl-Z, and returns when it goes on.
 
         Raises:
             DemoFailed: it ended, or printed none in time.
         """
-        signal.signal(signal.SIGTSTP, lambda *_: self._suspend())
+        signal.signal(signal.SIGTSTP, lambda *_: self._suspend(stop))
         self.bootstrap.start()
         until = time.monotonic() + BOOTSTRAP_TIMEOUT_S
         while time.monotonic() < until:
@@ -288,14 +294,14 @@ class Swarm:
             pause(TICK_S)
         return [node.name for node in running if node.alive or node.exit_status != 0]
 
-    def _suspend(self) -> None:
+    def _suspend(self, stop: Callable[[], None]) -> None:
         """Stop with all nodes (Ctrl-Z): they have sessions of their own. Their learners stop with them."""
         running = [member for member in (self.bootstrap, *self.nodes) if member.alive]
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for member in running:
                 member.signal(number)
             if number is signal.SIGSTOP:
-                os.kill(os.getpid(), signal.SIGSTOP)  # returns at SIGCONT
+                stop()
 
     def end(self) -> int:
         """End everything at once, in any state; how many processes had to be killed."""
