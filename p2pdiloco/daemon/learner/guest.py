@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost, LearnerSocket
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel_messages import BaseRef, Command, RestoreMode, Start, Stop
@@ -165,8 +167,7 @@ class GuestHost(LearnerHost):
         if self._link is not None and self._start is not None:
             self._greeted = True
             start, self._start = self._start, None
-            self.send(start)
-            self.send(self._course)  # another one by now, perhaps
+            self.send(msgspec.structs.replace(start, course=self._course))  # another one by now, perhaps
 
     async def _watch_link(self, link: LearnerSocket) -> int:
         """Wait for the connection's end, then report it, if the program had anything to do."""

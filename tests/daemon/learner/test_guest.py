@@ -27,7 +27,7 @@ from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.channel_messages import CopiedOut, LearnerOptions, StateSaved
+from p2pdiloco.learner.channel_messages import CopiedOut, FollowCourse, LearnerOptions, Start, StateSaved
 from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters
@@ -84,6 +84,20 @@ async def test_a_second_session_leaves_the_first_one_its_daemon(tmp_path: Path) 
             assert await asyncio.to_thread(LearnerEnd(successor).arrived, PATIENCE_S)
             successor.close()
             os.close(descriptor)
+
+
+async def test_a_program_that_comes_late_begins_with_the_course_that_the_run_has_by_then(
+    tmp_path: Path,
+) -> None:
+    async with waiting(tmp_path) as (host, path, _):
+        host.follow(FollowCourse((), "paused"))
+        connection, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+        program = LearnerEnd(connection)
+        assert await asyncio.to_thread(program.arrived, PATIENCE_S)
+        (start,) = program.poll()
+        assert isinstance(start, Start) and start.course == FollowCourse((), "paused")
+        connection.close()
+        os.close(descriptor)
 
 
 async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp_path: Path) -> None:
