@@ -243,7 +243,8 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
     monkeypatch.setattr(host, "memory_kills", lambda: kills)
     options = msgspec.structs.replace(OPTIONS, nproc=2, min_step_s=0.05, precision="fp32")
     async with Daemon(tmp_path, options=options) as daemon:
-        daemon.host.follow(FollowCourse(faster, "paused"))
+        await daemon.host.prepare()
+        daemon.host.follow(FollowCourse(faster, "paused"))  # told with its start: nothing comes before that
         await daemon.host.start(BASES)
         ready = await daemon.expect(Ready)
         assert (await daemon.expect(Status)).inner_step == 0

@@ -165,6 +165,9 @@ def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
         link.count_learners()  # a peer's heartbeat says that it has begun
         link.count_learners()
         assert host.commands[6:] == [ch.Learners(7)]
+        linked.learners = 1000  # who only says that it trains moves no schedule
+        link.count_learners()
+        assert host.commands[7:] == [ch.Learners(10)]
 
     asyncio.run(main())
 
