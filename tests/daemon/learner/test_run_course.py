@@ -81,6 +81,21 @@ def test_it_is_said_when_the_end_is_reached():
     assert progress_text(world.course.row(0.0)) == "10.0 % of 154k tokens"
 
 
+@pytest.mark.parametrize("rests", [True, False])
+def test_the_pace_is_that_of_the_present_chain_while_inner_steps_are_made(rests):
+    world = World()
+    for second in range(0, 101, 10):
+        world.at((100 + second) * END // 1000, float(second))
+    if rests:
+        world.amendments = (Amendment(1, 0, going=Going.PAUSE),)
+        world.at(200 * END // 1000, 110.0)
+        world.amendments = (Amendment(2, 0),)
+    merged = 200 if rests else 0  # or another chain won
+    for second in range(0, 101, 10):
+        world.at((merged + second) * END // 1000, 300.0 + second)
+    assert world.course.row(400.0).left_s == pytest.approx(900 - merged, rel=0.01)
+
+
 def test_an_amendment_holds_from_its_tokens_on():
     world = World()
     pause = Amendment(1, 500, going=Going.PAUSE, message="a word\x1b[2J")
@@ -120,3 +135,13 @@ def test_a_run_that_rests_settles_once_when_no_version_comes_any_more():
     world.at(END + 1, 2000.0)  # somebody came back with work
     assert not world.course.settles(2000.0)
     assert world.course.settles(2000.0 + SETTLE_S)
+
+
+def test_what_learners_hand_out_when_a_run_begins_to_rest_is_waited_for():
+    world = World()
+    world.at(100, 0.0)
+    world.course.look(100.0)  # no version came for long
+    world.amendments = (Amendment(1, 0, going=Going.PAUSE),)
+    world.course.look(100.5)
+    assert world.course.rests == "paused" and not world.course.settles(100.5)
+    assert world.course.settles(100.0 + SETTLE_S)
