@@ -252,8 +252,6 @@ def test_run_new_then_check(
     assert "warning: the schedule is about 2 outer steps" in said.err
     assert cli_main.run(["plan", "run.toml", "--upload", "1Gbit", "--step-s", "1"]) == 0
     assert "; 16 members\n" in capfd.readouterr().out, "as many as the run expects"
-    assert cli_main.run(["plan", "--preset", "gpt2", "--upload", "1Gbit", "--step-s", "1"]) == 0
-    assert ", 85.2 M parameters (" in capfd.readouterr().err, "as `run new` writes it"
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:

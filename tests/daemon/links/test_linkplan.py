@@ -160,3 +160,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "/p2p/ID" in capsys.readouterr().err
     assert cli_main.run(["plan", "--preset", "small", "--upload", "20MB"]) == 2
     assert "bits per second" in capsys.readouterr().err
+
+
+def test_a_preset_is_planned_as_it_is_written_for_raw_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.run(["plan", "--preset", "gpt2", "--upload", "1Gbit", "--step-s", "1"]) == 0
+    assert ", 85.2 M parameters (" in capsys.readouterr().err
