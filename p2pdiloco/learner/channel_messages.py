@@ -272,7 +272,7 @@ class Status(LearnerEvent, frozen=True):
     """Moving average of the training loss, nats per token; None before the first step."""
     longest_gap_s: float
     """Longest time from the end of an inner step to the end of the next since the previous Status,
-    without evaluation and saving."""
+    without evaluation, saving and rests."""
     cpu_s: float
     """CPU seconds of the learner process, all threads, since it started."""
     longest_aside_s: float = 0.0

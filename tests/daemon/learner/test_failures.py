@@ -2,7 +2,7 @@
 
 import math
 
-from p2pdiloco.daemon.learner.failures import Failures
+from p2pdiloco.daemon.learner.failures import HEALTHY_S, Failures
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.errors import DataError, StorageError, UserError
 from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_FAILED, exit_status
@@ -21,4 +21,9 @@ def test_no_other_learner_finds_better_data() -> None:
     failures.made_step()
     assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, 110.0) == math.inf
     assert failures.ended(LearnerExited(EXIT_DATA, "..."), True, 200.0) == 0.0
+    failures = Failures()
+    for now in (300.0, 400.0):
+        failures.ready(now)
+        failures.made_step()
+        assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, now + HEALTHY_S) < 30.0, "long after it"
     assert failures.ended(LearnerExited(EXIT_FAILED, "..."), False, 300.0) < 30.0

@@ -14,6 +14,7 @@ from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.daemon.learner.learner_link import STEP_AT_MOST_S, LearnerLink
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner.lifeline import EXIT_DATA
 
 
 class PaperHost:
@@ -186,6 +187,19 @@ async def test_a_measurement_is_waited_for_and_given_up_with_its_learner() -> No
     linked.tell(LearnerExited(1, "killed"))
     assert await asked is None
     assert await link.evaluate() is None, "there is no learner"
+
+
+async def test_a_learner_that_has_trained_and_comes_to_bad_data_cannot_go_on() -> None:
+    linked = Linked(PaperHost())
+    linked.link._begun = True
+    for _ in range(2):
+        assert not linked.link.fatal.done()
+        linked.tell(ch.Ready("cpu", 1, 1, 0, False))
+        linked.tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+        linked.tell(LearnerExited(EXIT_DATA, "a.jsonl is cut off"))
+    for task in linked.tasks:
+        task.cancel()
+    assert str(linked.link.fatal.exception()).startswith("the learner cannot go on: a.jsonl is cut off")
 
 
 async def test_a_state_is_asked_for_when_the_last_one_is_written() -> None:
