@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -13,13 +14,15 @@ from rich.console import Console
 
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.config.settings import DemoSettings
+from p2pdiloco.daemon.display.keys import Keys
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.demo import plot as demo_plot
-from p2pdiloco.lab.demo.demo import _headline
+from p2pdiloco.lab.demo.demo import Demo, _headline
 from p2pdiloco.lab.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
-from p2pdiloco.lab.demo.view import Screen, render_summary, words_of
+from p2pdiloco.lab.demo.view import EXPLAINED, Screen, render_summary, words_of
 from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.command import Interrupted
 from p2pdiloco.lab.swarm.event_log import Line, Tail, read_log
 from p2pdiloco.lab.swarm.holdings import Holdings, conflicts, of_traces
 from p2pdiloco.lab.swarm.judge import loss_unit
@@ -247,3 +250,23 @@ def test_the_demos_names_and_figures_are_not_cut_on_small_terminals(size: tuple[
     for word in ("node-1", "node-2", "node-3", "starting again", "12003", "2.50", "0-3"):
         assert word in text, word
     assert ("2.25" in text and "15.2k" in text) or width < 80
+
+
+def test_a_question_mark_explains_the_demo_and_q_leaves_it(
+    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presses = iter(["", "?", "", "??", "q"])
+    monkeypatch.setattr(Keys, "pressed", lambda _: next(presses))
+    demo = object.__new__(Demo)
+    demo._screen, demo._stop = screen, _ = Screen(Console(file=StringIO(), width=200), "demo"), Event()
+
+    def explained() -> bool:
+        screen.show(chronicle, "training", lines=False)
+        demo._pause(0.0)
+        out = StringIO()
+        Console(file=out, width=200).print(screen._picture(chronicle, "training"))
+        return EXPLAINED[0] in out.getvalue()
+
+    assert [explained() for _ in range(4)] == [False, True, True, True]
+    with pytest.raises(Interrupted):
+        explained()
