@@ -35,7 +35,7 @@ class ScriptedLearner:
 
     async def start(self, bases: list[ch.BaseRef], path: Path | None, restore: tuple[str, ...]) -> None:
         await self.prepare()
-        self.bases, self.restored = list(bases), restore
+        self.bases, self.restored, self.begun_with = list(bases), restore, self.course
         self._on_event(ch.Ready("cpu", 1, 1, 0, path is not None))
         if self.steps:
             self._on_event(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))

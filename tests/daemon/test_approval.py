@@ -8,7 +8,7 @@ import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.signing import run_id, sign_manifest
+from p2pdiloco.config.units import size_text
 from p2pdiloco.daemon import approval, wire
 from p2pdiloco.daemon.apart import apart, is_working
 from p2pdiloco.daemon.approval import Approval
@@ -30,7 +31,7 @@ from p2pdiloco.daemon.machine import free_memory_bytes
 from p2pdiloco.daemon.payloads.memory import least_bytes
 from p2pdiloco.daemon.run_files import find, runs
 from p2pdiloco.daemon.run_files.find import find_run
-from p2pdiloco.daemon.run_files.footprint import UPDATES_IN_MEMORY, footprint_of
+from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, UPDATES_IN_MEMORY, footprint_of
 from p2pdiloco.daemon.run_files.joined import joined_runs, remember_joined
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import ConfigError, UserError
@@ -176,6 +177,28 @@ async def test_a_run_beyond_the_machine_is_refused_with_its_figures_before_anyth
     ):
         assert words in text
     assert len(said) == 5
+
+
+@pytest.mark.usefixtures("small_machine")
+@pytest.mark.parametrize("has_learner", [True, False])
+async def test_what_programs_take_is_said_and_figures_are_told_once(
+    has_learner: bool, tmp_path: Path
+) -> None:
+    run, said = published(for_run("tiny", "run")), list[tuple[str, Mapping[str, object]]]()
+    settings = NodeSettings(data_dir=tmp_path, learner_socket=None if has_learner else tmp_path / "s")
+    await Approval(settings, lambda *line: said.append(line), None).approve(run, is_new=True)
+    programs = DAEMON_BYTES + LEARNER_BYTES * has_learner
+    assert f"beside it {size_text(programs)} for the programs themselves" in said[2][0]
+    (_, figures), *others = said
+    assert not any(told for _, told in others)
+    assert (figures["run"], figures["memory_free_bytes"], figures["disk_free_bytes"]) == (
+        run.id,
+        16 * GIB,
+        100 * GIB,
+    )
+    assert figures["parameters"] == footprint_of(run.manifest).parameters
+    documented = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+    assert [name for name in figures if f"`{name}`" not in documented] == []
 
 
 @pytest.mark.usefixtures("small_machine")

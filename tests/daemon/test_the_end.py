@@ -17,6 +17,7 @@ from p2pdiloco.daemon.admission.queries import GiveNotice
 from p2pdiloco.daemon.learner import course
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
+from p2pdiloco.learner import channel_messages as ch
 
 
 async def train(around: Neighbourhood, *members: QuickMember) -> None:
@@ -46,6 +47,7 @@ async def test_a_run_that_is_over_stops_learners_and_says_so(
             status = member.report.status(0.0)
             assert (status.state, status.course.rests, status.course.tokens) == ("ended", "ended", 4 * 256)
             assert status.members[0].confirmed
+            await until(lambda m=member: ch.Save in map(type, m.learner.commands), "its moments are saved")
         await until(lambda: caplog.text.count("all is merged and saved") == 2, "both save")
         assert [path.name[-17:-12] for path in results.iterdir()] == [f"{one.compute.vault.merges:05d}"]
         for fragment in range(4):
@@ -54,7 +56,7 @@ async def test_a_run_that_is_over_stops_learners_and_says_so(
         await around.end(two, orderly=True)
         two = await around.member("two", trained=False)  # who comes when it is over does not begin
         await until(lambda: two.report.state == "ended", "the end")
-        assert two.learner.course.rests == "ended"
+        assert two.learner.begun_with.rests == "ended"
         # What somebody still had is merged: nothing is lost at an end.
         await around.round(one, two)
 

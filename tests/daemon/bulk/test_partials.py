@@ -6,6 +6,7 @@ The core is scripted here: it asks for what the test says and writes down what i
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from p2pdiloco.core.api.types import (
     MAX_WATERMARKS,
     Contributor,
     Head,
+    MergeLimits,
     PartialHeader,
     SignedPartial,
     SignedVersion,
@@ -172,6 +174,17 @@ async def nodes(tmp_path: Path) -> Any:
         node.compute.close()
         await node.transport.close()
         assert not node.background.broken.done() or node.background.broken.exception() is None
+
+
+async def test_whose_contribution_was_cut_is_told(nodes: list[Node]) -> None:
+    node = nodes[0]
+    limits = MergeLimits(most_tokens=1 << 40, longest=1.5 * math.sqrt(node.run.layouts[0].numel))
+    node.want(
+        ef.Merge(0, 1, 1, node.inputs(), (), 24, limits),
+        ef.MergePartial(0, GROUP, 5, node.inputs(), (), limits),
+    )
+    for kind in (ev.Merged, ev.PartialMerged):
+        assert (await node.hears(kind)).cut == ("learner 2",)
 
 
 async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(nodes: list[Node]) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -12,7 +14,8 @@ from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snap
 from p2pdiloco.adapters.disk.events_log import EventsLog
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.core.api.effects import Record
-from p2pdiloco.daemon.diary import Diary
+from p2pdiloco.daemon.diary import Diary, LearnerDiary
+from p2pdiloco.daemon.display import snapshot as snapshot_module
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
@@ -24,6 +27,7 @@ from p2pdiloco.daemon.display.snapshot import (
 from p2pdiloco.daemon.display.terminal import render
 from p2pdiloco.daemon.finding.names import Names
 from p2pdiloco.errors import RemoteError
+from p2pdiloco.learner import channel_messages as ch
 
 
 def test_status_names_members_fragments_and_totals() -> None:
@@ -91,6 +95,28 @@ def test_the_largest_ordinary_report_fits_a_control_message() -> None:
     report = replace(report, fragments=rows)
     assert len(encode_status(report)) <= 256 * 1024
     assert decode_status(encode_status(report)).fragments[-1] == replace(rows[-1], root="")
+
+
+def test_a_report_with_bytes_of_names_that_are_no_text_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = status_of(replace(snapshot(), recent=("learner: /tmp/Zo\udceb",)))
+    assert decode_status(encode_status(report)).recent == ("learner: /tmp/Zo\\udceb",)
+    monkeypatch.setattr(snapshot_module, "MAX_REPORT_BYTES", 1)
+    shortened = encode_status(report)
+    monkeypatch.undo()
+    assert decode_status(shortened).recent == ("learner: /tmp/Zo\\udceb",)
+
+
+def test_what_a_learner_says_is_written_down_with_how_long_it_did_something_else(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    diary = Diary(ME, "ann", Names(), EventsLog(events), RecentLines())
+    told = LearnerDiary(diary, mock.Mock(), Counter)
+    assert told.age_s() is None
+    told.on_learner(ch.Status(1, 64, 1.0, 0.1, 2.0, 0.2, 3.0, longest_aside_s=6.0))
+    told.on_learner(ch.Evaluated(2.5, 64, took_s=7.0))
+    age_s = told.age_s()
+    assert age_s is not None and age_s < 60.0
+    progress, evaluation = map(json.loads, events.read_text().splitlines())
+    assert (progress["longest_aside_s"], evaluation["took_s"]) == (6.0, 7.0)
 
 
 def test_groups_are_shown_with_their_syncers_and_the_root() -> None:

@@ -147,6 +147,7 @@ async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch
         assert sum(len(m.records("evaluation")) for m in members) == 1
         (who,) = [m for m in members if m.records("evaluation")]
         assert {m.report.snapshot(0.0).heldout_by for m in members} == {who.core.shared.me}
+        assert who.report.snapshot(who.measurements.at_s + 3.0).heldout_age_s == 3.0
         # A record cannot take the place of all results to come.
         member, before = members[0], members[0].measurements.newest
         member.measurements.heard("liar", wire.HeldoutLoss(1 << 40, 0.0, 64))
