@@ -64,7 +64,7 @@ class Mirror:
     ) -> None:
         """`wanted`: ids of the runs that are fetched, or their beginnings; none: all that the peers serve."""
         self._transport, self._data_dir = transport, data_dir
-        self._hosts, self._wanted = list(dict.fromkeys(hosts)), wanted
+        self._hosts, self._wanted = hosts, wanted
         self._rests = _Rests(now)
         self.listed: dict[str, ListedRun] = {}
         """Runs that the peers listed when they were last asked."""
@@ -97,9 +97,11 @@ class Mirror:
         """Ask the peers once, and fetch and keep what is not `served` (ids). Raises: StorageError."""
         await self._ask()
         found: list[PublishedRun] = []
+        folders = {run_folder(self._data_dir, run) for run in served}
         for listed in self.listed.values():
-            full = len(served) + len(found) >= wire.MAX_RUNS
-            if full or any(run[:16] == listed.run[:16] for run in served) or not self._is_wanted(listed.run):
+            folder = run_folder(self._data_dir, listed.run)
+            # Two runs of one folder would take each other's files.
+            if len(folders) >= wire.MAX_RUNS or folder in folders or not self._is_wanted(listed.run):
                 continue
             try:
                 run = await self._fetched(listed)
@@ -108,6 +110,7 @@ class Mirror:
                 continue
             if run is not None:
                 found.append(run)
+                folders.add(folder)
         return found
 
     async def _ask(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +12,7 @@ import pytest
 from daemon_kit import served_runs, until, write_given
 from msgspec import structs
 
+from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings
@@ -24,7 +27,7 @@ from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
 from p2pdiloco.daemon.run_files.signing import look_at_saved
 from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
-from p2pdiloco.errors import TransportError, UserError
+from p2pdiloco.errors import StorageError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import Refusal
@@ -121,6 +124,10 @@ async def test_a_version_0_that_was_cut_is_gone_on_with_and_a_wrong_one_fetched_
         return await pull(peer, request, *others)
 
     monkeypatch.setattr(look._transport, "pull_into", noted)
+    theirs.write_bytes(whole[:500])
+    part.write_bytes(whole[:1000])  # no such file is as short as they say
+    assert await look.look([]) == [] and part.read_bytes() == whole[:1000]
+    theirs.write_bytes(whole)
     for begun, asked in (
         (whole[:1000], [1000]),
         (whole[:99] + b"x" + whole[100:1000], [1000, 0]),  # its sum is wrong
@@ -219,26 +226,71 @@ def test_a_bootstrap_is_told_files_and_ids(tmp_path: Path) -> None:
     assert settings.run_files() == [Path("run.toml"), named_so] and settings.run_ids() == ["0123456789abcdef"]
 
 
-async def test_kept_runs_are_served_while_a_peer_keeps_the_mirror_waiting(
-    hub: MemoryNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@asynccontextmanager
+async def running(hub: MemoryNetwork, data_dir: Path, *runs: PublishedRun) -> AsyncIterator[FrontDoor]:
+    """The front door of a bootstrap of this folder that joins one which serves these runs."""
+    first = await serving(hub, data_dir.parent / "first", *runs)
+    second = hub.transport(Identity.generate().peer_id)
+    await second.start(door := FrontDoor(DialBack(second)))
+    settings = BootstrapSettings(data_dir=data_dir, join=(f"/memory/p2p/{first.peer_id}",))
+    task = asyncio.create_task(_Bootstrap(settings, cast(Any, second), door, asyncio.Event()).run())
+    try:
+        yield door
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_kept_runs_are_served_whatever_a_peer_or_the_disk_does(
+    is_full: bool,
+    hub: MemoryNetwork,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (kept,) = await served_runs(tmp_path, micro(tmp_path))
+    (data_dir := tmp_path / "second").mkdir()
+    (kept,) = await served_runs(data_dir, micro(tmp_path))
     asked = asyncio.Event()
 
-    async def hang(_mirror: Mirror, _served: object) -> list[PublishedRun]:
+    async def look(_mirror: Mirror, _served: object) -> list[PublishedRun]:
         asked.set()
+        if is_full:
+            raise StorageError("the disk is full")
         return await asyncio.Future()
 
-    monkeypatch.setattr(Mirror, "look", hang)
-    first = await serving(hub, tmp_path / "first")
-    second = hub.transport(Identity.generate().peer_id)
-    door = FrontDoor(DialBack(second))
-    await second.start(door)
-    settings = BootstrapSettings(data_dir=tmp_path, join=(f"/memory/p2p/{first.peer_id}",))
-    peer = _Bootstrap(settings, cast(Any, second), door, asyncio.Event())
-    running = asyncio.create_task(peer.run())
-    await asyncio.wait_for(asked.wait(), 20.0)
-    await until(door.runs, "the kept run is served")
-    assert [run.run for run in door.runs()] == [kept.id]
-    running.cancel()
-    await asyncio.wait([running])
+    monkeypatch.setattr(Mirror, "look", look)
+    async with running(hub, data_dir) as door:
+        await until(asked.is_set, "the peer is asked")
+        await until(lambda: ("the disk is full" in caplog.text) == is_full, "a word of it")
+        assert [run.run for run in door.runs()] == [kept.id]
+
+
+async def test_another_owner_s_run_of_the_name_of_a_kept_one_is_told_of(
+    hub: MemoryNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    (theirs,) = await served_runs(tmp_path / "first", micro(tmp_path))
+    (kept,) = await served_runs(tmp_path / "second", micro(tmp_path))
+    async with running(hub, tmp_path / "second", theirs) as door:
+        await until(lambda: len(door.runs()) == 2, "both are served")
+    assert "this folder has another run called test too" in caplog.text
+    assert str(run_folder(tmp_path / "second", kept.id)) in caplog.text
+
+
+async def test_a_wanted_id_needs_somebody_to_fetch_from(hub: MemoryNetwork, tmp_path: Path) -> None:
+    settings = BootstrapSettings(data_dir=tmp_path, run=(Path("0123456789abcdef"),))
+    with pytest.raises(UserError, match="nobody to fetch a run from"):
+        _Bootstrap(settings, cast(Any, hub.transport("me")), FrontDoor(None), asyncio.Event())
+
+
+async def test_no_more_runs_are_fetched_than_are_listed_nor_two_into_one_folder(
+    hub: MemoryNetwork, tmp_path: Path
+) -> None:
+    _, look, theirs, _ = await given_run(hub, tmp_path)
+    folder = theirs.parent.name
+    assert await look.look([f"{number:016x}".ljust(64, "0") for number in range(wire.MAX_RUNS)]) == []
+    assert await look.look([folder.ljust(64, "0")]) == []
+    assert len(await look.look([f"{number:016x}".ljust(64, "0") for number in range(wire.MAX_RUNS - 1)])) == 1
