@@ -225,14 +225,12 @@ def test_run_new_then_check(
     # On top of these are payloads, and the programs themselves: 360 MB and 285 MB.
     assert "memory of a node: at least 686 MiB for daemon and network, of which 343 MiB for this" in said.out
     assert "memory of its learner: at least 394 MiB, of which 123 MiB on its device" in said.out
+    assert "when the schedule is over, learners stop\n" in said.out
     assert "disk of a node: about 573 MiB, and up to 130 MiB of logs" in said.out
     assert f"10.7 M parameters ({SHOWN.numel / 1e6:g} M)" in said.err
     assert cli_main.run(["run", "new", "large", "--preset", "gpt2", "--out", "large.toml"]) == 0
     assert load_manifest(Path("large.toml")).model["vocabulary"] == 256, "raw bytes have no other ids"
-    text = Path("large.toml").read_text().replace("\nvocabulary = 256", "\nvocabulary = 50304")
-    Path("large.toml").write_text(text)
-    assert cli_main.run(["run", "check", "large.toml"]) == 0
-    assert "38.4 M parameters, 31% of the model, are never reached" in capfd.readouterr().err
+    capfd.readouterr()
     assert cli_main.run(["run", "new", "other"]) == 2
     assert "run.toml: exists already" in capfd.readouterr().err
     assert load_manifest(Path("run.toml")).run.name == "shakespeare"

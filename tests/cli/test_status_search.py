@@ -15,7 +15,7 @@ from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.cli import result_live, status
 from p2pdiloco.cli.status import Search, Unreachable
-from p2pdiloco.config.settings import StatusSettings
+from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
@@ -147,6 +147,16 @@ def test_the_node_of_this_machine_is_asked_if_it_runs(
         other = ("/ip4/192.0.2.1/tcp/1/p2p/x",)
         status.run(StatusSettings(data_dir=tmp_path, join=other, json=True))
         assert asked.call_args[0][0].join == other, "who is named is asked"
+    # Where no folder is named: the usual ones, of which there may be one.
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    usual = BootstrapSettings().data_dir.expanduser()
+    usual.mkdir(parents=True)
+    with pytest.raises(Unreachable, match=f"with the data folder {usual}$"):
+        status.run(StatusSettings())
+    save_own_addresses(usual, [address])
+    with DataDir(usual):
+        status.run(StatusSettings(json=True))
+    assert asked.call_args[0][0].join == (address,)
 
 
 @pytest.mark.net

@@ -104,7 +104,7 @@ def test_a_name_is_looked_up_on_the_hub_and_what_fails_there_is_one_sentence(
     assert asked == [(("owner/small", "config.json"), {"revision": "abc"})]
     signed, _ = sign_run(tmp_path / "run.toml", Identity.generate())
     assert signed.manifest.run.initial_name == "new gpt2"
-    capsys.readouterr()
+    assert "text is read as raw bytes" in capsys.readouterr().err
     # What is no name there is not asked for.
     for missing in (tmp_path / "missing", "missing.json", "a/b/c"):
         assert run([*new, "--force", "--architecture", str(missing)]) == 2

@@ -16,9 +16,12 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display import snapshot as snapshot_module
+from p2pdiloco.daemon.display.header import age_text
 from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.display.progress import progress_text
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
+    CourseRow,
     NodeSnapshot,
     decode_status,
     encode_status,
@@ -52,6 +55,14 @@ def test_status_names_members_fragments_and_totals() -> None:
         assert (
             sum(line.split()[1:3] == [str(12 + i % 3), f"{i:08x}"] for i in range(24) for line in lines) == 24
         )
+
+
+def test_status_says_how_far_the_run_is_what_its_owner_says_and_how_old_a_loss_is() -> None:
+    course = CourseRow(tokens=372, schedule_tokens=1000, left_s=7200.0, message="update by Friday")
+    report = replace(status_of(snapshot()), course=course, heldout_loss=2.4, heldout_age_s=300.0)
+    text = "\n".join(printed(render_status(report), 80))
+    assert progress_text(course) in text and "the owner says: update by Friday" in text
+    assert age_text(300.0) and f"(held-out){age_text(300.0)}" in text
 
 
 def test_status_of_an_empty_run_and_hostile_words() -> None:
