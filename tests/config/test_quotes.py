@@ -35,10 +35,10 @@ def test_a_line_is_written_as_it_was_meant(line: str, answer: str) -> None:
     assert meant(line) == answer
 
 
-@pytest.mark.parametrize("end", ["\n", "", "\r\n"])
-def test_a_settings_file_without_quotes_is_told_how(end: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["name = shake\n", "name = shake", "name = shake\r\n", 'name = "shake'])
+def test_a_settings_file_without_quotes_is_told_how(line: str, tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
-    path.write_bytes(f"[node]\nname = shake{end}".encode())
+    path.write_bytes(f"[node]\n{line}".encode())
     with pytest.raises(ConfigError, match="line 2 is not valid TOML") as told:
         read_toml(path)
     assert told.value.hint == TEXT + 'name = "shake"'

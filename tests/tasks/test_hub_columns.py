@@ -14,6 +14,7 @@ from p2pdiloco.tasks.data.tokens import ByteTokenizer
 from p2pdiloco.tasks.task import Place
 
 CARD = "---\ndataset_info:\n  features:\n  - {name: text, dtype: string}\n  - {name: k, dtype: int64}\n---\n"
+STALE = "---\ndataset_info:\n  features:\n  - {name: k, dtype: int64}\n---\n"
 
 
 def texts(tmp_path, files):
@@ -45,6 +46,8 @@ def _file(stream, shard):
         ({"a.jsonl": '{"text":"a","k":1}\n{"text":"b","k":"x"}\n{"text":"c","k":[{"k":1},2]}'}, "abc"),
         ({"a.jsonl": '{"text":"a","k":[[1],"x"]}', "b.jsonl": '{"l":{},"text":"b"}\n\n'}, "ab"),
         ({"README.md": CARD, "a.jsonl": '{"text":"a","k":{}}', "b.jsonl": '{"text":"b"}'}, "ab"),
+        ({"a.jsonl": '{"text":"a\\ud800"}'}, ["a?"]),
+        ({"README.md": STALE, "a.jsonl": '{"text":"a","k":1}'}, "a"),
         ({"a.jsonl": '{"text":"a","k":NaN}\n{"text":"b","k":"\\ud800"}'}, "ab"),
         ({"a.jsonl": '{"text":null}', "b.jsonl": '\ufeff{"text":"b"}\r\n{}\r\n'}, ["", "b", ""]),
         ({"a.jsonl.gz": gzip.compress(b'{"text":"a"}\n'), "b.jsonl": '{"text":"b","k":1}'}, "ab"),
@@ -95,6 +98,12 @@ def test_what_else_the_files_hold_does_not_matter(tmp_path, files, expected):
 def test_what_cannot_be_read_is_a_sentence_that_names_the_file(tmp_path, files, sentence):
     with pytest.raises(UserError, match=sentence):
         texts(tmp_path, files)
+
+
+def test_a_column_is_missed_before_the_file_is_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_columns, "_ROWS_TOGETHER", 1)
+    with pytest.raises(UserError, match=r'b\.jsonl has no column "text"'):
+        texts(tmp_path, {"a.jsonl": '{"text":"a"}', "b.jsonl": '{"tex":"a"}\n{"tex":"b"}'})
 
 
 def test_a_file_that_was_cut_is_opened_again_and_then_named(tmp_path, monkeypatch):

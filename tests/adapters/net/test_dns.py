@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,14 +111,40 @@ def test_no_name_server_and_no_name_are_sentences(monkeypatch: pytest.MonkeyPatc
         peers_behind([f"/dnsaddr/{'x' * 70}.example"])
     with pytest.raises(ConfigError, match="/dnsaddr/NAME"):
         peers_behind(["/dnsaddr/boot.example/tcp/31337"])
+    with pytest.raises(ConfigError, match="mistyped peer id"):
+        peers_behind(["/dnsaddr/boot.example/p2p/12D3"])
 
 
 def test_addresses_are_as_they_were() -> None:
     assert peers_behind(ADDRESSES) == tuple(ADDRESSES)
 
 
-@pytest.mark.parametrize("noise", [b"", b"\0" * 12, b"\xff" * 40, bytes(12) + b"\x3f"])
-def test_nonsense_is_no_answer(noise: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "noise", [b"", b"\xff" * 40, b"\0\0\0\0\0\1" + bytes(6) + b"\x3f", b"\0\0\x81\x82" + bytes(8)]
+)
+def test_nonsense_and_a_refusal_are_no_answers(noise: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dns, "_answer", lambda *_: noise)
-    with pytest.raises(UserError, match=r"no sound answer|found behind"):
+    with pytest.raises(UserError, match="no sound answer"):
         peers_behind(["/dnsaddr/boot.example"])
+
+
+@pytest.mark.net
+def test_the_answer_to_another_question_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with name_server({"_dnsaddr.boot.example": [f"dnsaddr={ADDRESSES[0]}"]}) as server:
+        monkeypatch.setattr(dns, "nameservers", lambda: [server])
+        right = dns._HEADER
+        wrong = SimpleNamespace(
+            pack=lambda number, *rest: right.pack(number ^ 1, *rest), unpack_from=right.unpack_from
+        )
+        monkeypatch.setattr(dns, "_HEADER", wrong)
+        with pytest.raises(UserError, match="no sound answer"):
+            peers_behind(["/dnsaddr/boot.example"])
+
+
+def test_no_more_peers_are_found_than_anybody_dials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        dns,
+        "txt_records",
+        lambda name: [f"dnsaddr=/ip4/1.2.3.4/tcp/{i}/p2p/{PEERS[len(name) % 3]}" for i in range(1, 99)],
+    )
+    assert len(peers_behind(["/dnsaddr/a.example", "/dnsaddr/bb.example"])) == dns.MAX_PEERS
