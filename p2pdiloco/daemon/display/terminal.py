@@ -30,6 +30,7 @@ from p2pdiloco.printable import clean
 
 CELL_WIDTH = 39
 """Columns of one fragment's cell: two fit on 80."""
+INDENT = "    "
 MOST_RECENT = 4
 """Rows of the newest sentences that fragments make room for."""
 LEAST_BELOW = 11
@@ -219,7 +220,8 @@ def _peer_block(row: PeerRow, width: int) -> list[Text]:
         )
         if cell_len(figures) + 2 + cell_len(roles) <= width:
             return [Text(f"{figures}  {roles}".rstrip(), style=style)]
-    return [Text(line, style=style) for line in (figures, *folded("    " + roles, width))]
+    below = [INDENT + line for line in folded(roles, width - len(INDENT))]
+    return [Text(line, style=style) for line in (figures, *below)]
 
 
 def role_text(row: PeerRow) -> str:

@@ -90,7 +90,9 @@ def test_q_leaves_and_once_more_at_once_and_the_terminal_is_given_back() -> None
     os.close(its)
     try:
         said_until(lambda: os.read(ours, 1024), b"tokens/s")
-        os.write(ours, b"?q")
+        os.write(ours, b"?")
+        said_until(lambda: os.read(ours, 1024), b"leave in good order")
+        os.write(ours, b"q")
         said_until(lambda: os.read(ours, 1024), b"leaving")
         os.write(ours, b"q")
         assert HIDE_CURSOR not in said_until(lambda: os.read(ours, 1024), SHOW_CURSOR)

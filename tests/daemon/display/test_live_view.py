@@ -3,13 +3,13 @@ from __future__ import annotations
 import signal
 import threading
 from io import StringIO, TextIOWrapper
+from unittest import mock
 
 import pytest
 from rich.console import Console
 from view_kit import snapshot
 
 from p2pdiloco.daemon.display import live as live_module
-from p2pdiloco.daemon.display.keys import Keys
 from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.outlet import Outlet
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot
@@ -115,16 +115,22 @@ def test_a_terminal_that_is_stopped_gets_no_pictures_but_the_last() -> None:
     assert b"".join(written).count(b"tokens/s") == 2, "ours, and once more by rich when it ends"
 
 
-def test_a_shell_has_its_cursor_while_the_node_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, found = Terminal(), []
+def test_a_shell_has_its_terminal_and_cursor_while_the_node_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal, keys, found = Terminal(), mock.Mock(), list[object]()
     view = LiveView(console(terminal), period_s=0.001)
     view.start()
     view.update(snapshot())
     assert terminal.painted.wait(10)
-    kill = lambda _pid, number: found.append((number, terminal.getvalue().count(SHOW_CURSOR)))  # noqa: E731
+    monkeypatch.setattr(live_module, "drain", lambda: found.append("drained"))
+
+    def kill(_pid: int, number: int) -> None:
+        found.extend([number, terminal.getvalue().count(SHOW_CURSOR), *keys.mock_calls])
+
     monkeypatch.setattr(live_module.os, "kill", kill)
-    live_module.suspend(view, Keys(-1))
-    assert found == [(signal.SIGSTOP, 1)]
-    assert view.drawing
+    live_module.suspend(view, keys)
+    assert found == ["drained", signal.SIGSTOP, 1, mock.call.stop()]
+    assert view.drawing and keys.mock_calls == [mock.call.stop(), mock.call.start()]
     view.stop()
     assert terminal.getvalue().count(HIDE_CURSOR) == terminal.getvalue().count(SHOW_CURSOR) == 2

@@ -142,6 +142,7 @@ LOUD = replace(
 def test_nothing_that_matters_is_cut_on_small_terminals(size: tuple[int, int]) -> None:
     lines = printed(render(LOUD), *size)
     assert len(lines) < size[1] and not any(line.endswith("…") for line in lines)
+    assert any(line.startswith("    outbound only") for line in lines)
     text = " ".join(" ".join(line.split()) for line in lines)
     for words in (
         "a-volunteer-with-a-long-name", "training", "step 1240 (42.0 s ago)", "held-out 2.444 (95.0 s ago)",
@@ -155,6 +156,12 @@ def test_nothing_that_matters_is_cut_on_small_terminals(size: tuple[int, int]) -
 def test_the_words_of_the_view_are_explained_on_small_terminals(size: tuple[int, int]) -> None:
     text = " ".join("\n".join(printed(render(LOUD, explained=True), *size)).split())
     assert all(" ".join(words.split()) in text for words in EXPLAINED)
+
+
+def test_only_figures_that_are_old_are_shown_with_their_age() -> None:
+    young = replace(LOUD, heldout_age_s=4.9, learner_age_s=None)
+    text = "\n".join(printed(render(young), 120, 40))
+    assert "held-out 2.444" in text and "2.444 (" not in text and "step 1240 (" not in text
 
 
 def test_ages_of_figures_are_in_reports() -> None:

@@ -45,3 +45,7 @@ async def test_a_damaged_note_is_as_if_it_had_never_been(content: str, tmp_path:
     assert await listen_again(tmp_path, ANY_ADDRESS) == ANY_ADDRESS
     keep_port(tmp_path, ["/ip4/0.0.0.0/tcp/7", "/ip6/::/tcp/8"])
     assert (tmp_path / FILE).read_text() == "7\n"
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).mkdir()
+    keep_port(tmp_path, ["/ip4/0.0.0.0/tcp/9"])
+    assert (tmp_path / FILE).read_text() == "9\n"

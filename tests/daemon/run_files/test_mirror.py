@@ -21,7 +21,7 @@ from p2pdiloco.daemon.bootstrap import _Bootstrap
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import mirror
-from p2pdiloco.daemon.run_files.initial_file import kept_initial
+from p2pdiloco.daemon.run_files.initial_file import kept_initial, size_bounds
 from p2pdiloco.daemon.run_files.joined import joined_file
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
@@ -154,6 +154,13 @@ async def test_a_version_0_that_fits_neither_model_nor_disk_is_not_taken(
     assert await look.look([]) == [] and part.stat().st_size == 0
     monkeypatch.setattr(mirror, "free_disk_bytes", lambda _folder: free)
     assert len(await look.look([])) == 1
+
+
+def test_a_version_0_of_a_task_that_is_not_built_in_may_be_as_large_as_any_model() -> None:
+    base = for_run("micro", "test")
+    least, most = size_bounds(base)
+    elsewhere = structs.replace(base, run=structs.replace(base.run, task="elsewhere"))
+    assert size_bounds(elsewhere)[0] == 0 < least < most < size_bounds(elsewhere)[1]
 
 
 async def test_who_gave_a_wrong_file_is_asked_for_it_ever_more_rarely(
