@@ -37,7 +37,7 @@ print("found", found, termios.tcgetattr(0) == before, flush=True)
 """
 
 LEAVING = """
-import asyncio, fcntl, sys, termios
+import asyncio, fcntl, signal, sys, termios
 from types import SimpleNamespace
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import node
@@ -47,6 +47,7 @@ sys.path.insert(0, sys.argv[1])
 from view_kit import snapshot
 
 async def body(stop):
+    signal.alarm(60)  # it outlives no test that was killed
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     member = SimpleNamespace(report=SimpleNamespace(snapshot=lambda now: snapshot()))
     showing = asyncio.create_task(node._show(member, NodeSettings(log="tui"), RecentLines()))
