@@ -13,9 +13,9 @@ from pathlib import Path
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.daemon.learner.company import Company, KnowsLearners
 from p2pdiloco.daemon.learner.failures import Failures
 from p2pdiloco.daemon.learner.host import LearnerExited, MakeHost, OnEvent
+from p2pdiloco.daemon.learner.learner_count import KnowsLearners, LearnerCount
 from p2pdiloco.daemon.learner.silence import TICK_S, Silence
 from p2pdiloco.daemon.learner.slots import Slot
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -48,7 +48,7 @@ class LearnerLink:
         self._host = make_host(self._on_event)
         self._compute = compute
         self._tickets = tickets
-        self._company = Company(swarm)
+        self._learner_count = LearnerCount(swarm)
         self._slots = [Slot() for _ in compute.vault.layouts]
         self._state_path = state_path
         self._post = post
@@ -222,7 +222,7 @@ class LearnerLink:
 
     def committed(self, effect: CommitVersion) -> bool:
         """Let the learner go over to a version that is being committed; return whether its copy is in it."""
-        self._company.committed(effect)
+        self._learner_count.committed(effect)
         return self._slots[effect.version.header.fragment].committed(effect.merged_ticket, effect.overwrite)
 
     def after_commit(self, fragment: int) -> None:
@@ -303,7 +303,7 @@ class LearnerLink:
         """Tell the learner how many there are, if that has changed."""
         if not self._ready:
             return
-        count = self._company.count(asyncio.get_running_loop().time())
+        count = self._learner_count.at(asyncio.get_running_loop().time())
         if count != self._said_learners and self._host.send(ch.Learners(count)):
             self._said_learners = count
 

@@ -24,8 +24,8 @@ class KnowsLearners(Protocol):
         """Return how many learners are known to train, this one included."""
 
 
-class Company:
-    """Learners of the run beside ours, as versions and the swarm show them."""
+class LearnerCount:
+    """Number of learners of the run, as versions and the swarm show it."""
 
     def __init__(self, swarm: KnowsLearners) -> None:
         self._swarm = swarm
@@ -40,6 +40,6 @@ class Company:
         self._merged_together = len(header.contributors)
         self._most = most_learners(header.number, effect.watermarks, self._swarm.expected_members)
 
-    def count(self, now: float) -> int:
+    def at(self, now: float) -> int:
         """Count all learners, ours included."""
         return max(1, min(self._swarm.training(now), self._most), self._merged_together)
