@@ -22,6 +22,7 @@ from p2pdiloco import Session
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.daemon.learner import guest
 from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerExited
@@ -139,6 +140,24 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
             steps += 1
             later = tuple(msgspec.structs.replace(base, tokens=MERGED_TOKENS) for base in BASES)
             await host.start(later, state, ("all",) * len(BASES))
+
+
+async def test_a_session_that_comes_when_the_run_has_ended_makes_no_step(tmp_path: Path) -> None:
+    amended = (Amendment(1, 0, schedule_tokens=999_936),)
+    async with waiting(tmp_path) as (host, _, _):
+        host.follow(FollowCourse(amended, "ended"))
+        with process() as daemon:
+            (tmp_path / "lock").write_text(str(daemon.pid))
+            model = task_of(MICRO).model()
+            session = await asyncio.to_thread(Session, model, None, "micro", data_dir=tmp_path)
+            assert session.schedule_tokens == 999_936
+            assert not await asyncio.to_thread(session.step, 256, 1.0)
+            assert session.inner_step == 0
+            ends = asyncio.create_task(host.stop(None, PATIENCE_S))
+            assert daemon.stdin is not None
+            daemon.stdin.close()
+            await asyncio.to_thread(session.close)
+            assert await ends == 0
 
 
 async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:
