@@ -88,7 +88,8 @@ def _complain(sentence: str, hint: str, arguments: Sequence[str]) -> None:
 
 
 def _logs_json(arguments: Sequence[str]) -> bool:
-    """Tell whether the command was to write a log for machines: then its last word is a line of that."""
+    """Tell whether a command whose flags are wrong was to write a log for machines: then its last word is a
+    line of that, as of one that began (`SpacedLists`)."""
     words = " ".join(arguments).replace("--log=", "--log ")
     if "--log " in words:
         return "--log json" in words

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from p2pdiloco.config.schema import keys_of
 from p2pdiloco.config.settings import known_variable, load_settings_table
+from p2pdiloco.errors import UserError
 
 S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
@@ -57,6 +58,18 @@ class SpacedLists(click.Command):
             if not _is_text(ctx.params.get(parameter.name or "")):
                 raise click.BadParameter("must be UTF-8 text", ctx, parameter)
         return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """click's own; where the log is for machines, wherever that is said, an error is a line of it."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            if ctx.params.get("log") != "json":
+                raise
+            from p2pdiloco.daemon.display.logs import complaint_line
+
+            click.echo(complaint_line(str(error), error.hint), err=True)
+            return error.exit_status
 
 
 class Number(click.FloatRange):

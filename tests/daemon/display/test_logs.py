@@ -108,16 +108,19 @@ def test_what_a_json_log_lost_is_said_in_json() -> None:
     assert following["message"] == "next"
 
 
-@pytest.mark.parametrize("ask", [["--log", "json"], ["--log=json"], []])
+@pytest.mark.parametrize("ask", [["--log", "json"], ["--log=json"], [], ["--config", "node.toml"]])
 def test_the_last_sentence_of_json_logs_is_json_too(
-    ask: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ask: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("node.toml").write_text('[node]\nlog = "json"\n')
     if not ask:
         monkeypatch.setenv("P2PDILOCO_LOG", "json")
-    assert run(["node", *ask, "--join", "nowhere"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    said = json.loads(line)
-    assert said["event"] == "error" and "--join" in said["message"] and said["fields"]["hint"]
+    for wrong in (["--join", "nowhere"], *([["--joint"]] if "--config" not in ask else [])):
+        assert run(["node", *ask, *wrong]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        said = json.loads(line)
+        assert said["event"] == "error" and wrong[0] in said["message"] and said["fields"]["hint"]
     assert run(["node", "--log", "text", "--join", "nowhere"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
