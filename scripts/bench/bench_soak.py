@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--min-step-s", type=float, default=0.02)
     parser.add_argument("--warm-up-s", type=float, default=120.0)
     args = parser.parse_args()
+    if 60 * args.minutes < args.warm_up_s + 2 * SAMPLE_S:
+        parser.error("--minutes must leave some samples after --warm-up-s")
     figures = {each.node.name: told(each, args.warm_up_s) for each in watch(args)}
     finish("soak", {"minutes": args.minutes, "preset": args.preset, **figures}, args.json)
 
