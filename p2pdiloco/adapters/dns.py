@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdiloco.config.settings import DNSADDR, check_join_address, check_peer_address
+from p2pdiloco.config.addresses import DNSADDR, check_join_address, check_peer_address
 from p2pdiloco.errors import ConfigError, UserError
 
 logger = logging.getLogger(__name__)

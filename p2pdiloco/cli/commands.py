@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, config_option, setting
+from p2pdiloco.config.lab_settings import ChaosSettings, DemoSettings
 from p2pdiloco.config.settings import (
     BootstrapSettings,
-    ChaosSettings,
     Compile,
-    DemoSettings,
     LogStyle,
     NodeSettings,
     Precision,

@@ -14,12 +14,12 @@ import msgspec
 from p2pdiloco.adapters.disk.outputs import try_file
 from p2pdiloco.cli.membership.notices import amend
 from p2pdiloco.cli.options import FILE, WORDS
+from p2pdiloco.config.addresses import check_multiaddr, is_public
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import AdmissionSection, DataSection, Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, for_length, with_outer
 from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
-from p2pdiloco.config.settings import check_multiaddr, is_public
 from p2pdiloco.config.units import size_text
 from p2pdiloco.errors import StorageError, UserError, install_hint
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml

@@ -6,7 +6,6 @@ Precedence, per key: flag > environment variable P2PDILOCO_<FLAG> > table [node]
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from p2pdiloco.config.addresses import check_join_address, check_multiaddr
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.strict import convert, read_toml, suggestion
 from p2pdiloco.config.units import parse_every, parse_rate, parse_size
@@ -157,55 +157,6 @@ class StatusSettings(Struct, frozen=True, kw_only=True):
     timeout_s: float = 20.0
 
 
-class DemoSettings(Struct, frozen=True, kw_only=True):
-    """`p2pdiloco demo`: a bootstrap and `nodes` nodes as processes on loopback."""
-
-    nodes: int = 3
-    seconds: float = 120.0
-    """Seconds of training; the summary comes after."""
-    kill: bool = True
-    """Kill a syncer on the way."""
-    preset: str = "tiny"
-    report: Path | None = None
-    """Machine-readable summary (JSON)."""
-    plot: Path | None = None
-    """PNG of the loss with the kill marked."""
-    keep: Path | None = None
-    """Folder for everything that the processes write; None: a temporary one, removed at the end."""
-
-
-class ChaosSettings(Struct, frozen=True, kw_only=True):
-    """`p2pdiloco chaos`: a swarm of real processes on this machine, and all that goes wrong with it."""
-
-    nodes: int = 8
-    preset: str = "micro"
-    minutes: float = 10.0
-    seconds: float = 0.0
-    """Seconds of training under faults; if positive, instead of `minutes`."""
-    faults_per_hour: float = 125.0
-    seed: int = 0
-    """Seed of the schedule of faults."""
-    compare: bool = True
-    """Run the same swarm without faults first, and compare."""
-    compare_minutes: float = 0.0
-    """Minutes without faults; 0: as long as with."""
-    load: float = 0.08
-    """Share of this machine's processors that all learners together use, or more where H inner steps would
-    take longer than 4 s; 1: as much as they get."""
-    netns: bool = False
-    """Put every node into a network namespace of its own, so that links can be cut and slowed down."""
-    scenario: Literal["none", "survivor", "split"] = "none"
-    """Scenario to play instead of faults drawn from the seed."""
-    split_seconds: float = 120.0
-    """Seconds for which the two sides of `split` cannot hear each other."""
-    out: Path = Path("p2pdiloco-chaos")
-    """Folder of faults.jsonl, report.json and chaos.png."""
-    keep: bool = False
-    """Keep everything that the processes wrote too."""
-    json: bool = False
-    """Print the report as JSON."""
-
-
 class SettingsFile(Struct, frozen=True, forbid_unknown_fields=True):
     """Schema of a --config file: one file may serve both roles."""
 
@@ -319,79 +270,6 @@ def _check_addresses(join: tuple[str, ...], listen: tuple[str, ...], announce: t
             check_multiaddr(address, flag)
             if "/p2p/" in address:
                 raise ConfigError(f'{flag} must not name a peer (/p2p/...), it is "{address}"')
-
-
-_PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
-_PEER_HINT = "copy a whole line that a bootstrap or node printed: /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."
-
-
-DNSADDR = "/dnsaddr/"
-
-
-def check_join_address(address: str) -> None:
-    """Check a --join address: one of a peer, or /dnsaddr/NAME, which lists several, perhaps with /p2p/ID.
-
-    Raises:
-        ConfigError: says which part is wrong.
-    """
-    if not address.startswith(DNSADDR):
-        check_peer_address(address)
-        return
-    name, found, peer = address.removeprefix(DNSADDR).partition("/p2p/")
-    if not re.fullmatch(r"[^/\s]+", name):
-        raise ConfigError(f'--join must look like /dnsaddr/NAME or /dnsaddr/NAME/p2p/ID, it is "{address}"')
-    if found and not _PEER.fullmatch(peer):
-        raise ConfigError(f'--join has a mistyped peer id "{peer}" in "{address}"', _PEER_HINT)
-
-
-def check_peer_address(address: str) -> None:
-    """Check the address of a peer: a multiaddr that ends in /p2p/ID.
-
-    Raises:
-        ConfigError: says which part is wrong.
-    """
-    check_multiaddr(address, "--join")
-    head, found, peer = address.rpartition("/p2p/")
-    if not found or not head:
-        raise ConfigError(f'--join needs the peer\'s id at the end (/p2p/ID), it is "{address}"', _PEER_HINT)
-    if not _PEER.fullmatch(peer):
-        raise ConfigError(f'--join has a mistyped peer id "{peer}" in "{address}"', _PEER_HINT)
-
-
-def check_multiaddr(address: str, flag: str) -> None:
-    """Check a multiaddr's form: a known host protocol, a valid host, tcp or udp, a port.
-
-    Raises:
-        ConfigError: says which part is wrong.
-    """
-    hint = "" if flag == "--listen" else _PEER_HINT
-    parts = address.split("/")
-    if len(parts) < 5 or parts[0] or parts[1] not in {"ip4", "ip6", "dns", "dns4", "dns6"}:
-        raise ConfigError(f'{flag} must look like /ip4/HOST/tcp/PORT, it is "{address}"', hint)
-    kind, host, transport, port = parts[1:5]
-    if kind in {"ip4", "ip6"}:
-        try:
-            right = ipaddress.ip_address(host).version == int(kind[2])
-        except ValueError:
-            right = False
-        if not right:
-            raise ConfigError(f'{flag} has no valid {kind} address "{host}" in "{address}"', hint)
-    if transport not in {"tcp", "udp"}:
-        raise ConfigError(f'{flag} must use tcp or udp, not "{transport}", in "{address}"', hint)
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ConfigError(f'{flag} has no valid port "{port}" in "{address}"', hint)
-
-
-def is_public(address: str) -> bool:
-    """Tell whether a multiaddr (checked) is one that the whole Internet can dial, or a name."""
-    kind, host = address.split("/")[1:3]
-    return not kind.startswith("ip") or ipaddress.ip_address(host).is_global
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether a multiaddr (checked) is one that only this machine can dial."""
-    kind, host = address.split("/")[1:3]
-    return kind.startswith("ip") and ipaddress.ip_address(host).is_loopback
 
 
 def known_variable(flag: str) -> str:

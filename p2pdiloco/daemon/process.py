@@ -22,8 +22,9 @@ from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.config.addresses import is_loopback
 from p2pdiloco.config.folders import has_home, those_known
-from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, is_loopback, rates
+from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.daemon import service
 from p2pdiloco.daemon.apart import is_working
 from p2pdiloco.daemon.display import outlet

@@ -17,15 +17,10 @@ import pytest
 
 from p2pdiloco import __version__
 from p2pdiloco.cli import main as cli_main
+from p2pdiloco.config.lab_settings import DemoSettings
 from p2pdiloco.config.outer import SHOWN
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import (
-    ANY_ADDRESS,
-    BootstrapSettings,
-    DemoSettings,
-    NodeSettings,
-    StatusSettings,
-)
+from p2pdiloco.config.settings import ANY_ADDRESS, BootstrapSettings, NodeSettings, StatusSettings
 from p2pdiloco.daemon.admission.invite import encode_invite
 from p2pdiloco.daemon.admission.papers import grant
 from p2pdiloco.identity import Identity

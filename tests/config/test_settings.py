@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from p2pdiloco.config.addresses import check_multiaddr, check_peer_address
 from p2pdiloco.config.settings import (
     BootstrapSettings,
     NodeSettings,
     check_bootstrap,
     check_environment,
-    check_multiaddr,
     check_node,
-    check_peer_address,
     load_settings_table,
 )
 from p2pdiloco.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from p2pdiloco.config.settings import ChaosSettings
+from p2pdiloco.config.lab_settings import ChaosSettings
 from p2pdiloco.lab.chaos import chaos
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts

@@ -12,8 +12,8 @@ import pytest
 from matplotlib import pyplot
 from rich.console import Console
 
+from p2pdiloco.config.lab_settings import DemoSettings
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.daemon.display.keys import Keys
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts

@@ -11,7 +11,7 @@ import click
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
-from p2pdiloco.config.settings import is_loopback
+from p2pdiloco.config.addresses import is_loopback
 from p2pdiloco.config.units import parse_life
 
 OWNED_DIR = partial(

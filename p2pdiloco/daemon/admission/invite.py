@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.config.settings import check_peer_address
+from p2pdiloco.config.addresses import check_peer_address
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon.admission.papers import MAX_USES, Admission, Grant, admission
 from p2pdiloco.errors import ConfigError

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdiloco.config.settings import check_peer_address
+from p2pdiloco.config.addresses import check_peer_address
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.notes import read_note
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from p2pdiloco.adapters.disk.outputs import try_folder
+from p2pdiloco.config.lab_settings import ChaosSettings
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run, without_end
-from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.errors import StorageError
 from p2pdiloco.lab.chaos import plan as chaos_plan
 from p2pdiloco.lab.chaos import plot as chaos_plot

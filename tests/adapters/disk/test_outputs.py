@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.adapters.disk.outputs import try_file, try_folder
-from p2pdiloco.config.settings import DemoSettings, NodeSettings
+from p2pdiloco.config.lab_settings import DemoSettings
+from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.learner.guest import try_socket
 from p2pdiloco.daemon.node import try_paths
 from p2pdiloco.errors import StorageError, UserError

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from p2pdiloco.config.lab_settings import ChaosSettings
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.errors import UserError
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.plan import Fault
