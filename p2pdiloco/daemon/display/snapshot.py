@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from p2pdiloco.core.following.beginning import Grounds
+from p2pdiloco.daemon.rest.reasons import RestReason
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.printable import encoded
 
@@ -28,8 +29,9 @@ MAX_REPORT_BYTES = 256 * 1024
 MAX_LOSS = 1e6
 """Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
 
-NodeState = Literal["joining", "waiting", "catching up", "training", "paused", "ended", "leaving"]
-SETTLED = ("training", "paused", "ended", "leaving")
+NodeState = Literal["joining", "waiting", "catching up", "training", "idle", "paused", "ended", "leaving"]
+"""Paused and ended is the run; idle is this node alone, by the wish of its machine's owner (`RestRow`)."""
+SETTLED = ("training", "idle", "paused", "ended", "leaving")
 """States of a full member, whose answer is as good as any; beside others, more are asked."""
 Text = Annotated[str, Meta(max_length=80)]
 """Peer ids, node and run names."""
@@ -134,6 +136,31 @@ class CourseRow(Row, frozen=True, kw_only=True):
     """Message of the run's owner."""
 
 
+class RestRow(Row, frozen=True, kw_only=True):
+    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.rest`)."""
+
+    reason: RestReason
+    since: float = 0.0
+    """Seconds since 1970, by the node's clock."""
+    words: Line = ""
+    """The whole in one line: "idle: on battery since 14:02, until on mains power"."""
+    ends: Line = ""
+    """What ends it."""
+    handed_over: bool = False
+    """True: all that was made is merged."""
+
+
+class TransferRow(Row, frozen=True, kw_only=True):
+    """Row of the bytes that this node moved in a calendar month, over all its lives (docs/limits.md)."""
+
+    month: Words = ""
+    """Month as "2026-11", by the node's clock."""
+    sent_bytes: Natural = 0
+    received_bytes: Natural = 0
+    budget_bytes: Natural = 0
+    """Bytes both ways that its owner permits; 0: no bound."""
+
+
 class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Everything that the live view of one node shows, taken by the daemon a few times a second."""
 
@@ -189,6 +216,10 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Progress of the run."""
     start: Grounds | None = None
     """Grounds on which this node took what it began with; None: it came with that, or started the run."""
+    rest: RestRow | None = None
+    """Reason why the learner rests by the wish of its machine's owner; None: it does not."""
+    transfer: TransferRow | None = None
+    """Bytes of this month; None: they are not counted (yet)."""
 
 
 class StatusReport(Row, frozen=True, kw_only=True):
@@ -225,6 +256,10 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Grounds of the answering node, as in `NodeSnapshot`."""
     heldout_age_s: float | None = None
     """Seconds since the held-out loss was measured, or heard of."""
+    rest: RestRow | None = None
+    """Rest of the answering node, as in `NodeSnapshot`."""
+    transfer: TransferRow | None = None
+    """Bytes of the answering node, as in `NodeSnapshot`."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -267,6 +302,8 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         bulk=snapshot.bulk,
         course=snapshot.course,
         start=snapshot.start,
+        rest=snapshot.rest,
+        transfer=snapshot.transfer,
     )
 
 

@@ -1,0 +1,1 @@
+"""Controls of a node for the owner of its machine: pause, resume, finish, limits."""

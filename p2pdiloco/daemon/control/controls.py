@@ -1,0 +1,64 @@
+"""Controls of a node: what the owner of its machine may ask of it while it runs.
+
+Who calls it has shown that they are the owner: the control socket by the file's rights, the web page by its
+token. All answers are one line for people; a wish that cannot be is a `UserError` with a sentence and a hint.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol
+
+from msgspec import Meta, Struct
+
+from p2pdiloco.daemon.display.snapshot import RestRow, TransferRow
+
+Value = Annotated[str, Meta(max_length=64)]
+
+
+class LimitRow(Struct, frozen=True, kw_only=True):
+    """Row of one limit that can be changed while the node runs."""
+
+    name: str
+    """Name of its flag, without the dashes in front: "max-upload"."""
+    value: str
+    """Value as `limits` takes it, such as "20Mbit"; empty: no limit."""
+    comes_from: str
+    """Source of the value: "default", "start" (a flag, the environment or a file), "limits" (changed
+    while it ran, and kept)."""
+
+
+class ControlState(Struct, frozen=True, kw_only=True):
+    """State of a node, for its owner."""
+
+    peer: str = ""
+    name: str = ""
+    run_name: str = ""
+    state: str = "joining"
+    """Word of the node's state (`NodeState`), or "away": it has left for now, and comes back by itself."""
+    paused: bool = False
+    finishing: bool = False
+    rest: RestRow | None = None
+    """Reason why the learner rests by the owner's wish; None: it does not."""
+    transfer: TransferRow | None = None
+    limits: tuple[LimitRow, ...] = ()
+
+
+class OwnerControls(Protocol):
+    """Controls, for who serves them to the owner (control socket, web page). On the event loop only."""
+
+    def pause(self) -> str:
+        """Let the learner rest until `resume`, also over restarts."""
+
+    def resume(self) -> str:
+        """End a pause, or take `finish` back while it can be. Schedules and bounds go on holding."""
+
+    def finish(self) -> str:
+        """Hand over what was made, then leave and end."""
+
+    def limits(self, changes: dict[str, str]) -> str:
+        """Change limits by name, all or none; an empty value takes one away. They are kept for later starts.
+
+        Raises: UserError (an unknown name, a value that cannot be, nothing to read it by)."""
+
+    def state(self) -> ControlState:
+        """Describe the node."""

@@ -1,0 +1,1 @@
+"""Rests of this machine: why this node's learner makes no inner steps, by its owner's wish."""

@@ -1,0 +1,76 @@
+"""Reasons why this node's learner rests: a closed list of what its machine's owner may want."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+
+from msgspec import Struct
+
+
+class RestReason(enum.Enum):
+    """Reason of the machine's owner. The first that holds, in this order, is the one that is said."""
+
+    FINISHING = "finishing"
+    """`p2pdiloco finish`: what was made is handed over, then the node leaves."""
+    PAUSED = "paused"
+    """`p2pdiloco pause`."""
+    TRANSFER = "transfer"
+    """`--max-transfer`: this month's bytes are used up. The node leaves, and comes back by itself."""
+    HOURS = "hours"
+    """`--hours`: outside of them."""
+    BATTERY = "battery"
+    """`--not-on-battery`: no mains."""
+    IN_USE = "in-use"
+    """`--when-idle`: somebody, or another program, uses the machine."""
+    TEMPERATURE = "temperature"
+    """`--max-temperature`: GPU or CPU are hotter."""
+    POWER = "power"
+    """`--max-power`: the GPU draws more."""
+
+
+WORDS: dict[RestReason, str] = {
+    RestReason.FINISHING: "finishing",
+    RestReason.PAUSED: "paused by you",
+    RestReason.TRANSFER: "this month's transfer is used up",
+    RestReason.HOURS: "outside of its hours",
+    RestReason.BATTERY: "on battery",
+    RestReason.IN_USE: "the machine is in use",
+    RestReason.TEMPERATURE: "too hot",
+    RestReason.POWER: "too much power",
+}
+"""Short words for people, where nothing closer is known."""
+
+
+class Finding(Struct, frozen=True):
+    """Finding of one source: why the learner is to rest now."""
+
+    reason: RestReason
+    words: str
+    """Words for people: "on battery", "87 °C, the bound is 80"."""
+    ends: str
+    """What ends it, for people: "on mains power"."""
+
+
+class Rest(Struct, frozen=True):
+    """Rest of this node's learner."""
+
+    reason: RestReason
+    since: float
+    """Seconds since 1970 by this machine's clock."""
+    words: str
+    ends: str
+    handed_over: bool = False
+    """True: all that was made is merged."""
+
+    def line(self) -> str:
+        """Say it in one line: "idle: on battery since 14:02, until on mains power"."""
+        return f"idle: {self.words} since {clock_text(self.since)}, until {self.ends}"
+
+
+def clock_text(at: float, now: float | None = None) -> str:
+    """Word a time for people: "14:02" within the last half a day, else with the day."""
+    when = datetime.datetime.fromtimestamp(at)
+    today = datetime.datetime.now() if now is None else datetime.datetime.fromtimestamp(now)
+    near = abs((today - when).total_seconds()) < 12 * 3600
+    return when.strftime("%H:%M" if near else "%Y-%m-%d %H:%M")
