@@ -30,7 +30,7 @@ MAX_LOSS = 1e6
 """Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
 
 NodeState = Literal["joining", "waiting", "catching up", "training", "idle", "paused", "ended", "leaving"]
-"""Paused and ended is the run; idle is this node alone, by the wish of its machine's owner (`RestRow`)."""
+"""State of a node. Paused and ended is the run; idle is this node alone, by the wish of its machine's owner (`RestRow`)."""
 SETTLED = ("training", "idle", "paused", "ended", "leaving")
 """States of a full member, whose answer is as good as any; beside others, more are asked."""
 Text = Annotated[str, Meta(max_length=80)]
@@ -143,9 +143,9 @@ class RestRow(Row, frozen=True, kw_only=True):
     since: float = 0.0
     """Seconds since 1970, by the node's clock."""
     words: Line = ""
-    """The whole in one line: "idle: on battery since 14:02, until on mains power"."""
+    """Words for one line: "idle: on battery since 14:02, until on mains power"."""
     ends: Line = ""
-    """What ends it."""
+    """Words on what ends it."""
     handed_over: bool = False
     """True: all that was made is merged."""
 

@@ -12,21 +12,21 @@ class RestReason(enum.Enum):
     """Reason of the machine's owner. The first that holds, in this order, is the one that is said."""
 
     FINISHING = "finishing"
-    """`p2pdiloco finish`: what was made is handed over, then the node leaves."""
+    """Wish to leave, `p2pdiloco finish`: what was made is handed over, then the node leaves."""
     PAUSED = "paused"
-    """`p2pdiloco pause`."""
+    """Wish to rest, `p2pdiloco pause`."""
     TRANSFER = "transfer"
-    """`--max-transfer`: this month's bytes are used up. The node leaves, and comes back by itself."""
+    """Budget, `--max-transfer`: this month's bytes are used up. The node leaves, and comes back by itself."""
     HOURS = "hours"
-    """`--hours`: outside of them."""
+    """Schedule, `--hours`: it is outside of them."""
     BATTERY = "battery"
-    """`--not-on-battery`: no mains."""
+    """Battery, `--not-on-battery`: there is no mains power."""
     IN_USE = "in-use"
-    """`--when-idle`: somebody, or another program, uses the machine."""
+    """Use, `--when-idle`: somebody, or another program, uses the machine."""
     TEMPERATURE = "temperature"
-    """`--max-temperature`: GPU or CPU are hotter."""
+    """Bound, `--max-temperature`: GPU or CPU are hotter."""
     POWER = "power"
-    """`--max-power`: the GPU draws more."""
+    """Bound, `--max-power`: the GPU draws more."""
 
 
 WORDS: dict[RestReason, str] = {
@@ -39,7 +39,7 @@ WORDS: dict[RestReason, str] = {
     RestReason.TEMPERATURE: "too hot",
     RestReason.POWER: "too much power",
 }
-"""Short words for people, where nothing closer is known."""
+"""Words for people, where nothing closer is known."""
 
 
 class Finding(Struct, frozen=True):
@@ -49,7 +49,7 @@ class Finding(Struct, frozen=True):
     words: str
     """Words for people: "on battery", "87 °C, the bound is 80"."""
     ends: str
-    """What ends it, for people: "on mains power"."""
+    """Words on what ends it, for people: "on mains power"."""
 
 
 class Rest(Struct, frozen=True):
