@@ -129,7 +129,7 @@ class Session:
                 reason); the losses of ten steps in a row are NaN or infinite; within `computing`.
         """
         self._outside("step")
-        if self._stopped or self._mailbox.let_go:
+        if self._stopped or self._has_ended():
             return False
         tokens, mean = _whole(tokens), _real(loss)
         self._lost = 0 if math.isfinite(mean) else self._lost + 1
@@ -145,6 +145,15 @@ class Session:
             raise self._broke(error) from error
         self._stopped = self._mailbox.stopping
         return goes_on
+
+    def _has_ended(self) -> bool:
+        """Tell whether the run has ended. Its owner may have made it longer since."""
+        if self._mailbox.let_go:
+            try:
+                self._mailbox.attend(0.0)
+            except ChannelBroken as error:
+                raise self._broke(error) from error
+        return self._mailbox.let_go
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:

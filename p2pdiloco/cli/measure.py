@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from p2pdiloco.cli.visitor import visit, visitor
+from p2pdiloco.config.addresses import peer_in
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.links.probing import PAUSE_S, MeasuredLink, measure
@@ -28,7 +29,7 @@ def measured_link(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLin
 
 
 async def _visit(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
-    peer = join.rpartition("/p2p/")[2]
+    peer = peer_in(join)
     try:
         async with asyncio.timeout(TIMEOUT_S), visitor((join,)) as transport:
             manifest = await listed_manifest(transport, peer, run) if with_manifest else None

@@ -68,6 +68,11 @@ def check_multiaddr(address: str, flag: str) -> None:
         raise ConfigError(f'{flag} has no valid port "{port}" in "{address}"', hint)
 
 
+def peer_in(address: str) -> str:
+    """Return the peer id at the end of a checked address."""
+    return address.rpartition("/p2p/")[2]
+
+
 def is_public(address: str) -> bool:
     """Tell whether a multiaddr (checked) is one that the whole Internet can dial, or a name."""
     kind, host = address.split("/")[1:3]

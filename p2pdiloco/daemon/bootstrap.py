@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import structs
 
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.disk.run_store import run_folder, signed_files
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
@@ -41,14 +41,13 @@ from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 
 logger = logging.getLogger("p2pdiloco")
-SAVED = "runs/*/manifest.signed"
 WATCH_S = 30.0
 
 
 def run_bootstrap(settings: BootstrapSettings) -> int:
     """Run a bootstrap peer until it is told to stop. Returns the exit status."""
     # Who has runs to serve does so without those that it once joined.
-    has_runs = any(settings.data_dir.glob(SAVED))
+    has_runs = bool(signed_files(settings.data_dir))
     join = peers_to_join(settings, has_runs)
     settings = structs.replace(settings, join=join)
     return run_program(lambda stop: _bootstrap(settings, has_runs, stop), settings.log)
@@ -65,6 +64,7 @@ async def _bootstrap(settings: BootstrapSettings, has_runs: bool, stop: asyncio.
         try:
             if not stop.is_set():
                 await unless_stopped(_Bootstrap(settings, transport, door, stop).run(), stop)
+            logger.info("leaving")
         finally:
             await transport.close()
 

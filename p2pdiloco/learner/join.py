@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -27,5 +28,7 @@ def join_daemon(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
         raise StorageError(f"no daemon at {path}: {error}") from error
     if hello != HELLO or len(descriptors) != 1:
         connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
         raise StorageError(f"{path} is no daemon that waits for a learner, or it has one already")
     return connection, descriptors[0]

@@ -50,3 +50,18 @@ def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
     with pytest.raises(UserError, match="no finite number in 10 steps in a row, the last is nan") as caught:
         session.step(64, float("nan"))
     assert "diverged" in caught.value.hint
+
+
+def test_a_program_that_heard_the_end_hears_that_the_run_was_made_longer():
+    session = object.__new__(Session)
+    session._computing = session._stopped = False
+    session._lost = 0
+    session._training = SimpleNamespace(
+        section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
+    )
+    mailbox = SimpleNamespace(let_go=True, stopping=False, boundary=lambda report: True)
+    mailbox.attend = lambda timeout_s: None
+    session._mailbox = mailbox
+    assert not session.step(64, 0.5)
+    mailbox.attend = lambda timeout_s: setattr(mailbox, "let_go", False)
+    assert session.step(64, 0.5)

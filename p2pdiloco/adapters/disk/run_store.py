@@ -32,8 +32,9 @@ from p2pdiloco.errors import invariant
 from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.ports import Buffer
 
-__all__ = ["RunStore", "SavedFragment", "run_folder"]
+__all__ = ["RunStore", "SavedFragment", "run_folder", "signed_file", "signed_files"]
 
+SIGNED = "manifest.signed"
 KEPT_CHECKPOINTS = 2
 KEPT_CORRUPT = 2
 """Number of damaged files kept for every folder, for people to look at."""
@@ -46,6 +47,16 @@ def run_folder(data_dir: Path, run_id: str) -> Path:
     """The folder of a run; its name is the first 16 characters of the run id (hexadecimal)."""
     invariant(re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id) is not None, f"not a run id: {run_id!r}")
     return data_dir / "runs" / run_id[:16]
+
+
+def signed_file(data_dir: Path, run_id: str) -> Path:
+    """Name the file of a run's signed manifest."""
+    return run_folder(data_dir, run_id) / SIGNED
+
+
+def signed_files(data_dir: Path) -> list[Path]:
+    """List the signed manifests of all runs in this folder."""
+    return sorted((data_dir / "runs").glob(f"*/{SIGNED}"))
 
 
 class RunStore:

@@ -101,13 +101,14 @@ class Membership:
         assert notice is not None
         logger.info(
             "the run's owner has a new notice, number %(number)d: %(banned)d banned, %(revoked)d invites "
-            "revoked, %(listed)d listed, %(vouched)d versions vouched for",
+            "revoked, %(listed)d listed, %(vouched)d versions vouched for, %(amendments)d amendments",
             {
                 "number": notice.sequence,
                 "banned": len(notice.banned),
                 "revoked": len(notice.revoked),
                 "listed": len(notice.members),
                 "vouched": len(notice.vouch),
+                "amendments": len(notice.amendments),
             },
         )
         fault = self.register.would_take(self._me, self._grant)

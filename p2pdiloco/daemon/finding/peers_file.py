@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdiloco.config.addresses import check_peer_address
+from p2pdiloco.config.addresses import check_peer_address, peer_in
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.notes import read_note
 
@@ -65,11 +65,11 @@ def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
     """
     path = peers_file(data_dir)
     temporary = path.with_name(path.name + ".tmp")
-    kept = {_peer_of(addresses[0]): list(addresses[:4]) for addresses in peers if addresses}
+    kept = {peer_in(addresses[0]): list(addresses[:4]) for addresses in peers if addresses}
     earlier: dict[str, list[str]] = {}
     for address in load_peers(data_dir):
-        if _peer_of(address) not in kept:
-            earlier.setdefault(_peer_of(address), []).append(address)
+        if peer_in(address) not in kept:
+            earlier.setdefault(peer_in(address), []).append(address)
     lines = [line for found in [*earlier.values(), *kept.values()][-MAX_PEERS:] for line in found]
     try:
         temporary.write_text("".join(f"{line}\n" for line in lines), "ascii")
@@ -77,7 +77,3 @@ def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
     except (OSError, UnicodeEncodeError) as error:
         # A temporary file that may be left behind is overwritten the next time.
         logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
-
-
-def _peer_of(address: str) -> str:
-    return address.rpartition("/p2p/")[2]

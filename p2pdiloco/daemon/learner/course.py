@@ -79,6 +79,8 @@ class RunCourse:
         self._is_over = False
         self._said_message = ""
         self._in_force: Amendment | None = None
+        self._coming: Amendment | None = None
+        """Newest amendment, which may not hold yet."""
         self._versions, self._quiet_since_s, self._is_settled = 0, 0.0, False
 
     @property
@@ -126,7 +128,9 @@ class RunCourse:
         self._said_message = message
         if amendment is not None and amendment != self._in_force:
             self._say(words_of(amendment), tokens)
-        self._in_force = amendment
+        elif last is not None and last.from_tokens > tokens and last != self._coming:
+            self._say(words_of(last), tokens)
+        self._in_force, self._coming = amendment, last
         before, self._told = self._told, ch.FollowCourse(amendments, rests)
         if self._told != before:
             self._learner.follow(self._told)

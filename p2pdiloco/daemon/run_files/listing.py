@@ -12,6 +12,8 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from p2pdiloco.adapters.disk.run_store import signed_files
+from p2pdiloco.config.addresses import peer_in
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import RUN_ID
@@ -129,7 +131,7 @@ def is_whole_id(wanted: str) -> bool:
 
 def peers_of(addresses: Iterable[str]) -> list[str]:
     """List the peers whom addresses name, each once."""
-    return list(dict.fromkeys(address.rpartition("/p2p/")[2] for address in addresses))
+    return list(dict.fromkeys(map(peer_in, addresses)))
 
 
 def run_names(listed: Iterable[ListedRun]) -> str:
@@ -143,7 +145,7 @@ def saved_runs(data_dir: Path) -> dict[str, tuple[ListedRun, SignedManifest]]:
     """Load the runs that this node was a member of before, by id. A damaged manifest is passed over, and
     logged."""
     found = {}
-    for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
+    for path in signed_files(data_dir):
         try:
             signed = decode_signed(path.read_bytes())
             manifest = manifest_from_canonical(signed.manifest)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import Files, storage_error
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.disk.run_store import run_folder, signed_file
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import run_id, save_signed
 from p2pdiloco.config.strict import parse_toml, read_settings
@@ -133,13 +133,12 @@ class Mirror:
             return None
         signed, manifest = answer
         run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
-        folder = run_folder(self._data_dir, run.id)
-        Files().make_folder(folder)
+        Files().make_folder(run_folder(self._data_dir, run.id))
         wrong = partial(self._rests.lengthen, run.id)
         await fetched_tokenizer(self._transport, self._data_dir, run.id, manifest, hosts, wrong)
         if not await asyncio.to_thread(is_kept, self._data_dir, run.id, manifest):
             await first_that_gives("version 0", hosts, lambda peer: self._initial(peer, run.id, manifest))
-        save_signed(folder / "manifest.signed", signed)
+        save_signed(signed_file(self._data_dir, run.id), signed)
         fetched = {"run_name": run.name, "run": run.id, "owner": signed.owner}
         logger.info("run %(run_name)s (%(run).12s) of %(owner)s was fetched", fetched)
         return run

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.disk.run_store import run_folder, signed_file
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.outer import doubts
 from p2pdiloco.config.signing import (
@@ -224,9 +224,8 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
 
     Raises: StorageError.
     """
-    folder = run_folder(data_dir, run.id)
-    Files().make_folder(folder)
-    save_signed(folder / "manifest.signed", run.signed)
+    Files().make_folder(run_folder(data_dir, run.id))
+    save_signed(signed_file(data_dir, run.id), run.signed)
     keep_given(data_dir, run.id, run.manifest, vault)
     if run.tokenizer is not None:
         keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))

@@ -21,7 +21,7 @@ from typing import cast
 from msgspec import Struct, field
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.disk.run_store import run_folder, signed_files
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES
@@ -56,7 +56,7 @@ class SavedRuns(Struct):
 def look_at_saved(data_dir: Path) -> SavedRuns:
     """Look through the folder for runs. A damaged version 0 is set aside."""
     saved = SavedRuns()
-    for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
+    for path in signed_files(data_dir):
         try:
             signed, manifest = load_signed(path, verify)
         except StorageError as error:

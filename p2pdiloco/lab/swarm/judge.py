@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.disk.run_store import RunStore, signed_files
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.outer import with_schedule
 from p2pdiloco.config.signing import load_signed, run_id
@@ -135,8 +135,7 @@ def read_saved(manifest: Manifest, name: str, data_dir: Path) -> SavedNode:
     Raises:
         StorageError: there is no run in the folder, or it cannot be read.
     """
-    found = sorted((data_dir / "runs").glob("*/manifest.signed"))
-    path = found[0] if found else data_dir / "runs" / "manifest.signed"
+    path = next(iter(signed_files(data_dir)), data_dir / "runs")
     store = RunStore(data_dir, run_id(load_signed(path, verify)[0]))
     layouts, vault = fresh_vault(manifest)
     versions: dict[int, dict[int, str]] = {}

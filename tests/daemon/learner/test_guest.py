@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 from learner_kit import BASES, LAYOUTS, filled_exchange
@@ -264,3 +265,22 @@ async def test_a_connection_that_fails_is_not_the_last(
         connection.close()
         os.close(descriptor)
     assert "no descriptors" in caplog.text and "too many open files" in caplog.text
+
+
+async def test_who_is_no_daemon_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener, (tmp_path / "file").open("wb") as file:
+        listener.bind(str(path))
+        listener.listen()
+
+        def greet_wrongly() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                socket.send_fds(connection, [b"something else here\n"], [file.fileno()])
+
+        before = psutil.Process().num_fds()
+        greeting = asyncio.create_task(asyncio.to_thread(greet_wrongly))
+        with pytest.raises(UserError, match="is no daemon that waits for a learner"):
+            await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+        await greeting
+        assert psutil.Process().num_fds() == before

@@ -104,6 +104,8 @@ def test_an_amendment_holds_from_its_tokens_on():
     assert (world.at(499), world.at(500)) == ("no", "paused")
     assert "message of the run's owner: a word" in world.said[0]
     assert "\x1b" not in world.said[0]
+    arrived, held = (words for words in world.said if "amendment 1 of the run's owner" in words)
+    assert arrived == held and "holds from 500 tokens on" in held  # once when it comes, once when it holds
     assert [course.rests for course in world.told] == ["no", "paused"]
     assert world.told[0].amendments == (pause,)  # learners know it before it holds
     world.amendments = (Amendment(2, 500, schedule_tokens=3 * END, rate_factor=0.5),)
