@@ -1,9 +1,9 @@
 """View of a run: everything that the web page shows, as plain values.
 
 `PublicView` anybody may see; a bootstrap's `--web-public` and `p2pdiloco board` show nothing else.
-`OwnView` is for the owner of the machine. Times are seconds since 1970 (`_at_s`), so that a view changes only when something
-happens, and the page counts ages itself, from `made_at_s`. Unknown numbers are None. Texts may come from
-strangers: whoever draws them escapes them.
+`OwnView` is for the owner of the machine. Times are seconds since 1970 (`_at_s`), so that a view changes only
+when something happens, and the page counts ages itself, from `made_at_s`. Unknown numbers are None. Texts may
+come from strangers: whoever draws them escapes them.
 """
 
 from __future__ import annotations
