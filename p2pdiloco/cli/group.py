@@ -18,6 +18,7 @@ import click
 
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
+from p2pdiloco.cli.logto.command import log_to
 from p2pdiloco.cli.membership.can_join import can_join
 from p2pdiloco.cli.membership.invite import invite
 from p2pdiloco.cli.membership.notices import COMMANDS
@@ -45,7 +46,7 @@ for command in (run_group, plan, bootstrap, node, status, demo, chaos, simulate)
     cli.add_command(command)
 for command in (invite, *COMMANDS, can_join):
     cli.add_command(command)
-for command in (export, generate, evaluate, checkpoint):
+for command in (export, generate, evaluate, checkpoint, log_to):
     cli.add_command(command)
 
 

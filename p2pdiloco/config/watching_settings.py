@@ -1,0 +1,33 @@
+"""Settings of commands that watch a run or a machine: `top`, `doctor`, `log-to`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+
+class TopSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco top`."""
+
+    join: tuple[str, ...] = ()
+    data_dir: Path | None = None
+    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
+    run: str = ""
+    timeout_s: float = 20.0
+    """Time within which somebody must answer at the start."""
+    every_s: float = 10.0
+    """Seconds between two lines, where there is no terminal."""
+
+
+class LogToSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco log-to`."""
+
+    data_dir: Path = Path("~/.p2pdiloco/node")
+    follow: bool = False
+    out: Path | None = None
+    """Folder of the charts' files; None: in the data folder, by the charts' name."""
+    project: str = "p2pdiloco"
+    name: str = ""
+    """Name of the run in the charts; empty: the data folder's."""
+    again: bool = False
