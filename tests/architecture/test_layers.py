@@ -48,6 +48,7 @@ OWN = {
         "printable",
     },
     "lab.simulation": {"core", "config", "errors"},
+    "credits": {"bounded", "adapters.disk", "core", "identity", "errors"},
     "web": {
         "adapters.disk",
         "core",
@@ -62,6 +63,7 @@ OWN = {
         "bounded",
         "web",
         "adapters",
+        "credits",
         "learner",
         "tasks",
         "tensors",
@@ -136,6 +138,7 @@ THIRD_PARTY = {
         "safetensors",
         "uvloop",
     },
+    "credits": {"msgspec"},
     "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
     "web": {"jinja2", "msgspec", "prometheus_client", "segno", "starlette", "uvicorn"},
     "cli": {

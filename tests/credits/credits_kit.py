@@ -1,0 +1,48 @@
+"""Chains of versions by hand, and histories of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kit import RUN, child, genesis
+
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.credits.audit import Tip, count
+from p2pdiloco.credits.ledger import FragmentLedger
+from p2pdiloco.credits.records import HistoryRecord
+from p2pdiloco.credits.store import History
+
+START_S = 1_800_000_000
+DAY_S = 86_400
+
+
+def chain(length: int, learners: tuple[str, ...] = ("p1", "p2"), fragment: int = 0) -> list[SignedVersion]:
+    """So many versions after version 0."""
+    found = [genesis(fragment)]
+    for _ in range(length):
+        found.append(child(found[-1].header, learners=learners))
+    return found[1:]
+
+
+def record(version: SignedVersion) -> HistoryRecord:
+    """The record of a version that was taken a minute after its parent."""
+    return HistoryRecord(START_S + 60 * version.header.number, version)
+
+
+def history_of(folder: Path, versions: Iterable[SignedVersion], segment_bytes: int = 4096) -> History:
+    """A history that has these."""
+    history = History(folder, segment_bytes=segment_bytes)
+    for version in versions:
+        history.append(record(version))
+    return history
+
+
+def tip(version: SignedVersion) -> Tip:
+    """The version as the end of a line."""
+    return Tip.of(version.header.head())
+
+
+def ledger_of(history: History, head: SignedVersion, bucket_s: int = 0) -> FragmentLedger:
+    """What the line that ends there counts."""
+    return count(history, RUN, head.header.fragment, tip(head), bucket_s=bucket_s)
