@@ -11,7 +11,7 @@ from typing import Any, get_args
 import click
 from msgspec.structs import replace
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, config_option, setting
 from p2pdiloco.config.lab_settings import ChaosSettings, DemoSettings
 from p2pdiloco.config.settings import (
@@ -41,7 +41,8 @@ LOG: dict[str, Any] = {
 JOIN: dict[str, Any] = {
     "multiple": True,
     "metavar": "MULTIADDR",
-    "help": "Address of a bootstrap or of any live node, with /p2p/ID, or /dnsaddr/NAME; may be repeated.",
+    "help": "Address of a bootstrap or of any live node, with /p2p/ID, /dnsaddr/NAME, or a run link; may be "
+    "repeated.",
 }
 LISTEN: dict[str, Any] = {
     "multiple": True,
@@ -80,14 +81,18 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 @config_option("bootstrap")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
-    settings = check_bootstrap(build(BootstrapSettings, values))
+    from p2pdiloco.daemon.admission.own import with_link
+
+    settings = check_bootstrap(with_link(build(BootstrapSettings, values)))
     from p2pdiloco.daemon.bootstrap import run_bootstrap
 
     return run_bootstrap(settings)
 
 
 @click.command(cls=SpacedLists)
-@click.argument("invite", required=False, default="", envvar=known_variable("--invite"))
+@click.argument(
+    "invite", metavar="[LINK|INVITE]", required=False, default="", envvar=known_variable("--invite")
+)
 @NODE("--join", *JOIN_ALIASES, **JOIN)
 @NODE("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
 @NODE("--data-dir", type=FILE, help="Folder of identity, checkpoints and events.jsonl.")
@@ -163,7 +168,8 @@ def bootstrap(**values: Any) -> int | None:
 def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute.
 
-    An INVITE of the run's owner says which run it is and whom to join through, and is remembered.
+    A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through, and is
+    remembered.
     """
     from p2pdiloco.daemon.admission.own import with_invite
 
@@ -190,7 +196,8 @@ def status(**values: Any) -> int | None:
     answer, but no node of the run; 4: nobody answers.
     """
     settings = build(StatusSettings, values)
-    settings = replace(settings, join=peers_behind(settings.join))
+    join, run_id = joined_through(settings.join, settings.run)
+    settings = replace(settings, join=join, run=run_id)
     from p2pdiloco.cli.status import run
 
     return run(settings)

@@ -10,7 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run
@@ -41,7 +41,7 @@ STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 @click.option(
     "--join",
     default="",
-    metavar="ADDRESS",
+    metavar="ADDRESS|LINK",
     help="Measure the link to this node or bootstrap instead; without FILE: for the run that it lists.",
 )
 @click.option("--run", "run", default="", help="Name or id of that run, if it lists several.")
@@ -114,10 +114,10 @@ def plan(
 
 
 def _measured(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
-    join = peers_behind([join])[0]  # any of them: it is one link that is measured
+    addresses, run = joined_through([join], run)
     from p2pdiloco.cli.measure import measured_link
 
-    return measured_link(join, run, with_manifest)
+    return measured_link(addresses[0], run, with_manifest)  # any of them: it is one link that is measured
 
 
 def _measured_row(measured: MeasuredLink) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, WORDS, Number
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.errors import UserError
@@ -28,7 +28,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             type=WORDS,
             metavar="MULTIADDR",
-            help="Take the parameters from a live run: address of a bootstrap or any of its nodes.",
+            help="Take the parameters from a live run: its link, or the address of any of its peers.",
         ),
         click.option("--data-dir", type=FILE, help="From the folder of a node that has ended."),
         click.option("--checkpoint", type=FILE, help="From a checkpoint file."),
@@ -82,7 +82,7 @@ def _read(
     if given != 1:
         raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)
     if join:
-        join = peers_behind(join)
+        join, run = joined_through(join, run)
         from p2pdiloco.cli.result_live import result_of_run
 
         return result_of_run(join, run, timeout_s)

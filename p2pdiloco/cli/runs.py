@@ -1,4 +1,4 @@
-"""`p2pdiloco run`: write a run.toml, check one; `amend` is in `membership.notices`."""
+"""`p2pdiloco run`: write a run.toml, check one; `amend` and `link` are in `membership`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.disk.outputs import try_file
+from p2pdiloco.cli.membership.link import link
 from p2pdiloco.cli.membership.notices import amend
 from p2pdiloco.cli.options import FILE, WORDS
 from p2pdiloco.config.addresses import check_multiaddr, is_public
@@ -35,10 +36,11 @@ ENDS = {"stop": "stop", "go-on": "go on at the floor of the learning rate"}
 
 @click.group("run")
 def run_group() -> None:
-    """Describe a run: write a run.toml, check one; change one that goes on."""
+    """Describe a run: write a run.toml, check one; change one that goes on; print its link."""
 
 
 run_group.add_command(amend)
+run_group.add_command(link)
 
 
 @run_group.command("new")

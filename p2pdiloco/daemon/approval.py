@@ -10,6 +10,7 @@ from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.units import parse_size, size_text
+from p2pdiloco.daemon.admission.own import check_owner
 from p2pdiloco.daemon.display.wording import count
 from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.payloads.memory import check_budget
@@ -39,10 +40,12 @@ class Approval:
         been in it.
 
         Raises:
-            UserError: it takes more than is here or permitted, or the person says no.
+            UserError: it takes more than is here or permitted, or is of another owner than the link to it
+                says, or the person says no.
             ConfigError: as `footprint_of`.
             StorageError: it cannot be remembered.
         """
+        check_owner(self._settings, run)
         takes = footprint_of(run.manifest)
         memory, disk = free_memory_bytes(), free_disk_bytes(self._settings.data_dir)
         figures = {

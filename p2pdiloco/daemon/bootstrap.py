@@ -101,7 +101,7 @@ class _Bootstrap:
         addresses = self._transport.addresses()
         print_addresses(addresses, "bootstrap")
         save_own_addresses(self._settings.data_dir, addresses)
-        print_join(addresses[0], [run.id for run in served])
+        print_join(addresses, served)
         async with asyncio.TaskGroup() as group:
             group.create_task(publish_runs(self._transport, self._door.runs))
             group.create_task(self._watch())
@@ -129,7 +129,7 @@ class _Bootstrap:
             _warn_of_namesakes(kept, fetched, self._settings.data_dir)
             for run in fetched:
                 self._serve(run)
-                print_join(self._transport.addresses()[0], [run.id])
+                print_join(self._transport.addresses(), [run])
             missing = mirror.missing([known.run for known in self._door.runs()])
             if missing and not told:
                 told = True

@@ -113,7 +113,7 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
             )
             found = await unless_stopped(finding, stop)
             if found is not None:
-                print_join(transport.addresses()[0], [found[0].id])
+                print_join(transport.addresses(), [found[0]])
                 await _membership(settings, peer, recent, found, stop)
         finally:
             await transport.close()

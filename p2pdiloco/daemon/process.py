@@ -26,12 +26,14 @@ from p2pdiloco.config.addresses import is_loopback
 from p2pdiloco.config.folders import has_home, those_known
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.daemon import service
+from p2pdiloco.daemon.admission.link import link_of
 from p2pdiloco.daemon.apart import is_working
 from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
 from p2pdiloco.daemon.finding.kept_port import keep_port, listen_again
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
 from p2pdiloco.daemon.finding.twins import refuse_beside_a_twin
+from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import TransportHandlers
@@ -212,10 +214,13 @@ def print_addresses(addresses: list[str], role: str) -> None:
         )
 
 
-def print_join(address: str, runs: Sequence[str]) -> None:
-    """Print the ready-made command for others on stdout, one for each of these runs (ids).
+def print_join(addresses: Sequence[str], runs: Sequence[PublishedRun]) -> None:
+    """Print the ready-made commands for others on stdout, two for each of these runs: by address and id, and
+    by link.
 
     The id makes it sure: by its name, or by nothing, a stranger may list another run beside it.
     """
-    for run in runs or ("",):
-        print(f"p2pdiloco node --join {address}" + (f" --run {run}" if run else ""), flush=True)
+    for line in [f" --run {run.id}" for run in runs] or [""]:
+        print(f"p2pdiloco node --join {addresses[0]}{line}", flush=True)
+    for run in runs:
+        print(f"p2pdiloco node {link_of(run, addresses)}", flush=True)

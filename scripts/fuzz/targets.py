@@ -34,7 +34,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
 )
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.invite import PREFIX, SUM_BYTES, decode_invite, encode_invite
+from p2pdiloco.daemon.admission.invite import INVITE, Invite, decode_invite, encode_invite
 from p2pdiloco.daemon.admission.papers import (
     Notice,
     Vouch,
@@ -43,6 +43,7 @@ from p2pdiloco.daemon.admission.papers import (
     grant,
     signed,
 )
+from p2pdiloco.daemon.admission.word import SUM_BYTES
 from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status, encode_status
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError
 from p2pdiloco.identity import Identity
@@ -226,8 +227,11 @@ class _Trusting:
 
 def invite(data: bytes) -> None:
     """Decode an invite that says this, with the checksum that anybody can put; and the text as it is."""
-    whole = data + hashlib.sha256(b"p2pdiloco/1/invite\0" + data).digest()[:SUM_BYTES]
-    for text in (PREFIX + base64.b32encode(whole).decode().lower().rstrip("="), data.decode("latin-1")):
+    whole = data + INVITE.checksum(data)
+    for text in (
+        INVITE.prefix + base64.b32encode(whole).decode().lower().rstrip("="),
+        data.decode("latin-1"),
+    ):
         try:
             decode_invite(text)
         except ConfigError:
@@ -303,7 +307,8 @@ def _notice() -> bytes:
 def _invite() -> bytes:
     owner, key = Identity.generate(), Identity.generate()
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{owner.peer_id}"
-    word = encode_invite(grant("0" * 64, key.peer_id, 0, 5, owner), key, [address]).removeprefix(PREFIX)
+    made = Invite(grant("0" * 64, key.peer_id, 0, 5, owner), key, (address,))
+    word = encode_invite(made).removeprefix(INVITE.prefix)
     return base64.b32decode(word.upper() + "=" * (-len(word) % 8))[:-SUM_BYTES]
 
 

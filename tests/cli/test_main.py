@@ -21,7 +21,7 @@ from p2pdiloco.config.lab_settings import DemoSettings
 from p2pdiloco.config.outer import SHOWN
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import ANY_ADDRESS, BootstrapSettings, NodeSettings, StatusSettings
-from p2pdiloco.daemon.admission.invite import encode_invite
+from p2pdiloco.daemon.admission.invite import Invite, encode_invite
 from p2pdiloco.daemon.admission.papers import grant
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.manifests import load_manifest
@@ -133,7 +133,7 @@ def test_an_invite_says_run_and_peers(
     called: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     key, run, data = Identity.generate(), "ab" * 32, ["--data-dir", str(tmp_path)]
-    text = encode_invite(grant(run, key.peer_id, 0, 1, key), key, [ONE])
+    text = encode_invite(Invite(grant(run, key.peer_id, 0, 1, key), key, (ONE,)))
     assert cli_main.run(["node", "--join", TWO, *data, text]) == 0
     monkeypatch.setenv("P2PDILOCO_INVITE", text)
     assert cli_main.run(["node", *data]) == 0

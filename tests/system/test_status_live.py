@@ -7,7 +7,7 @@ import signal
 
 import psutil
 import pytest
-from system_kit import Daemon, Swarm
+from system_kit import PACE, Daemon, Swarm
 
 from p2pdiloco.daemon.run_files.result import load_result, result_on_disk
 
@@ -29,12 +29,14 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     asking.send_signal(signal.SIGTERM)
     assert asking.wait(30) == 143 and not p2pd.is_running()
 
-    node = visited_swarm.node("one", bootstrap, "--genesis")
+    link = bootstrap.printed().rpartition("p2pdiloco node p2pdiloco:")[2].strip()
+    link = f"p2pdiloco:{link}"
+    node = visited_swarm.start("one", "node", link, *PACE, "--name", "one", "--genesis")
     visited_swarm.training(node)
     doubt = "the schedule is about"  # of the run's owner, who alone can mend it
     assert doubt in bootstrap.said() and doubt not in node.said()
-    for joined in (bootstrap, node):  # any live peer is as good as a bootstrap
-        asked = visited_swarm.command("status", "--join", _address(joined), "--json", "--timeout-s", "60")
+    for way in (link, _address(node)):  # any live peer is as good as a bootstrap
+        asked = visited_swarm.command("status", "--join", way, "--json", "--timeout-s", "60")
         assert asked.returncode == 0, asked.stderr
         report = json.loads(asked.stdout)
         assert report["run_name"] == "test" and report["answered_by"] == node.peer_id
@@ -65,7 +67,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     # The result, from the live run, and from what the node leaves behind.
     visited_swarm.until(lambda: node.number(0) > 0, "a merge")
     saved = visited_swarm.folder / "theta.safetensors"
-    asked = visited_swarm.command("checkpoint", "--join", _address(bootstrap), "--out", str(saved))
+    asked = visited_swarm.command("checkpoint", "--join", link, "--out", str(saved))
     assert asked.returncode == 0 and "saved run test (" in asked.stderr, asked.stderr
     live = load_result(saved)
     numbers = [label.number for label in live.labels]

@@ -8,7 +8,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.publishing import publish
 from p2pdiloco.cli.membership.reaching import ask, reach
 from p2pdiloco.cli.visitor import visit, visitor
@@ -76,7 +76,7 @@ class Whereabouts(Struct, frozen=True):
 def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) -> None:
     """Amend a run. Raises: UserError."""
     wish.check()
-    join = peers_behind(join)
+    join, _ = joined_through(join)
     owned = Ownership.find(run, data_dir)
     manifest = manifest_from_canonical(saved_runs(owned.data_dir)[owned.run][1].manifest)
     addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))

@@ -6,10 +6,11 @@ import asyncio
 import time
 from pathlib import Path
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.reaching import ask, reach
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.daemon.admission.invite import Invite, decode_invite, is_invite
+from p2pdiloco.daemon.admission.invite import Invite
+from p2pdiloco.daemon.admission.link import is_word, way_of
 from p2pdiloco.daemon.admission.papers import AdmissionFault
 from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin
 from p2pdiloco.daemon.finding.peers_file import load_peers
@@ -23,22 +24,20 @@ from p2pdiloco.release import WIRE_VERSION
 
 def why_not(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:
     """Say why this folder's node cannot join; empty: it can. Raises: UserError (there is nobody to ask)."""
-    join = peers_behind(join)
-    invite: Invite | None = None
-    if is_invite(run):
-        try:
-            invite = decode_invite(run)
-        except ConfigError as error:
-            return str(error)
-        if invite.grant.expires and invite.grant.expires < time.time():
-            return str(AdmissionFault.EXPIRED)
-    addresses = tuple(dict.fromkeys([*join, *(invite.addresses if invite else ()), *load_peers(folder)]))
+    try:
+        way = way_of(join, word=run) if is_word(run) else way_of(join, run)
+    except ConfigError as error:
+        return str(error)
+    invite = way.link.invite if way.link is not None else None
+    if invite is not None and 0 < invite.grant.expires < time.time():
+        return str(AdmissionFault.EXPIRED)
+    addresses = tuple(dict.fromkeys([*joined_through(way.join)[0], *load_peers(folder)]))
     if not addresses:
-        raise UserError("there is no peer to ask", "give an invite, or --join ADDRESS")
+        raise UserError("there is no peer to ask", "give a run link, an invite, or --join ADDRESS")
     key = folder / "identity.key"
     me = Identity.load_or_create(key) if key.exists() else Identity.generate()
     try:
-        return visit(_asked(run, invite, addresses, me.peer_id, timeout_s))
+        return visit(_asked(way.run, invite, addresses, me.peer_id, timeout_s))
     except UserError as error:
         return str(error)
     except TimeoutError:
@@ -50,7 +49,7 @@ async def _asked(
 ) -> str:
     joined = peers_of(addresses)
     async with asyncio.timeout(timeout_s), visitor(addresses) as transport:
-        run = invite.run if invite is not None else await _run_id(transport, wanted, joined)
+        run = await _run_id(transport, wanted, joined)
         if not run:
             return f'these peers know no run "{wanted}"'
         reached = await reach(transport, run, joined)

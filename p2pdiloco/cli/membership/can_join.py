@@ -14,7 +14,7 @@ NO = 1
 
 
 @click.command("can-join", cls=SpacedLists)
-@click.argument("run", metavar="RUN|INVITE")
+@click.argument("run", metavar="RUN|LINK|INVITE")
 @click.option("--join", multiple=True, type=WORDS, metavar="MULTIADDR", help="Peer to ask; may be repeated.")
 @click.option(
     "--data-dir", type=FILE, help="Folder of the node that is to join.  [default: a node's default]"

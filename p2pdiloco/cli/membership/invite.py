@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
+from p2pdiloco.cli.membership.link import warn_of_addresses
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
-from p2pdiloco.config.addresses import is_loopback
+from p2pdiloco.cli.qr import check_qr_file, save_qr, show_qr
 from p2pdiloco.config.units import parse_life
 
 OWNED_DIR = partial(
@@ -40,7 +41,11 @@ OWNED_DIR = partial(
     help="Peer to join through, instead of those that this folder knows; may be repeated.",
 )
 @OWNED_DIR()
+@click.option(
+    "--link", is_flag=True, help="Print it as a run link, which also says the run's name and owner."
+)
 @click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
+@click.option("--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png.")
 def invite(
     run: str,
     expires: str,
@@ -48,27 +53,29 @@ def invite(
     name: str,
     join: tuple[str, ...],
     data_dir: Path | None,
+    link: bool,
     qr: bool | None,
+    qr_file: Path | None,
 ) -> None:
     """Print an invite to a RUN of yours (its name or id). Whoever has it can join, so keep it private."""
+    from p2pdiloco.daemon.admission.invite import encode_invite
     from p2pdiloco.daemon.admission.owner import Ownership
 
-    join = peers_behind(join)
+    if qr_file is not None:
+        check_qr_file(qr_file)
+    if not link:  # an invite holds no names of the DNS
+        join, _ = joined_through(join)
     life_s = parse_life(expires, "--expires")
     owned = Ownership.find(run, data_dir)
-    text = owned.invite(int(time.time()) + life_s if life_s else 0, uses, name[:63], join)
+    made = owned.invite(int(time.time()) + life_s if life_s else 0, uses, name[:63], join)
+    text = owned.link(made) if link else encode_invite(made)
     click.echo(text)
     until = f"for {expires}" if life_s else "for ever"
-    addresses = owned.addresses(join)
-    click.echo(f"lets {uses} nodes in, {until}; they run: p2pdiloco node INVITE", err=True)
-    if all(map(is_loopback, addresses)):
-        click.echo("warning: it names this machine's loopback only: others need --join ADDRESS", err=True)
+    click.echo(
+        f"lets {uses} nodes in, {until}; they run: p2pdiloco node {'LINK' if link else 'INVITE'}", err=True
+    )
+    warn_of_addresses(owned.addresses(join))
+    if qr_file is not None:
+        save_qr(text, qr_file)
     if qr if qr is not None else sys.stderr.isatty():
-        _show_qr(text)
-
-
-def _show_qr(text: str) -> None:
-    import segno
-
-    # Capital letters need fewer modules, and mean the same.
-    segno.make(text.upper(), error="l", micro=False).terminal(out=sys.stderr, compact=True)
+        show_qr(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.naming import with_entry
 from p2pdiloco.cli.membership.reaching import Reached, ask, reach
 from p2pdiloco.cli.visitor import visit, visitor
@@ -41,7 +41,7 @@ def publish(
     `agree`: raises if the person does not agree, before anything is signed. `called`: name by which somebody
     may be meant.
     """
-    join = peers_behind(join)
+    join, _ = joined_through(join)
     owned = Ownership.find(run, data_dir)
     addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))
     if not addresses:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.publishing import publish
 from p2pdiloco.cli.membership.reaching import ask
 from p2pdiloco.cli.visitor import visit, visitor
@@ -27,7 +27,7 @@ def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
 
     Raises: UserError.
     """
-    join = peers_behind(join)
+    join, _ = joined_through(join)
     owned = Ownership.find(run, data_dir)
     # Peers that the node has met are strangers: what one of those holds is not the owner's word.
     addresses = join or tuple(load_own_addresses(owned.data_dir))

@@ -1,39 +1,34 @@
-"""Invites as text: all that a newcomer needs, in one word that survives copying.
-
-    p2pdiloco1<base32 of msgpack and 5 bytes of its SHA-256, small letters, no padding>
-
-Base32 because it is one word to a mouse, has no letters that look alike but in case, and makes small QR
-codes.
-"""
+"""Invites as text: all that a newcomer needs, in one word that survives copying (`daemon.admission.word`)."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.config.addresses import check_peer_address
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon.admission.papers import MAX_USES, Admission, Grant, admission
-from p2pdiloco.errors import ConfigError
-from p2pdiloco.identity import Identity, peer_of, public_of
+from p2pdiloco.daemon.admission.word import Key, Kind, Peers, pack_peers, unpack_peers
+from p2pdiloco.identity import Identity
 
-PREFIX = "p2pdiloco1"
-MAX_TEXT = 4096
-MAX_PEERS = 4
-MAX_ADDRESSES = 4
-SUM_BYTES = 5
-_TEXT = re.compile(r"[a-z2-7]+")
-Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
-_HINT = "copy the whole word that `p2pdiloco invite` printed; it begins with p2pdiloco1"
+INVITE = Kind(
+    noun="an invite",
+    prefix="p2pdiloco1",
+    domain=b"p2pdiloco/1/invite\0",
+    hint="copy the whole word that `p2pdiloco invite` printed; it begins with p2pdiloco1",
+)
 
 
-class _Packed(Wire, frozen=True):
+class Right(Wire, frozen=True):
+    """A grant and its key, without the run."""
+
+    seed: Key
+    expires: Annotated[int, Meta(ge=0, le=1 << 53)]
+    uses: Annotated[int, Meta(ge=1, le=MAX_USES)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class _PackedInvite(Wire, frozen=True):
     """Form in which an invite is written."""
 
     run: Key
@@ -41,17 +36,7 @@ class _Packed(Wire, frozen=True):
     expires: Annotated[int, Meta(ge=0, le=1 << 53)]
     uses: Annotated[int, Meta(ge=1, le=MAX_USES)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
-    peers: Annotated[
-        tuple[
-            tuple[
-                Key,
-                Annotated[tuple[Annotated[str, Meta(max_length=128)], ...], Meta(max_length=MAX_ADDRESSES)],
-            ],
-            ...,
-        ],
-        Meta(max_length=MAX_PEERS),
-    ]
-    """Public keys of peers to dial, with their addresses without `/p2p/ID`."""
+    peers: Peers
 
 
 class Invite(Struct, frozen=True):
@@ -63,69 +48,49 @@ class Invite(Struct, frozen=True):
     addresses: tuple[str, ...]
     """Multiaddrs, with /p2p/ID, of peers to join through."""
 
+    @classmethod
+    def of(cls, run: str, right: Right, addresses: tuple[str, ...]) -> Invite:
+        """Make it of its parts."""
+        key = Identity.from_seed(right.seed)
+        granted = Grant(run, key.peer_id, right.expires, right.uses, right.signature)
+        return cls(granted, key, addresses)
+
     @property
     def run(self) -> str:
         """Id of the run."""
         return self.grant.run
+
+    @property
+    def right(self) -> Right:
+        """Grant and key as they are written."""
+        granted = self.grant
+        return Right(self.key.seed, granted.expires, granted.uses, granted.signature)
 
     def admit(self, peer: str) -> Admission:
         """Make the admission of a peer."""
         return admission(self.grant, peer, self.key)
 
 
-def encode_invite(granted: Grant, key: Identity, addresses: Sequence[str]) -> str:
+def encode_invite(invite: Invite) -> str:
     """Encode an invite as text; of the addresses as many as there is room for. Raises: ConfigError."""
-    peers: dict[bytes, list[str]] = {}
-    for address in addresses:
-        check_peer_address(address)
-        where, _, peer = address.rpartition("/p2p/")
-        public = public_of(peer)
-        if public is None or len(where) > 128:
-            raise ConfigError(f'an invite cannot hold the address "{address}"', "name another with --join")
-        if public in peers or len(peers) < MAX_PEERS:
-            peers.setdefault(public, []).append(where)
-    held = tuple((public, tuple(found[:MAX_ADDRESSES])) for public, found in peers.items())
-    packed = _Packed(
-        bytes.fromhex(granted.run), key.seed, granted.expires, granted.uses, granted.signature, held
+    right = invite.right
+    return INVITE.encode(
+        _PackedInvite(
+            bytes.fromhex(invite.run),
+            right.seed,
+            right.expires,
+            right.uses,
+            right.signature,
+            pack_peers(invite.addresses, INVITE.noun),
+        )
     )
-    data = msgspec.msgpack.encode(packed)
-    text = base64.b32encode(data + _checksum(data)).decode().rstrip("=").lower()
-    return PREFIX + text
-
-
-def is_invite(word: str) -> bool:
-    """Tell whether this is meant as an invite, whole or not."""
-    return word.strip().lower().startswith(PREFIX)
 
 
 def decode_invite(text: str) -> Invite:
-    """Read an invite; blanks and line breaks inside it, and capital letters, do not matter.
-
-    Raises: ConfigError (it is none, or damaged).
-    """
-    if len(text) > MAX_TEXT:
-        raise ConfigError("this is too long for an invite", _HINT)
-    word = "".join(text.split()).lower()
-    if not word.startswith(PREFIX):
-        raise ConfigError(f'an invite begins with {PREFIX}, not "{word[:16]}"', _HINT)
-    body = word.removeprefix(PREFIX)
-    try:
-        if not _TEXT.fullmatch(body):
-            raise ValueError("a letter that is in no invite")
-        data = base64.b32decode(body.upper() + "=" * (-len(body) % 8))
-        data, checksum = data[:-SUM_BYTES], data[-SUM_BYTES:]
-        if checksum != _checksum(data):
-            raise ValueError("mistyped, or not all of it")
-        packed = msgspec.msgpack.decode(data, type=_Packed)
-        key = Identity.from_seed(packed.seed)
-        addresses = [f"{a}/p2p/{peer_of(public)}" for public, found in packed.peers for a in found]
-        for address in addresses:
-            check_peer_address(address)
-    except (msgspec.MsgspecError, ValueError, RecursionError, ConfigError) as error:
-        raise ConfigError(f"the invite cannot be read: {error}", _HINT) from error
-    granted = Grant(packed.run.hex(), key.peer_id, packed.expires, packed.uses, packed.signature)
-    return Invite(granted, key, tuple(addresses))
+    """Read an invite. Raises: ConfigError (it is none, or damaged)."""
+    return INVITE.decode(text, _PackedInvite, _unpacked)
 
 
-def _checksum(data: bytes) -> bytes:
-    return hashlib.sha256(b"p2pdiloco/1/invite\0" + data).digest()[:SUM_BYTES]
+def _unpacked(packed: _PackedInvite) -> Invite:
+    right = Right(packed.seed, packed.expires, packed.uses, packed.signature)
+    return Invite.of(packed.run.hex(), right, unpack_peers(packed.peers))

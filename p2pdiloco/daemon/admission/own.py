@@ -1,12 +1,13 @@
 """Admission of this node itself: by an invite, by the owner's key in its folder, or from an earlier start.
 
-<data_dir>/invite.txt                    the invite that was given last; a secret
+<data_dir>/invite.txt                    the invite or run link that was given last; perhaps a secret
 <data_dir>/runs/<run id, 16>/admission   what this node shows its peers
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,8 @@ import msgspec
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.admission.invite import Invite, decode_invite
+from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.daemon.admission.link import RunLink, Way, read_word, way_of
 from p2pdiloco.daemon.admission.papers import (
     MAX_USES,
     Admission,
@@ -24,57 +25,84 @@ from p2pdiloco.daemon.admission.papers import (
     grant,
 )
 from p2pdiloco.daemon.finding.peers_file import peers_file
-from p2pdiloco.daemon.run_files.listing import PublishedRun, is_beginning
-from p2pdiloco.errors import ConfigError
+from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.notes import read_note
+from p2pdiloco.printable import clean
 
 logger = logging.getLogger(__name__)
 
 
 def invite_file(data_dir: Path) -> Path:
-    """Path of the invite that was given last."""
+    """Path of the invite or link that was given last."""
     return data_dir / "invite.txt"
 
 
-def saved_invite(data_dir: Path) -> Invite | None:
-    """Read the invite that was given last; None: there is none that can be read."""
-    return read_note(invite_file(data_dir), _decode_invite, logger.warning)
+def saved_word(data_dir: Path) -> RunLink | None:
+    """Read the invite or link that was given last; None: there is none that can be read."""
+    return read_note(invite_file(data_dir), _decode_word, logger.warning)
 
 
-def _decode_invite(content: bytes) -> Invite:
+def _decode_word(content: bytes) -> RunLink:
     try:
-        return decode_invite(content.decode("ascii"))
+        return read_word(content.decode("ascii"))
     except ConfigError as error:
         raise ValueError(str(error)) from error
 
 
 def with_invite(settings: NodeSettings) -> NodeSettings:
-    """Fill in what an invite says: the run, and the peers to join through.
+    """Fill in what an invite or a run link says: the run, and the peers to join through.
 
-    The invite is the given one, or, where nothing else says where to go, that of an earlier start.
+    It is the given one, among the addresses to join too, or, where nothing else says where to go, that of an
+    earlier start.
 
     Raises: ConfigError.
     """
     data_dir = expanded(settings.data_dir)
-    invite = decode_invite(settings.invite) if settings.invite else None
-    nowhere = not (settings.join or settings.run_file or peers_file(data_dir).exists())
-    if invite is None and nowhere:
-        invite = saved_invite(data_dir)
-        if invite is not None and settings.run not in ("", invite.run) and not _names(settings.run, invite):
-            invite = None
-    if invite is None:
+    way = way_of(settings.join, settings.run, settings.invite)
+    _refuse_expired(data_dir, way)
+    link = way.link
+    if link is None and not (settings.join or settings.run_file or peers_file(data_dir).exists()):
+        link = saved_word(data_dir)
+        if link is None or not link.means(settings.run):
+            return settings
+        way = Way(link.addresses, link.run)
+    return msgspec.structs.replace(settings, join=way.join, run=way.run, invite=way.word)
+
+
+def with_link(settings: BootstrapSettings) -> BootstrapSettings:
+    """Fill in what a link or an invite among the addresses to join says. Raises: ConfigError."""
+    way = way_of(settings.join)
+    if way.link is None:
         return settings
-    if settings.invite and settings.run not in ("", invite.run) and not _names(settings.run, invite):
+    run = settings.run or (Path(way.run),)
+    return msgspec.structs.replace(settings, join=way.join, run=run)
+
+
+def _refuse_expired(data_dir: Path, way: Way) -> None:
+    """Refuse an invite that lets nobody in any more. Who was let in by it stays in. Raises: ConfigError."""
+    invite = way.link.invite if way.link is not None else None
+    if invite is None or not 0 < invite.grant.expires < time.time():
+        return
+    if not (run_folder(data_dir, invite.run) / "admission").exists():
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(invite.grant.expires))
         raise ConfigError(
-            f"the invite is to run {invite.run[:12]}, and --run says {settings.run}", "leave --run out"
+            f"the invite has expired, at {when} by this machine's clock", "ask the run's owner for another"
         )
-    join = (*settings.join, *(a for a in invite.addresses if a not in settings.join))
-    return msgspec.structs.replace(settings, join=join, run=invite.run)
 
 
-def _names(wanted: str, invite: Invite) -> bool:
-    return is_beginning(wanted, invite.run)
+def check_owner(settings: NodeSettings, run: PublishedRun) -> None:
+    """Check that a run is of the owner that the link to it names, the given one or the saved one.
+
+    Raises: UserError.
+    """
+    link = read_word(settings.invite) if settings.invite else saved_word(settings.data_dir)
+    if link is not None and link.run == run.id and link.owner not in ("", run.signed.owner):
+        raise UserError(
+            f"run {run.name} is of owner {clean(run.signed.owner)}, and the link says {link.owner}",
+            "do not use this link; ask the run's owner for the true one",
+        )
 
 
 def owns(data_dir: Path, owner: str) -> bool:
@@ -84,10 +112,17 @@ def owns(data_dir: Path, owner: str) -> bool:
 
 
 def keep_invite(settings: NodeSettings) -> None:
-    """Remember the given invite for later starts. Raises: StorageError."""
-    if settings.invite:
-        text = "".join(settings.invite.split()) + "\n"
-        Files().save(invite_file(settings.data_dir), [text.encode()], durable=True, private=True)
+    """Remember the given invite or link for later starts; a link that lets nobody in takes no invite's place.
+
+    Raises: StorageError.
+    """
+    if not settings.invite:
+        return
+    before, now = saved_word(settings.data_dir), read_word(settings.invite)
+    if before is not None and before.invite is not None and (before.run, None) == (now.run, now.invite):
+        return
+    text = "".join(settings.invite.split()) + "\n"
+    Files().save(invite_file(settings.data_dir), [text.encode()], durable=True, private=True)
 
 
 def own_admission(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
@@ -123,5 +158,6 @@ def _by_owner(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
 
 
 def _by_invite(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
-    invite = saved_invite(data_dir)
+    link = saved_word(data_dir)
+    invite = link.invite if link is not None else None
     return invite.admit(me) if invite is not None and invite.run == run.id else None

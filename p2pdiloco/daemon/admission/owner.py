@@ -16,12 +16,11 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
-from p2pdiloco.daemon.admission.invite import MAX_ADDRESSES, decode_invite, encode_invite, is_invite
+from p2pdiloco.daemon.admission.invite import Invite, encode_invite
+from p2pdiloco.daemon.admission.known_run import addresses_of, known_addresses, usual_folders
+from p2pdiloco.daemon.admission.link import RunLink, encode_link, is_word, read_word
 from p2pdiloco.daemon.admission.notice_file import load_notice, save_notice
 from p2pdiloco.daemon.admission.papers import Notice, grant, signed
-from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
 from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run, run_names, saved_runs
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity, public_of
@@ -56,8 +55,7 @@ class Ownership:
 
         Raises: UserError.
         """
-        usual = [settings().data_dir for settings in _SETTINGS]
-        folders = [expanded(folder) for folder in ([data_dir] if data_dir is not None else usual)]
+        folders = usual_folders(data_dir)
         found: list[Ownership] = []
         known: list[ListedRun] = []
         for folder in folders:
@@ -81,19 +79,13 @@ class Ownership:
         )
 
     def addresses(self, join: Sequence[str]) -> list[str]:
-        """List addresses for an invite: those that were named, else this folder's own and those met."""
-        if join:
-            return list(join)
-        return load_own_addresses(self.data_dir)[:MAX_ADDRESSES] + load_peers(self.data_dir)[::-1]
+        """List addresses for an invite: those that were named, else this folder's own and those met; may be
+        none."""
+        return known_addresses(self.data_dir, join)
 
-    def invite(self, expires: int, uses: int, name: str, join: Sequence[str]) -> str:
+    def invite(self, expires: int, uses: int, name: str, join: Sequence[str]) -> Invite:
         """Make an invite and note it. Raises: UserError (there is no address to put in), StorageError."""
-        addresses = self.addresses(join)
-        if not addresses:
-            raise UserError(
-                "there is no address in this folder that an invite could name",
-                "start the node or bootstrap first, or name one: --join ADDRESS",
-            )
+        addresses = tuple(addresses_of(self.data_dir, join))
         issued = self.issued()
         if len(issued) >= MAX_ISSUED:
             raise UserError(
@@ -101,10 +93,16 @@ class Ownership:
             )
         key = Identity.generate()
         granted = grant(self.run, key.peer_id, expires, uses, self.key)
-        text = encode_invite(granted, key, addresses)
+        made = Invite(granted, key, addresses)
+        encode_invite(made)  # what cannot be written is not given out
         issued.append(Issued(name, key.peer_id, expires, uses))
         Files().save(self._folder / "invites.json", [msgspec.json.encode(issued)], durable=True)
-        return text
+        return made
+
+    def link(self, invite: Invite) -> str:
+        """Put an invite into a link to the run. Raises: ConfigError."""
+        listed, _ = saved_runs(self.data_dir)[self.run]
+        return encode_link(RunLink(self.run, invite.addresses, self.key.peer_id, listed.name, invite))
 
     def issued(self) -> list[Issued]:
         """List the invites that were given out."""
@@ -113,8 +111,11 @@ class Ownership:
 
     def key_of(self, word: str) -> str:
         """Find the key of an invite by its text, its name, or the key itself. Raises: UserError."""
-        if is_invite(word):
-            return decode_invite(word).grant.key
+        if is_word(word):
+            invite = read_word(word).invite
+            if invite is None:
+                raise UserError("there is no invite in this run link", "name one, or give the invite itself")
+            return invite.grant.key
         if public_of(word) is not None:
             return word
         keys = {issued.key for issued in self.issued() if issued.name == word}
@@ -141,6 +142,3 @@ class Ownership:
         made = signed(msgspec.structs.replace(notice, sequence=sequence), self.key)
         save_notice(self._folder, made)
         return made
-
-
-_SETTINGS: tuple[type[NodeSettings] | type[BootstrapSettings], ...] = (NodeSettings, BootstrapSettings)

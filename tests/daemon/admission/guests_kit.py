@@ -54,7 +54,7 @@ class ClosedNeighbourhood(Neighbourhood):
         folder.mkdir(exist_ok=True)
         invite = more.pop("invite", self.invite)
         if invite is not None:
-            (folder / "invite.txt").write_text(encode_invite(invite.grant, invite.key, ()))
+            (folder / "invite.txt").write_text(encode_invite(invite))
         return await super().member(name, genesis, trained, **more)
 
 

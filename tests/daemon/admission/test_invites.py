@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.admission.invite import Invite, decode_invite, encode_invite
+from p2pdiloco.daemon.admission.invite import INVITE, Invite, decode_invite, encode_invite
 from p2pdiloco.daemon.admission.own import keep_invite, own_admission, with_invite
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import admission_fault, grant, grant_fault
@@ -31,7 +32,7 @@ RUN = "ab" * 32
 ADDRESSES = tuple(
     f"/ip4/198.51.100.{n}/tcp/31337/p2p/{Identity.from_seed(bytes([n]) * 32).peer_id}" for n in (1, 2)
 )
-TEXT = encode_invite(grant(RUN, KEY.peer_id, 1_900_000_000, 5, OWNER), KEY, ADDRESSES)
+TEXT = encode_invite(Invite(grant(RUN, KEY.peer_id, 1_900_000_000, 5, OWNER), KEY, ADDRESSES))
 
 
 def test_it_says_all_that_a_newcomer_needs() -> None:
@@ -72,11 +73,9 @@ def test_a_mistyped_one_is_one_sentence(place: int, typed: str) -> None:
 
 @given(st.binary(max_size=400))
 def test_garbage_with_a_right_checksum_is_one_sentence(data: bytes) -> None:
-    from p2pdiloco.daemon.admission import invite as module
-
-    text = module.base64.b32encode(data + module._checksum(data)).decode().rstrip("=").lower()
+    text = base64.b32encode(data + INVITE.checksum(data)).decode().rstrip("=").lower()
     with pytest.raises(ConfigError):
-        decode_invite(module.PREFIX + text)
+        decode_invite(INVITE.prefix + text)
 
 
 def test_cut_and_shuffled_ones_are_one_sentence() -> None:
@@ -156,7 +155,7 @@ def test_what_a_node_shows(tmp_path: Path) -> None:
     key, guest = Identity.generate(), tmp_path / "guest"
     guest.mkdir()
     invite = Invite(grant(run.id, key.peer_id, 0, 1, OWNER), key, ())
-    text = encode_invite(invite.grant, key, ADDRESSES)
+    text = encode_invite(Invite(invite.grant, key, ADDRESSES))
     keep_invite(settings(guest, invite=text))
     shown = own_admission(guest, run, me)
     assert shown is not None and shown.peer == me and shown.grant == invite.grant
