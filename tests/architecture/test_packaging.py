@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import re
@@ -134,3 +135,26 @@ sys.exit(run({words!r}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and "this needs PyTorch" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_page_is_in_the_wheel_and_small() -> None:
+    shipped = PROJECT["tool"]["setuptools"]["package-data"]["p2pdiloco"]
+    page = PACKAGE / "web" / "page"
+    files = {p for folder in ("templates", "static") for p in (page / folder).rglob("*") if p.is_file()}
+    assert files == {path for pattern in shipped if "page" in pattern for path in PACKAGE.glob(pattern)}
+    static = [path for path in files if path.parent.name == "static"]
+    assert sum(path.stat().st_size for path in static) < 90_000, (
+        "the page has 150 kB in all, its HTML included"
+    )
+
+
+@pytest.mark.parametrize("name, digest", [
+    ("uplot.js", "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"),
+    ("uplot.css", "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"),
+])  # fmt: skip
+def test_what_is_not_ours_is_unchanged_and_its_licence_shipped(name: str, digest: str) -> None:
+    data = (PACKAGE / "web" / "page" / "static" / name).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == digest
+    notice = (ROOT / "NOTICE").read_text()
+    assert name in notice and "The MIT License (MIT)" in notice and "Leon Sorokin" in notice
+    assert "NOTICE" in PROJECT["project"]["license-files"]

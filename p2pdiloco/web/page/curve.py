@@ -1,0 +1,108 @@
+"""Drawing of a loss curve for whoever runs no script: points of SVG lines, within a box that is stretched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from p2pdiloco.web.view import Mark, PublicView
+
+WIDTH, HEIGHT = 1000, 300
+
+
+class Drawing(Struct, frozen=True):
+    """Lines of a curve over tokens, in a box of WIDTH by HEIGHT."""
+
+    curve: str
+    """Points of the held-out loss."""
+    forecast: str
+    """Points of the forecast; empty: there is none."""
+    band: str
+    """Points of the area between the forecast's bounds."""
+    done: float
+    """Place in the box where the merged tokens end."""
+    low: float
+    high: float
+    """Losses at the bottom and at the top."""
+    first: float
+    last: float
+    """Tokens at the left and at the right."""
+
+
+def drawing(view: PublicView) -> Drawing | None:
+    """Draw the curve and its forecast. Returns None with fewer than two points."""
+    ahead = view.forecast
+    xs = [float(tokens) for tokens in view.curve.tokens]
+    ys = list(view.curve.loss)
+    if len(xs) < 2:
+        return None
+    band = [*ahead.low, *ahead.high] if ahead else []
+    every = [y for y in [*ys, *(ahead.loss if ahead else ()), *band] if math.isfinite(y)]
+    if not every:
+        return None
+    low, high = min(every), max(every)
+    margin = 0.06 * (high - low) or 0.5
+    low, high = low - margin, high + margin
+    first, last = xs[0], max([*xs, *(map(float, ahead.tokens) if ahead else ())])
+    box = _Box(first, last, low, high)
+    edge = [*zip(ahead.tokens, ahead.high, strict=True)] if ahead else []
+    under = [*zip(ahead.tokens, ahead.low, strict=True)] if ahead else []
+    return Drawing(
+        curve=box.line(list(zip(xs, ys, strict=True))),
+        forecast=box.line(list(zip(ahead.tokens, ahead.loss, strict=True))) if ahead else "",
+        band=box.line([*edge, *reversed(under)]),
+        done=box.x(max(xs)),
+        low=low,
+        high=high,
+        first=first,
+        last=last,
+    )
+
+
+def series(view: PublicView) -> dict[str, object]:
+    """List what the script draws: curve, forecast and marks, with plain keys."""
+    ahead = view.forecast
+    return {
+        "at": [round(at, 1) for at in view.curve.at_s],
+        "tokens": view.curve.tokens,
+        "loss": [_short(y) for y in view.curve.loss],
+        "ahead": None
+        if ahead is None
+        else {
+            "at": [None if at is None else round(at, 1) for at in ahead.at_s],
+            "tokens": ahead.tokens,
+            "loss": [_short(y) for y in ahead.loss],
+            "low": [_short(y) for y in ahead.low],
+            "high": [_short(y) for y in ahead.high],
+        },
+        "marks": [{"at": round(mark.at_s, 1), "kind": mark.kind.value} for mark in view.marks],
+    }
+
+
+def lane(marks: Sequence[Mark], first_s: float, last_s: float) -> list[tuple[float, Mark]]:
+    """Place marks on a time axis: (place from 0 to WIDTH, mark), those outside left out."""
+    span = max(1.0, last_s - first_s)
+    placed = [(WIDTH * (mark.at_s - first_s) / span, mark) for mark in marks]
+    return [(round(x, 1), mark) for x, mark in placed if 0 <= x <= WIDTH]
+
+
+class _Box:
+    def __init__(self, first: float, last: float, low: float, high: float) -> None:
+        self._first, self._span = first, max(1.0, last - first)
+        self._low, self._height = low, high - low
+
+    def x(self, tokens: float) -> float:
+        return round(WIDTH * (tokens - self._first) / self._span, 1)
+
+    def line(self, points: Sequence[tuple[float, float]]) -> str:
+        return " ".join(
+            f"{self.x(x)},{HEIGHT * (1 - (y - self._low) / self._height):.1f}"
+            for x, y in points
+            if math.isfinite(y)
+        )
+
+
+def _short(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None

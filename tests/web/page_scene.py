@@ -1,0 +1,271 @@
+"""A scene for the page: a swarm of a usual size in the middle of its run, and things that happen to it."""
+
+from __future__ import annotations
+
+import math
+
+import segno
+from msgspec.structs import replace
+
+from p2pdiloco.web.view import (
+    ContributionsView,
+    CreditView,
+    DataView,
+    Forecast,
+    JoinView,
+    LinkView,
+    LossCurve,
+    Mark,
+    MemberView,
+    NewestView,
+    OwnView,
+    ProgressView,
+    PublicView,
+    RunChoice,
+    RunView,
+    StripView,
+)
+from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
+
+NAMES = ("anna", "bernd's attic", "c3-lab", "dmitri", "eva", "old laptop", "fukuoka-2")
+SCHEDULE = 153_000_000
+DONE = 57_100_000
+PACE = 9_400.0
+"""Tokens a second of the scene's members together."""
+LINK = "p2pdiloco:0f3k9s2v7m1q8d4h6j5p0z2x9c8b7n3a1s4d6f8g0h2j4k6l8q1w3e5r7t9y0u2i4o6p8a0s2d4f6g8h0j2k4l6z8x0"
+
+
+def peer(index: int) -> str:
+    """A peer id."""
+    return f"12D3KooW{'QmAnNaBeRnDcLeOdMiTrIeVaFuKu' * 2}"[: 44 + index % 2] + f"x{index:07d}"
+
+
+def loss_at(tokens: float) -> float:
+    """Where the scene's curve is after so many tokens."""
+    return 2.35 + 5.2 * (1 + tokens / 900_000) ** -0.42
+
+
+def _curve(now_s: float) -> tuple[LossCurve, Forecast]:
+    steps = [int(DONE * (i + 1) / 120) for i in range(120)]
+    losses = [
+        loss_at(t) + 0.035 * math.sin(i * 1.7) * math.exp(-i / 60) + 0.012 * math.sin(i * 4.1)
+        for i, t in enumerate(steps)
+    ]
+    times = [now_s - (DONE - t) / PACE - 40 for t in steps]
+    ahead = [int(DONE + (SCHEDULE - DONE) * i / 40) for i in range(41)]
+    centre = [loss_at(t) for t in ahead]
+    return (
+        LossCurve(at_s=tuple(times), tokens=tuple(steps), loss=tuple(losses)),
+        Forecast(
+            tokens=tuple(ahead),
+            at_s=tuple(now_s + (t - DONE) / PACE for t in ahead),
+            loss=tuple(centre),
+            low=tuple(c - 0.02 - 0.05 * i / 40 for i, c in enumerate(centre)),
+            high=tuple(c + 0.02 + 0.06 * i / 40 for i, c in enumerate(centre)),
+        ),
+    )
+
+
+def member(index: int, now_s: float, **changes: object) -> MemberView:
+    """One of the scene's members; those beyond its names have none."""
+    row = MemberView(
+        peer=peer(index),
+        name=NAMES[index] if index < len(NAMES) else "",
+        state=MemberWord.HERE,
+        in_last_merge=True,
+        merged_at_s=now_s - 8,
+        seen_at_s=now_s - 0.3,
+        tokens_per_s=PACE / 5 * (0.6 + 0.2 * (index % 4)),
+        tokens_total=9_000_000 - 700_000 * index,
+        inner_step=41_200 + 13 * index,
+        loss=2.91 + 0.02 * index,
+        reach="direct",
+        is_me=index == 0,
+    )
+    return replace(row, **changes)
+
+
+def _credits(now_s: float) -> tuple[CreditView, ...]:
+    tokens = {
+        0: 17_900_000,
+        2: 14_200_000,
+        1: 11_400_000,
+        6: 6_100_000,
+        4: 5_300_000,
+        3: 1_800_000,
+        5: 400_000,
+    }
+    return tuple(
+        CreditView(
+            peer=peer(index),
+            name=NAMES[index],
+            tokens=amount,
+            steps=amount // 512,
+            contributions=amount // 40_000,
+            first_at_s=now_s - 7000,
+            last_at_s=now_s - 8 - 300 * place,
+        )
+        for place, (index, amount) in enumerate(tokens.items())
+    )
+
+
+def scene(now_s: float, own: bool = True, fragments: int = 24) -> RunView:
+    """Six members: one is behind, one went silent; a syncer was lost and another elected."""
+    curve, forecast = _curve(now_s)
+    syncers = [0, 1, 2, 4]
+    members = (
+        member(0, now_s, offices=7),
+        member(1, now_s, offices=6),
+        member(2, now_s, offices=6),
+        member(4, now_s, offices=5),
+        member(
+            5,
+            now_s,
+            state=MemberWord.BEHIND,
+            why=Why.THIN_UPLINK,
+            behind_versions=3,
+            in_last_merge=False,
+            merged_at_s=now_s - 340,
+            reach="relayed",
+        ),
+        member(
+            3,
+            now_s,
+            state=MemberWord.SILENT,
+            why=Why.SILENT,
+            in_last_merge=False,
+            merged_at_s=now_s - 95,
+            seen_at_s=now_s - 71,
+            tokens_per_s=0.0,
+        ),
+    )
+    marks = (
+        Mark(at_s=now_s - 5900, kind=MarkKind.JOIN, words="eva came", peer=peer(4)),
+        Mark(at_s=now_s - 4100, kind=MarkKind.JOIN, words="old laptop came", peer=peer(5)),
+        Mark(at_s=now_s - 3900, kind=MarkKind.COURSE, words="amendment 1: the schedule is 153M tokens"),
+        Mark(at_s=now_s - 3300, kind=MarkKind.LEAVE, words="fukuoka-2 said good-bye", peer=peer(6)),
+        Mark(
+            at_s=now_s - 3298, kind=MarkKind.ELECTION, words="fragments 4, 9, 11: c3-lab is elected", times=3
+        ),
+        Mark(
+            at_s=now_s - 1700,
+            kind=MarkKind.FAULT,
+            words="the learner of this node ended (signal 9) and was started again",
+        ),
+        Mark(at_s=now_s - 240, kind=MarkKind.OFFICE, words="fragment 17: anna takes office", fragment=17),
+        Mark(at_s=now_s - 68, kind=MarkKind.SILENT, words="dmitri went silent", peer=peer(3)),
+        Mark(
+            at_s=now_s - 66,
+            kind=MarkKind.SUSPICION,
+            words="fragment 20: dmitri is not counted on any more",
+            fragment=20,
+        ),
+        Mark(at_s=now_s - 64, kind=MarkKind.ELECTION, words="fragments 2, 6, 20: eva is elected", times=3),
+    )
+    public = PublicView(
+        run_name="library-of-small-things",
+        run_id="5f0c2a91b7d4e6f8" * 4,
+        owner=peer(0),
+        told_by=peer(0),
+        told_by_name="anna",
+        made_at_s=now_s,
+        since_s=now_s - 7300,
+        pulse=Pulse.ALIVE,
+        newest=NewestView(fragment=17, number=214, at_s=now_s - 8, usual_s=11.0, contributors=4),
+        progress=ProgressView(
+            tokens=DONE,
+            schedule_tokens=SCHEDULE,
+            ends_at_s=now_s + (SCHEDULE - DONE) / PACE,
+            versions=5123,
+            tokens_per_s=PACE,
+            amendment=1,
+            amendment_from_tokens=30_000_000,
+        ),
+        heldout_loss=curve.loss[-1],
+        heldout_at_s=now_s - 40,
+        heldout_by=peer(2),
+        training_loss=2.954,
+        curve=curve,
+        forecast=forecast,
+        members=members,
+        members_total=len(members),
+        fragments=tuple(
+            StripView(
+                index=i,
+                number=214 - (i * 5) % 3 - (4 if i == 20 else 0),
+                digest="a1b2c3d4",
+                tokens=DONE,
+                syncer=peer(syncers[i % 4]),
+                syncer_name=NAMES[syncers[i % 4]],
+                state="collecting 3/5" if i % 7 == 3 else "idle",
+                at_s=now_s - 8 - i,
+            )
+            for i in range(fragments)
+        ),
+        marks=marks,
+        data=DataView(epoch=1, shards=240, begun=57),
+        credits=_credits(now_s),
+        join=JoinView(
+            line=f"p2pdiloco node {LINK}",
+            link=LINK,
+            qr_svg=segno.make(LINK, error="m").svg_inline(omitsize=True, border=0),
+        ),
+    )
+    return RunView(
+        role="node" if own else "bootstrap",
+        version="0.9.0",
+        public=public,
+        own=example_own(now_s) if own else None,
+    )
+
+
+def example_own(now_s: float) -> OwnView:
+    """What the owner of the machine sees of the node."""
+    return OwnView(
+        state=NodeWord.TRAINING,
+        peer=peer(0),
+        name=NAMES[0],
+        device="NVIDIA GeForce RTX 3060",
+        inner_step=41_200,
+        tokens_per_s=2_310.0,
+        tokens_total=21_000_000,
+        step_time_s=0.22,
+        loss=2.91,
+        contributions=ContributionsView(
+            merged=482,
+            merged_tokens=17_900_000,
+            merged_at_s=now_s - 8,
+            waiting=2,
+            refused={"stale": 5, "not in office": 2},
+        ),
+        link=LinkView(
+            reach="direct",
+            up_bits_per_s=8.2e6,
+            down_bits_per_s=3.1e6,
+            known_up_bits_per_s=2.0e7,
+            known_down_bits_per_s=8.8e7,
+            sent_bytes=7_310_000_000,
+            received_bytes=9_840_000_000,
+        ),
+        refusals={"stale": 3},
+        recent=(
+            "merged fragment 17 from 4 of 5",
+            "fragment 20: eva is elected, term 9",
+            "contribution to fragment 3 is merged in version 214",
+        ),
+        controls=(Control.PAUSE, Control.FINISH, Control.LIMITS),
+        limits={"max-upload": "20Mbit", "max-download": "", "hours": "22-7", "max-transfer": "200GB/month"},
+    )
+
+
+def several(view: RunView) -> RunView:
+    """A program that serves two runs."""
+    assert view.public is not None
+    mine = RunChoice(run_id=view.public.run_id, run_name=view.public.run_name)
+    return replace(view, runs=(mine, RunChoice(run_id="ab" * 32, run_name="other")))
+
+
+def with_public(view: RunView, **changes: object) -> RunView:
+    """The same with another run part."""
+    assert view.public is not None
+    return replace(view, public=replace(view.public, **changes))
