@@ -10,6 +10,7 @@ import os
 import signal
 
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon.display.history import save_history
 from p2pdiloco.daemon.learner.evaluating import evaluate_regularly
 from p2pdiloco.daemon.links.uplink_file import save_uplink
 from p2pdiloco.daemon.member import Member
@@ -169,6 +170,7 @@ class Life:
         while True:
             now = self._loop.time()
             course.look(now)
+            self._look_back()
             if member.report.state != "leaving":
                 member.report.enter("training" if course.rests == "no" else course.rests)
             if course.settles(now):
@@ -181,6 +183,14 @@ class Life:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COURSE_EVERY_S):
                     await committed.wait()
+
+    def _look_back(self) -> None:
+        """Remember what has come since the last look."""
+        member = self._member
+        history, newest = member.diary.history, member.measurements.newest
+        history.look(fragment.chain.header for fragment in member.core.fragments)
+        if newest is not None:
+            history.measured(newest, newest.loss, member.course.tokens)
 
     async def _step_back(self) -> None:
         """Step back behind the learner and everybody else on this machine: rounds can wait, and we have
@@ -217,4 +227,5 @@ class Life:
         """Write what the next start goes on from."""
         member = self._member
         save_uplink(member.settings.data_dir, member.meters.uplink.measured_bits_per_s)
+        save_history(member.holdings.store.folder, member.diary.history)
         await member.checkpoints.save()

@@ -25,6 +25,7 @@ from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk.chain_view import OwnChain
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
+from p2pdiloco.daemon.display.history import load_history
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.finding.peers_file import save_peers
 from p2pdiloco.daemon.finding.presence import OurRecord, Presence
@@ -97,7 +98,9 @@ class Member:
         self._guide()
         peer.transport.introduce_by(self.membership.introductions.again)
         self._look_for_others()
-        self.diary = Diary(self._me, settings.name, self.presence.names, self.holdings.events, recent)
+        history = load_history(self.holdings.store.folder)
+        names, events = self.presence.names, self.holdings.events
+        self.diary = Diary(self._me, settings.name, names, events, recent, history)
         for problem in self.holdings.found.problems:
             self.diary.write("checkpoint", problem)
         self._measure_the_link()

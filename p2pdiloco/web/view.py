@@ -15,6 +15,7 @@ from msgspec import Meta, field
 
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
 from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, MAX_RECENT_LINES, Line, Natural, Row, Text, Words
+from p2pdiloco.printable import encoded
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 
 MAX_POINTS = 256
@@ -293,4 +294,4 @@ _encoder = msgspec.json.Encoder()
 
 def encode_view(view: RunView) -> bytes:
     """Encode as JSON, as `/view` gives it."""
-    return _encoder.encode(view)
+    return encoded(view, _encoder)

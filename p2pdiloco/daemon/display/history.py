@@ -1,0 +1,170 @@
+"""History of a run as one node saw it, for pages and reports: kept in the run's folder, over restarts.
+
+Everything in it is bounded. It costs a few comparisons a version and nothing else; what is shown of it is
+made when somebody looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.adapters.disk.events_log import FieldValue
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.average import MovingAverage
+from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.core.api.types import VersionHeader
+from p2pdiloco.daemon.display.series import Curve, Event, Events, Marks, Point, Points
+from p2pdiloco.errors import StorageError
+from p2pdiloco.notes import clear_folder_at, read_note
+from p2pdiloco.printable import encoded
+
+logger = logging.getLogger(__name__)
+NAME = "history.json"
+MAX_MERGED = 1024
+"""Members of which it is known when their work was merged last."""
+MAX_REASONS = 32
+FAULTS = ("learner", "link", "disk", "p2pd", "health")
+"""Kinds of the event log that are faults of this node. A learner's are those that `ENDS` begins."""
+ENDS = ("ended", "lost")
+ABOUT_PEERS = ("join", "leave", "silent")
+"""Kinds that count when they are about another member; about this node they say what its state says."""
+AS_THEY_ARE = ("election", "office", "suspicion", "fork", "course")
+
+
+class KeptHistory(Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of the file."""
+
+    since_s: float
+    curve: Points = ()
+    marks: Events = ()
+
+
+class NewestVersion(Struct, frozen=True):
+    """Version that came last, of whatever fragment."""
+
+    fragment: int
+    number: int
+    at_s: float
+    contributors: int
+
+
+class OwnWork(Struct):
+    """Contributions of this node, since it started."""
+
+    merged: int = 0
+    merged_tokens: int = 0
+    merged_at_s: float | None = None
+    given_up: int = 0
+    refused: Counter[str] = msgspec.field(default_factory=Counter)
+
+    def take(self, reason: str, tokens: int, at_s: float) -> None:
+        """Take in a `contribution` line of the event log."""
+        if reason == "merged":
+            self.merged += 1
+            self.merged_tokens += tokens
+            self.merged_at_s = at_s
+        elif reason.startswith("given up"):
+            self.given_up += 1
+        elif reason.startswith("refused: "):
+            word = reason.removeprefix("refused: ")[:80]
+            if word in self.refused or len(self.refused) < MAX_REASONS:
+                self.refused[word] += 1
+
+
+class History:
+    """History of one run on one node."""
+
+    def __init__(self, kept: KeptHistory | None = None, now_s: Callable[[], float] = time.time) -> None:
+        """`kept`: of earlier lives."""
+        self._now_s = now_s
+        self.since_s = min(kept.since_s, now_s()) if kept is not None else now_s()
+        """Time since which the run is watched here."""
+        self.curve = Curve(kept.curve if kept is not None else ())
+        self.marks = Marks(kept.marks if kept is not None else ())
+        self.own = OwnWork()
+        self.newest: NewestVersion | None = None
+        self.merged_at_s: BoundedDict[str, float] = BoundedDict(MAX_MERGED)
+        """Time of the newest version with work of a member, by peer id."""
+        self.last_contributors: frozenset[str] = frozenset()
+        """Members whose work is in the newest version."""
+        self.version_at_s: dict[int, float] = {}
+        """Time at which each fragment's head came here; those that were here from the start are missing."""
+        self._numbers: list[int] = []
+        self._usual = MovingAverage()
+        self._loss: object = None
+
+    @property
+    def usual_s(self) -> float | None:
+        """Usual time between two versions; None: not known yet."""
+        return None if self._usual.empty else self._usual.value
+
+    def look(self, headers: Iterable[VersionHeader]) -> None:
+        """Look at the heads of all fragments: which are new?"""
+        now_s = self._now_s()
+        for index, header in enumerate(headers):
+            if index == len(self._numbers):
+                self._numbers.append(header.number)
+            elif header.number != self._numbers[index]:
+                self._numbers[index] = header.number
+                self._came(header, now_s)
+
+    def _came(self, header: VersionHeader, now_s: float) -> None:
+        if self.newest is not None:
+            self._usual.add(max(0.0, now_s - self.newest.at_s))
+        names = [part.learner for part in header.contributors]
+        self.newest = NewestVersion(header.fragment, header.number, now_s, len(names))
+        self.last_contributors = frozenset(names)
+        for name in names[:MAX_MERGED]:
+            self.merged_at_s[name] = now_s
+        self.version_at_s[header.fragment] = now_s
+
+    def measured(self, measurement: object, loss: float, tokens: int) -> None:
+        """Take in a held-out loss of the result, at so many merged tokens. `measurement`: tells one from the
+        next."""
+        if measurement is not self._loss:
+            self._loss = measurement
+            self.curve.add(Point(self._now_s(), tokens, loss))
+
+    def note(self, kind: str, fragment: int | None, reason: str, fields: Mapping[str, FieldValue]) -> None:
+        """Take in a line of the event log."""
+        now_s = self._now_s()
+        if kind == "contribution":
+            tokens = fields.get("tokens")
+            self.own.take(reason, tokens if isinstance(tokens, int) else 0, now_s)
+            return
+        peer = fields.get("peer") or fields.get("syncer") or fields.get("candidate") or ""
+        about_peer = kind in ABOUT_PEERS and bool(peer) and "basis" not in fields
+        is_fault = kind in FAULTS and (kind != "learner" or reason.startswith(ENDS))
+        if not (about_peer or is_fault or kind in AS_THEY_ARE):
+            return
+        word = "fault" if is_fault else kind
+        self.marks.add(Event(now_s, word, reason[:240], str(peer)[:80], fragment))
+
+    def kept(self) -> KeptHistory:
+        """Give what the next life goes on from."""
+        return KeptHistory(self.since_s, self.curve.points, self.marks.events)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(KeptHistory)
+
+
+def load_history(folder: Path) -> History:
+    """Load what an earlier life kept; an empty one if there is none, or it is damaged."""
+    return History(read_note(folder / NAME, _decoder.decode, logger.warning))
+
+
+def save_history(folder: Path, history: History) -> None:
+    """Keep it for the next life. A failure is logged: it costs what a page shows, nothing else."""
+    clear_folder_at(folder / NAME)
+    try:
+        Files().save(folder / NAME, [encoded(history.kept(), _encoder)], durable=False)
+    except StorageError as error:
+        logger.warning("what the web page shows of the past cannot be kept: %s", error)

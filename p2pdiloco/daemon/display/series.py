@@ -1,0 +1,132 @@
+"""Series of what happened, bounded however long a run is: a curve that is thinned, and marks that join."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from p2pdiloco.daemon.display.snapshot import MAX_LOSS, Line, Natural, Text, Words
+
+MAX_POINTS = 256
+MAX_MARKS = 128
+CLOSE_S = 30.0
+"""Time within which marks of one kind are one mark, but for those of different members."""
+MAX_AGE_S = 20 * 365 * 86_400.0
+
+
+class Point(Struct, frozen=True, array_like=True):
+    """Held-out loss of the result at a time."""
+
+    at_s: float
+    """Seconds since 1970."""
+    tokens: Natural
+    """Tokens merged by then, the mean over fragments."""
+    loss: float
+
+
+class Event(Struct, frozen=True, array_like=True):
+    """Event on the time axis."""
+
+    at_s: float
+    kind: Words
+    words: Line = ""
+    peer: Text = ""
+    fragment: Natural | None = None
+    times: Natural = 1
+    """Number of events that this stands for."""
+
+
+Points = Annotated[tuple[Point, ...], Meta(max_length=MAX_POINTS)]
+Events = Annotated[tuple[Event, ...], Meta(max_length=MAX_MARKS)]
+
+
+class Curve:
+    """Curve over tokens: evenly thinned, and always with the newest point."""
+
+    def __init__(self, points: Iterable[Point] = (), most: int = MAX_POINTS) -> None:
+        self._most, self._gap = most, 0.0
+        self._points: list[Point] = []
+        for point in points:
+            self.add(point)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Points, oldest first."""
+        return tuple(self._points)
+
+    def add(self, point: Point) -> None:
+        """Take in a point. One that goes back, as after a fork, replaces what was later."""
+        points = self._points
+        if not (math.isfinite(point.loss) and abs(point.loss) <= MAX_LOSS and math.isfinite(point.at_s)):
+            return
+        while points and points[-1].tokens >= point.tokens:
+            points.pop()
+        # The last one stays where it is far enough from the one before; else it was the newest, and no more.
+        if len(points) > 1 and points[-1].tokens - points[-2].tokens < self._gap:
+            points.pop()
+        points.append(point)
+        if len(points) > self._most:
+            self._thin()
+
+    def _thin(self) -> None:
+        first, *_, last = points = self._points
+        self._gap = max(1.0, 2 * (last.tokens - first.tokens) / self._most)
+        kept = [first]
+        for point in points[1:-1]:
+            if point.tokens - kept[-1].tokens >= self._gap:
+                kept.append(point)
+        self._points = [*kept, last]
+
+
+class Marks:
+    """Marks of the time axis, the newest ones."""
+
+    def __init__(self, events: Iterable[Event] = (), most: int = MAX_MARKS) -> None:
+        self._most = most
+        self._events = list(events)[-most:]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Events, oldest first."""
+        return tuple(self._events)
+
+    def add(self, event: Event) -> None:
+        """Take in an event, with those like it that came just before."""
+        for place in range(len(self._events) - 1, -1, -1):
+            before = self._events[place]
+            if event.at_s - before.at_s > CLOSE_S:
+                break
+            if (before.kind, before.peer) == (event.kind, event.peer):
+                del self._events[place]
+                fragment = event.fragment if event.fragment == before.fragment else None
+                times = before.times + event.times
+                event = Event(event.at_s, event.kind, event.words, event.peer, fragment, times)
+                break
+        self._events.append(event)
+        if len(self._events) > self._most:
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        """Forget the oldest of the most frequent kind: terms end all the time, and must not hide a death."""
+        kind, _ = Counter(event.kind for event in self._events).most_common(1)[0]
+        self._events.remove(next(event for event in self._events if event.kind == kind))
+
+
+def merged(one: Iterable[Point], other: Iterable[Point]) -> tuple[Point, ...]:
+    """Put two curves of one run together, by tokens; where both know something, the first one counts."""
+    known = sorted(one, key=lambda point: point.tokens)
+    if not known:
+        return Curve(sorted(other, key=lambda point: point.tokens)).points
+    first, last = known[0].tokens, known[-1].tokens
+    outside = [point for point in other if not first <= point.tokens <= last]
+    return Curve(sorted([*known, *outside], key=lambda point: point.tokens)).points
+
+
+def sane(point: Point, now_s: float) -> bool:
+    """Tell whether a point of a stranger's can be one: a finite loss, and a time that has been."""
+    finite = math.isfinite(point.loss) and abs(point.loss) <= MAX_LOSS
+    return finite and now_s - MAX_AGE_S <= point.at_s <= now_s + 300

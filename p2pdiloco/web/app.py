@@ -1,0 +1,131 @@
+"""Application of the page: its routes. Who may ask what is the guard's affair (`web.guard`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mimetypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from p2pdiloco.web import health
+from p2pdiloco.web.deeds import do
+from p2pdiloco.web.live import Full, Live
+from p2pdiloco.web.sources import Views
+from p2pdiloco.web.view import RunView, encode_view
+
+logger = logging.getLogger(__name__)
+MAX_STATIC_BYTES = 512 * 1024
+CHANGES_S = 3600
+
+
+class Pages(Protocol):
+    """Page in HTML, and what its script puts into it (`web.page.rendering`)."""
+
+    def html(self, view: RunView, *, live: str) -> str:
+        """Make the whole document."""
+
+    def update(self, view: RunView) -> bytes:
+        """Make what has changed since, in one line of JSON."""
+
+
+class Static(Struct, frozen=True):
+    """Files of the page, read once: nothing else of the disk can be asked for."""
+
+    files: dict[str, tuple[str, bytes]]
+    """Name -> media type, content."""
+
+    @staticmethod
+    def of(folder: Path) -> Static:
+        """Read a folder without its sub folders."""
+        found = {}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            kind = mimetypes.guess_type(path.name)[0]
+            if path.is_file() and kind and path.suffix != ".py" and path.stat().st_size <= MAX_STATIC_BYTES:
+                found[path.name] = kind, path.read_bytes()
+        return Static(found)
+
+
+class Routes:
+    """Answers to requests that were let through."""
+
+    def __init__(
+        self, views: Views, live: Live, pages: Pages, static: Static, metrics: Callable[[bool], bytes] | None
+    ) -> None:
+        """`metrics`: makes those that anybody may see (False) or all (True); None: the extra is not here."""
+        self._views, self._live, self._pages = views, live, pages
+        self._static, self._metrics = static, metrics
+
+    def application(self) -> Starlette:
+        """Make the application."""
+        routes = [
+            Route("/", self.page),
+            Route("/view", self.view),
+            Route("/events", self.events),
+            Route("/static/{name}", self.file),
+            Route("/metrics", self.figures),
+            Route("/healthz", self.health),
+            Route("/control/{word}", self.control, methods=["POST"]),
+        ]
+        return Starlette(routes=routes)
+
+    async def page(self, request: Request) -> Response:
+        """Give the page."""
+        return HTMLResponse(self._pages.html(self._asked(request), live="events"))
+
+    async def view(self, request: Request) -> Response:
+        """Give what the page shows, as JSON."""
+        return Response(encode_view(self._asked(request)), media_type="application/json")
+
+    async def events(self, request: Request) -> Response:
+        """Give it live."""
+        self._asked(request)
+        try:
+            channel = self._live.channel(request.query_params.get("run", ""), request.state.owner)
+        except Full:
+            return PlainTextResponse("too many watch already\n", 503, {"retry-after": "30"})
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(channel.watch(), media_type="text/event-stream", headers=headers)
+
+    async def file(self, request: Request) -> Response:
+        """Give a file of the page."""
+        found = self._static.files.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404)
+        return Response(found[1], media_type=found[0], headers={"cache-control": f"max-age={CHANGES_S}"})
+
+    async def figures(self, request: Request) -> Response:
+        """Give the metrics."""
+        if self._metrics is None:
+            return PlainTextResponse("metrics need another package: pip install 'p2pdiloco[metrics]'\n", 404)
+        return Response(self._metrics(request.state.owner), media_type="text/plain; version=0.0.4")
+
+    async def health(self, request: Request) -> Response:
+        """Say in one word how this program is, with a status for machines."""
+        word, is_well = health.of(self._views.view("", True))
+        return PlainTextResponse(f"{word}\n", 200 if is_well else 503)
+
+    async def control(self, request: Request) -> Response:
+        """Do what the owner of the machine wants."""
+        controls = self._views.controls
+        if controls is None:
+            raise HTTPException(404)
+        try:
+            async with asyncio.timeout(5):
+                return await do(controls, request)
+        except TimeoutError:
+            raise HTTPException(408) from None
+
+    def _asked(self, request: Request) -> RunView:
+        view = self._views.view(request.query_params.get("run", ""), request.state.owner)
+        if view is None:
+            raise HTTPException(404)
+        return view

@@ -1,0 +1,61 @@
+"""Sources of views: a node's own, or a bootstrap's, and before either is there the first word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from p2pdiloco.daemon.control.controls import OwnerControls
+from p2pdiloco.release import VERSION
+from p2pdiloco.web.view import OwnView, RunView
+from p2pdiloco.web.words import NodeWord
+
+FRESH_S = 1.0
+"""Age up to which a view is given to the next one who asks."""
+
+
+class Source(Protocol):
+    """Source of views."""
+
+    def view(self, run: str) -> RunView | None:
+        """Make the whole view of a run, given by its id, or of the first if that is empty; None: it is not
+        known here."""
+
+
+class Starting:
+    """Source of a program that has no run yet."""
+
+    def __init__(self, role: str, name: str, peer: str) -> None:
+        self._role, self._name, self._peer = role, name, peer
+
+    def view(self, run: str) -> RunView | None:
+        """Say that it is joining."""
+        own = OwnView(state=NodeWord.JOINING, name=self._name, peer=self._peer)
+        return None if run else RunView(role=self._role, version=VERSION, own=own)
+
+
+class Views:
+    """Views for all who ask: nothing is made twice within a second, and nothing if nobody asks."""
+
+    def __init__(self, source: Source, now: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._now = source, now
+        self._kept: dict[str, tuple[float, RunView | None]] = {}
+        self.controls: OwnerControls | None = None
+        """Controls of the node; None: it has none (yet)."""
+
+    def enter(self, source: Source, controls: OwnerControls | None = None) -> None:
+        """Show another source from now on."""
+        self._source, self.controls = source, controls
+        self._kept.clear()
+
+    def view(self, run: str, is_owner: bool) -> RunView | None:
+        """Give the view of a run, without what is the owner's to see if need be."""
+        at_s, view = self._kept.get(run, (-FRESH_S, None))
+        if self._now() >= at_s + FRESH_S:
+            view = self._source.view(run)
+            if view is not None:  # what anybody may ask for is not remembered
+                self._kept[run] = self._now(), view
+        if view is None or is_owner:
+            return view
+        return RunView(role=view.role, version=view.version, public=view.public, runs=view.runs)

@@ -1,0 +1,105 @@
+"""History of a run: thinned, bounded, kept over restarts."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2pdiloco.daemon.display.history import NAME, History, load_history, save_history
+from p2pdiloco.daemon.display.series import MAX_MARKS, MAX_POINTS, Curve, Event, Marks, Point, merged
+
+
+def header(fragment: int, number: int, *learners: str) -> Any:
+    return SimpleNamespace(
+        fragment=fragment, number=number, contributors=[SimpleNamespace(learner=name) for name in learners]
+    )
+
+
+def test_a_long_curve_is_thinned_evenly_and_has_the_newest_point() -> None:
+    curve = Curve()
+    for step in range(20_000):
+        curve.add(Point(float(step), 100 * step, 3.0))
+        assert len(curve.points) <= MAX_POINTS
+    tokens = [point.tokens for point in curve.points]
+    assert tokens[0] == 0 and tokens[-1] == 1_999_900 and tokens == sorted(tokens)
+    gaps = [after - before for before, after in pairwise(tokens[:-1])]
+    assert len(tokens) > MAX_POINTS / 4 and max(gaps) < 4 * min(gaps)
+
+
+def test_a_curve_takes_no_loss_that_is_none_and_goes_back_with_the_run() -> None:
+    curve = Curve()
+    for tokens, loss in ((100, 3.0), (200, math.nan), (300, math.inf), (400, 2.5), (250, 2.6)):
+        curve.add(Point(0.0, tokens, loss))
+    assert [(point.tokens, point.loss) for point in curve.points] == [(100, 3.0), (250, 2.6)]
+
+
+def test_two_curves_are_one_where_the_first_counts() -> None:
+    one = [Point(0.0, tokens, 2.0) for tokens in (100, 200)]
+    other = [Point(0.0, tokens, 9.0) for tokens in (50, 150, 250)]
+    assert [(p.tokens, p.loss) for p in merged(one, other)] == [(50, 9.0), (100, 2.0), (200, 2.0), (250, 9.0)]
+    assert merged([], other) == tuple(other)
+
+
+def test_marks_that_are_close_are_one_and_frequent_ones_hide_no_death() -> None:
+    marks = Marks()
+    marks.add(Event(0.0, "silent", "died", "dan"))
+    for turn in range(1000):
+        marks.add(Event(100.0 * turn, "office", "elected", "ann", turn % 4))
+        marks.add(Event(100.0 * turn + 1, "office", "elected", "ann", (turn + 1) % 4))
+    assert len(marks.events) == MAX_MARKS and marks.events[0].kind == "silent"
+    assert marks.events[-1].times == 2 and marks.events[-1].fragment is None
+
+
+def test_history_tells_who_was_in_the_last_merge_and_how_often_versions_come() -> None:
+    clock = iter([0.0, *(float(second) for second in range(100, 1000, 10))])
+    history = History(now_s=lambda: next(clock))
+    history.look([header(0, 4, "ann"), header(1, 4, "ben")])  # what was here already is not new
+    assert history.newest is None and not history.last_contributors
+    history.look([header(0, 5, "ann", "ben"), header(1, 4, "ben")])
+    history.look([header(0, 5, "ann", "ben"), header(1, 5, "cleo")])
+    assert history.newest is not None and (history.newest.fragment, history.newest.at_s) == (1, 120.0)
+    assert history.last_contributors == {"cleo"} and history.merged_at_s == {
+        "ann": 110.0,
+        "ben": 110.0,
+        "cleo": 120.0,
+    }
+    assert history.usual_s == 10.0 and history.version_at_s == {0: 110.0, 1: 120.0}
+
+
+def test_history_counts_our_contributions_and_marks_faults_but_not_our_own_coming() -> None:
+    history = History(now_s=lambda: 5.0)
+    history.note("contribution", 0, "merged", {"tokens": 256})
+    history.note("contribution", 0, "refused: stale-base", {})
+    history.note("contribution", 0, "given up: damaged", {"tokens": 1})
+    assert history.own.merged == 1 and history.own.merged_tokens == 256 and history.own.given_up == 1
+    assert history.own.refused == {"stale-base": 1}
+    for kind, reason, fields in (
+        ("join", "training", {}),
+        ("join", "unvouched: started from most", {"basis": "most", "peer": "ann"}),
+        ("learner", "running", {"device": "cpu"}),
+        ("merge", "3 of 3", {"number": 4}),
+    ):
+        history.note(kind, None, reason, fields)
+    assert history.marks.events == ()
+    history.note("silent", None, "not counted on", {"peer": "dan"})
+    history.note("learner", None, "ended: killed", {"code": -9})
+    assert [(event.kind, event.peer) for event in history.marks.events] == [("silent", "dan"), ("fault", "")]
+
+
+def test_history_survives_a_restart_and_a_damaged_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = History(now_s=lambda: 50.0)
+    history.measured("first", 3.5, 1000)
+    history.measured("first", 3.5, 2000)  # the same one
+    history.note("silent", None, "\udceb", {"peer": "dan"})
+    save_history(tmp_path, history)
+    again = load_history(tmp_path)
+    assert again.curve.points == (Point(50.0, 1000, 3.5),) and again.since_s == 50.0
+    (tmp_path / NAME).write_text("{")
+    assert load_history(tmp_path).curve.points == () and "damaged" in caplog.text
