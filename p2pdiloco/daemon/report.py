@@ -13,11 +13,13 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
+from p2pdiloco.daemon.display.history import History
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
     DataRow,
     FragmentRow,
+    NewestRow,
     NodeSnapshot,
     NodeState,
     PeerRow,
@@ -36,6 +38,9 @@ from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.ports import Transport
+
+MOST_COMPARED = 64
+"""Fragments of which heads are compared, for a report: each is a step for each of its rows of peers."""
 
 
 class Traffic:
@@ -109,6 +114,7 @@ class Report:
         fragments = self._fragment_rows(now)
         peers = self._peer_rows(now)
         refusals = self._diary.refusals + self._traffic.refusals()
+        history = self._diary.history
         return NodeSnapshot(
             name=self._diary.name,
             peer=self._diary.me,
@@ -130,6 +136,12 @@ class Report:
             peers=tuple(peers[:MAX_PEER_ROWS]),
             peers_total=len(peers),
             fragments=fragments,
+            in_last_merge=self._diary.me in history.last_contributors,
+            merged_age_s=history.merged_age_s(self._diary.me),
+            newest=_newest_row(history),
+            curve=history.curve.points,
+            marks=history.marks.events,
+            clock_s=round(history.now_s(), 3),
             run_tokens=max((row.tokens for row in fragments), default=0),
             run_versions=sum(row.number for row in fragments),
             refusals={reason[:80]: n for reason, n in refusals.most_common(MAX_REFUSAL_REASONS)},
@@ -196,7 +208,7 @@ class Report:
         )
 
     def _peer_rows(self, now: float) -> list[PeerRow]:
-        view, counts = self._core.shared.view, self._measurements.counts
+        view, counts, history = self._core.shared.view, self._measurements.counts, self._diary.history
         rows = []
         for peer in view.members(now):
             progress = view.progress(peer)
@@ -217,9 +229,33 @@ class Report:
                     loss=sane_loss(progress.loss) if counts(peer) else None,
                     reach=WORDS[progress.reach],
                     thin=progress.thin,
+                    behind_versions=self._behind_versions(peer),
+                    in_last_merge=peer in history.last_contributors,
+                    merged_age_s=history.merged_age_s(peer),
                 )
             )
         return rows
+
+    def _behind_versions(self, peer: str) -> int:
+        """Count the versions by which a peer's heads are behind ours, at most; of many fragments, of some."""
+        fragments, view = self._core.fragments, self._core.shared.view
+        some = fragments[:: max(1, len(fragments) // MOST_COMPARED)]
+        heads = ((fragment.chain.head, view.head(peer, fragment.index)) for fragment in some)
+        return max([0, *(ours.number - head.number for ours, head in heads if head is not None)])
+
+
+def _newest_row(history: History) -> NewestRow | None:
+    newest = history.newest
+    if newest is None:
+        return None
+    age_s, usual_s = round(history.age_s(newest.at_s), 1), history.usual_s
+    return NewestRow(
+        fragment=newest.fragment,
+        number=newest.number,
+        age_s=age_s,
+        contributors=newest.contributors,
+        usual_s=None if usual_s is None else round(usual_s, 2),
+    )
 
 
 def _data_row(status: ch.Status) -> DataRow | None:

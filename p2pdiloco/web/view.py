@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta, field
 
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
-from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, MAX_RECENT_LINES, Line, Natural, Row, Text, Words
+from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
+from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, MAX_RECENT_LINES
 from p2pdiloco.printable import encoded
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 

@@ -83,7 +83,7 @@ class History:
 
     def __init__(self, kept: KeptHistory | None = None, now_s: Callable[[], float] = time.time) -> None:
         """`kept`: of earlier lives."""
-        self._now_s = now_s
+        self.now_s = now_s
         self.since_s = min(kept.since_s, now_s()) if kept is not None else now_s()
         """Time since which the run is watched here."""
         self.curve = Curve(kept.curve if kept is not None else ())
@@ -105,9 +105,18 @@ class History:
         """Usual time between two versions; None: not known yet."""
         return None if self._usual.empty else self._usual.value
 
+    def age_s(self, at_s: float) -> float:
+        """Compute how long ago that was."""
+        return max(0.0, self.now_s() - at_s)
+
+    def merged_age_s(self, peer: str) -> float | None:
+        """Compute how long ago a version with work of that member came; None: none did since we started."""
+        at_s = self.merged_at_s.get(peer)
+        return None if at_s is None else round(self.age_s(at_s), 1)
+
     def look(self, headers: Iterable[VersionHeader]) -> None:
         """Look at the heads of all fragments: which are new?"""
-        now_s = self._now_s()
+        now_s = self.now_s()
         for index, header in enumerate(headers):
             if index == len(self._numbers):
                 self._numbers.append(header.number)
@@ -130,11 +139,11 @@ class History:
         next."""
         if measurement is not self._loss:
             self._loss = measurement
-            self.curve.add(Point(self._now_s(), tokens, loss))
+            self.curve.add(Point(self.now_s(), tokens, loss))
 
     def note(self, kind: str, fragment: int | None, reason: str, fields: Mapping[str, FieldValue]) -> None:
         """Take in a line of the event log."""
-        now_s = self._now_s()
+        now_s = self.now_s()
         if kind == "contribution":
             tokens = fields.get("tokens")
             self.own.take(reason, tokens if isinstance(tokens, int) else 0, now_s)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from p2pdiloco.daemon.display.snapshot import MAX_LOSS, Line, Natural, Text, Words
+from p2pdiloco.daemon.display.bounds import MAX_LOSS, Line, Natural, Text, Words
 
 MAX_POINTS = 256
 MAX_MARKS = 128

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
 from p2pdiloco.core.following.beginning import Grounds
+from p2pdiloco.daemon.display.bounds import MAX_LOSS, HexDigest, Line, Natural, Row, Text, Words
+from p2pdiloco.daemon.display.series import Events, Points
 from p2pdiloco.daemon.rest.reasons import RestReason
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.printable import encoded
@@ -26,25 +28,12 @@ MAX_LOSS_HISTORY = 120
 MAX_REFUSAL_REASONS = 32
 MAX_BULK_COUNTERS = 32
 MAX_REPORT_BYTES = 256 * 1024
-MAX_LOSS = 1e6
-"""Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
 
 NodeState = Literal["joining", "waiting", "catching up", "training", "idle", "paused", "ended", "leaving"]
-"""State of a node. Paused and ended is the run; idle is this node alone, by the wish of its machine's owner (`RestRow`)."""
+"""State of a node. Paused and ended is the run; idle is this node alone, by the wish of its machine's owner
+(`RestRow`)."""
 SETTLED = ("training", "idle", "paused", "ended", "leaving")
 """States of a full member, whose answer is as good as any; beside others, more are asked."""
-Text = Annotated[str, Meta(max_length=80)]
-"""Peer ids, node and run names."""
-Words = Annotated[str, Meta(max_length=48)]
-"""Words for a table cell."""
-Line = Annotated[str, Meta(max_length=240)]
-HexDigest = Annotated[str, Meta(max_length=16)]
-"""Hexadecimal digits of a digest as shown to people: the first 8, at most 16."""
-Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
-
-
-class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all rows: immutable, keyword-only, encoded as a map with the field names."""
 
 
 class PeerRow(Row, frozen=True, kw_only=True):
@@ -70,6 +59,12 @@ class PeerRow(Row, frozen=True, kw_only=True):
     """Reach of the member, as it says: "direct", "relayed" or "outbound only"; empty: not known."""
     thin: bool = False
     """True: its uplink carries less than an office asks, as it says."""
+    behind_versions: Natural = 0
+    """Versions of one fragment by which its head is behind ours, of the fragment where that is most."""
+    in_last_merge: bool = False
+    """True: work of it is in the newest version that came here."""
+    merged_age_s: float | None = None
+    """Seconds since a version with work of it came here; None: none did since this node started."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):
@@ -100,6 +95,19 @@ class FragmentRow(Row, frozen=True, kw_only=True):
     """Peer id of the member that made the newest version, as syncer of the topmost group."""
     level: Natural | None = None
     """Highest level of groups on which this node is a syncer, 0 for leaves; None: it is none."""
+
+
+class NewestRow(Row, frozen=True, kw_only=True):
+    """Row of the version that came last, of whatever fragment."""
+
+    fragment: Natural
+    number: Natural
+    age_s: float
+    """Seconds since it came here."""
+    contributors: Natural = 0
+    """Number of members whose work is in it."""
+    usual_s: float | None = None
+    """Usual time between two versions; None: not known."""
 
 
 class DataRow(Row, frozen=True, kw_only=True):
@@ -196,13 +204,15 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Rows of the fragments, by index."""
     run_tokens: Natural = 0
     run_versions: Natural = 0
-    refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
+    refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = field(
+        default_factory=dict
+    )
     """Counts of what peers did wrong, by reason."""
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     """Decisions made last, with their reasons, newest last."""
     bytes_sent: Natural = 0
     bytes_received: Natural = 0
-    bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
+    bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = field(default_factory=dict)
     """Counters of bulk transfers (`Transfers.counters`)."""
     reach: Words = ""
     """Reach of this node, as in `PeerRow`."""
@@ -220,6 +230,17 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Reason why the learner rests by the wish of its machine's owner; None: it does not."""
     transfer: TransferRow | None = None
     """Bytes of this month; None: they are not counted (yet)."""
+    in_last_merge: bool = False
+    merged_age_s: float | None = None
+    """Part of this node in the last merges, as in `PeerRow`."""
+    newest: NewestRow | None = None
+    """Version that came last; None: none did since this node started."""
+    curve: Points = ()
+    """Held-out loss over tokens, as far as this node was there."""
+    marks: Events = ()
+    """Faults, elections, and members that came and went."""
+    clock_s: float = 0.0
+    """Seconds since 1970 by this node's clock."""
 
 
 class StatusReport(Row, frozen=True, kw_only=True):
@@ -242,13 +263,15 @@ class StatusReport(Row, frozen=True, kw_only=True):
     heldout_by: Text = ""
     """Peer id of the member that measured it: the newest loss of all members' that the answering node
     knows of."""
-    refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
+    refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = field(
+        default_factory=dict
+    )
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     link: Line = ""
     """Reason why the answering node's link does not keep up, as in `NodeSnapshot`."""
     data: DataRow | None = None
     """Progress of the answering node in its data, as in `NodeSnapshot`."""
-    bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
+    bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = field(default_factory=dict)
     """Counters of the answering node's transfers, as in `NodeSnapshot`."""
     course: CourseRow = CourseRow()
     """Progress of the run, for the answering node."""
@@ -260,6 +283,12 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Rest of the answering node, as in `NodeSnapshot`."""
     transfer: TransferRow | None = None
     """Bytes of the answering node, as in `NodeSnapshot`."""
+    newest: NewestRow | None = None
+    curve: Points = ()
+    marks: Events = ()
+    """Version that came last, curve and marks, as in `NodeSnapshot`; their times are by that node's clock."""
+    clock_s: float = 0.0
+    """Seconds since 1970 by the answering node's clock."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -278,6 +307,8 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         loss=snapshot.loss,
         reach=snapshot.reach,
         thin=snapshot.thin,
+        in_last_merge=snapshot.in_last_merge,
+        merged_age_s=snapshot.merged_age_s,
     )
     members = (me, *snapshot.peers)
     losses = [loss for member in members if (loss := sane_loss(member.loss)) is not None]
@@ -304,6 +335,10 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         start=snapshot.start,
         rest=snapshot.rest,
         transfer=snapshot.transfer,
+        newest=snapshot.newest,
+        curve=snapshot.curve,
+        marks=snapshot.marks,
+        clock_s=snapshot.clock_s,
     )
 
 
@@ -329,13 +364,15 @@ _decoder = msgspec.msgpack.Decoder(StatusReport)
 def encode_status(report: StatusReport) -> bytes:
     """Encode as msgpack for the wire, below `MAX_REPORT_BYTES` for 1024 fragments and 64 peers.
 
-    With so many fragments it is without who made their versions.
+    With so many fragments it is without what has been, and without who made their versions.
     """
-    data = encoded(report, _encoder)
-    if len(data) <= MAX_REPORT_BYTES:
-        return data
     rows = tuple(msgspec.structs.replace(row, root="") for row in report.fragments)
-    return encoded(msgspec.structs.replace(report, fragments=rows), _encoder)
+    for shortened in ({}, {"curve": (), "marks": ()}, {"fragments": rows}):
+        report = msgspec.structs.replace(report, **shortened)
+        data = encoded(report, _encoder)
+        if len(data) <= MAX_REPORT_BYTES:
+            break
+    return data
 
 
 def decode_status(data: bytes) -> StatusReport:
