@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
 from msgspec import structs
@@ -88,18 +88,32 @@ def local_addresses(folder: Path | None) -> tuple[str, ...]:
 
 async def _report(settings: StatusSettings) -> StatusReport:
     search = Search(settings.run, peers_of(settings.join))
+    async with visiting(settings.join, search, settings.timeout_s) as (_, report):
+        return report
+
+
+@contextlib.asynccontextmanager
+async def visiting(
+    join: tuple[str, ...], search: Search, timeout_s: float
+) -> AsyncIterator[tuple[Transport, StatusReport]]:
+    """Visit a run: the transport, and the first good answer, which is waited for so long at most.
+
+    Raises: as `run`.
+    """
     is_joined = False
     try:
-        async with asyncio.timeout(settings.timeout_s), visitor(settings.join) as transport:
+        async with asyncio.timeout(timeout_s) as limit, visitor(join) as transport:
             is_joined = True
-            return await search.report(transport)
+            report = await search.report(transport)
+            limit.reschedule(None)
+            yield transport, report
     except TimeoutError:
         if not is_joined:
             raise Unreachable(
-                f"none of the peers could be reached within {settings.timeout_s:g} s",
+                f"none of the peers could be reached within {timeout_s:g} s",
                 "check the addresses, or raise --timeout-s",
             ) from None
-        raise search.failure(settings.timeout_s) from None
+        raise search.failure(timeout_s) from None
     except NobodyReached as error:
         raise Unreachable(str(error), error.hint) from error
 
@@ -180,12 +194,12 @@ class Search:
         """Answers, until so many are of settled members; those come first."""
         settled: list[StatusReport] = []
         others: list[StatusReport] = []
-        addresses = await self._members(transport, run)
+        addresses = await self.members(transport, run)
         for peer in [*self.joined, *(peer for peer in addresses if peer not in self.joined)][:MAX_ASKED]:
             try:
                 if peer in addresses and peer not in self.joined:
                     await transport.connect(peer, addresses[peer])
-                answer = await _ask(transport, peer, run)
+                answer, _ = await ask_status(transport, peer, run)
             except (RemoteError, TransportError) as error:
                 self._refusals[peer] = str(error)[:120]
                 continue
@@ -194,7 +208,7 @@ class Search:
                 break
         return settled + others
 
-    async def _members(self, transport: Transport, run: str) -> dict[str, tuple[str, ...]]:
+    async def members(self, transport: Transport, run: str) -> dict[str, tuple[str, ...]]:
         """Peer id -> addresses, of those with a presence record that we understand; newest start first."""
         records = {}
         for peer, value in (await transport.get_records(wire.members_key(run))).items():
@@ -211,12 +225,15 @@ class Search:
         return {peer: records[peer].addresses for peer in newest}
 
 
-async def _ask(transport: Transport, peer: str, run: str) -> StatusReport:
-    """Raises: PeerUnreachable, RemoteError (refused, or not a report)."""
+async def ask_status(transport: Transport, peer: str, run: str) -> tuple[StatusReport, int]:
+    """Ask a member for its report; returns it with its size in bytes.
+
+    Raises: PeerUnreachable, RemoteError (refused, or not a report).
+    """
     began = time.monotonic()
     reply = await transport.send(peer, wire.QUERY + wire.encode(wire.StatusQuery(run)), ASK_TIMEOUT_S)
     report = decode_status(reply)
     if report.run_id != run:
         raise RemoteError("bad-status", "about another run")
     logger.debug("%s answered in %.3f s", peer, time.monotonic() - began)
-    return report
+    return report, len(reply)

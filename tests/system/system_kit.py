@@ -201,9 +201,13 @@ class Swarm:
             timeout=timeout_s,
         )
 
-    def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A command that the test ends."""
-        return subprocess.Popen([sys.executable, "-m", "p2pdiloco", *arguments], env=self._environment)
+    def begin(self, *arguments: str, out: Path | None = None) -> subprocess.Popen[bytes]:
+        """A command that the test ends. `out`: what it writes goes there."""
+        command = [sys.executable, "-m", "p2pdiloco", *arguments]
+        if out is None:
+            return subprocess.Popen(command, env=self._environment)
+        with out.open("wb") as file:
+            return subprocess.Popen(command, env=self._environment, stdout=file)
 
     def start(
         self, name: str, role: str, *options: str, listen: str = LOOPBACK, within: Sequence[str] = ()

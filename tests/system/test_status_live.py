@@ -58,6 +58,11 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert shown.returncode == 0 and "as seen by one (training)" in shown.stdout
     assert "shards begun; one trained on " in shown.stdout
 
+    # The whole swarm, for as long as somebody looks.
+    lines = visited_swarm.folder / "top.txt"
+    watching = visited_swarm.begin("top", "--join", _address(bootstrap), "--every-s", "1", out=lines)
+    visited_swarm.until(lambda: "run test  members 1  tokens/s" in lines.read_text(), "a line")
+
     unknown = visited_swarm.command(
         "status", "--join", _address(bootstrap), "--run", "nope", "--timeout-s", "8"
     )
@@ -76,6 +81,9 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert held, "something was merged"
     assert all(live.labels[f].digest.startswith(digest) and digest for f, digest in held.items()), held
     node.terminate()
+    visited_swarm.until(lambda: "one does not answer us" in lines.read_text(), "the end of a node, seen")
+    watching.send_signal(signal.SIGTERM)
+    assert watching.wait(30) == 143
     gone = visited_swarm.command("status", "--data-dir", folder)
     assert gone.returncode == 4 and "no node and no bootstrap runs here" in gone.stderr
     after = result_on_disk(node.data_dir, "test")

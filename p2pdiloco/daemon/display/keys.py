@@ -4,16 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
 import tty
+from enum import Enum
 from typing import Any
 
 from p2pdiloco.daemon.display.outlet import before_end, not_before_end
 
 MOST_BYTES = 64
 HELP = "q leaves, ? explains"
+
+
+class Move(Enum):
+    """Keys that move in a list, by what terminals send for them (xterm(1), and vi's letters)."""
+
+    UP = ("\x1b[A", "\x1bOA", "k")
+    DOWN = ("\x1b[B", "\x1bOB", "j")
+    PAGE_UP = ("\x1b[5~", "\x02")
+    PAGE_DOWN = ("\x1b[6~", " ", "\x06")
+    HOME = ("\x1b[H", "\x1bOH", "\x1b[1~", "g")
+    END = ("\x1b[F", "\x1bOF", "\x1b[4~", "G")
+
+    def moved(self, first: int, page: int, total: int) -> int:
+        """Compute the first row that is shown after this key, of so many, a page of which fits."""
+        last = max(0, total - page)
+        steps = {Move.UP: -1, Move.DOWN: 1, Move.PAGE_UP: -page, Move.PAGE_DOWN: page}
+        if self in steps:
+            return max(0, min(last, first + steps[self]))
+        return last if self is Move.END else 0
+
+
+_SENT = {sent: move for move in Move for sent in move.value}
+
+
+def told_apart(pressed: str) -> list[Move | str]:
+    """Tell keys apart, of which some send several characters; unknown ones of those are left out."""
+    found: list[Move | str] = []
+    for sent in re.findall(r"\x1b(?:\[[0-9;]*[ -/]*[@-~]|O.)|[^\x1b]", pressed, re.DOTALL):
+        if sent in _SENT:
+            found.append(_SENT[sent])
+        elif len(sent) == 1:
+            found.append(sent)
+    return found
 
 
 class Keys:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from p2pdiloco.daemon.display.keys import Keys
 from p2pdiloco.daemon.display.outlet import before_end, drain, not_before_end, outlet_of
-from p2pdiloco.daemon.display.snapshot import NodeSnapshot
 from p2pdiloco.daemon.display.terminal import render
 
 PERIOD_S = 0.25
@@ -30,10 +31,17 @@ class LiveView:
     `threading.excepthook`. `drawing` is False then, `update` does nothing, and the node goes on.
     """
 
-    def __init__(self, console: Console | None = None, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        period_s: float = PERIOD_S,
+        draw: Callable[[Any, bool], RenderableType] = render,
+    ) -> None:
+        """`draw`: makes the picture of a snapshot, or what its words mean."""
         self._console = console or Console(stderr=True)
         self._period_s = period_s
-        self._snapshot: NodeSnapshot | None = None
+        self._render = draw
+        self._snapshot: Any = None
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -53,7 +61,7 @@ class LiveView:
         self._thread.start()
         before_end(self.stop)
 
-    def update(self, snapshot: NodeSnapshot) -> None:
+    def update(self, snapshot: Any) -> None:
         """Show this snapshot next. Never blocks."""
         self._snapshot = snapshot
         self._changed.set()
@@ -82,10 +90,10 @@ class LiveView:
                 self._changed.wait()
                 self._changed.clear()
                 if self._snapshot is not None and not self._is_behind():
-                    live.update(render(self._snapshot, self._explains), refresh=True)
+                    live.update(self._render(self._snapshot, self._explains), refresh=True)
                 self._stop.wait(self._period_s)
             if self._snapshot is not None:
-                live.update(render(self._snapshot), refresh=True)
+                live.update(self._render(self._snapshot, False), refresh=True)
 
     def _is_behind(self) -> bool:
         """Tell whether the terminal has not taken the last picture yet."""

@@ -139,12 +139,12 @@ def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
     recent = _recent_lines(snapshot, width, max(0, room - fragment_rows - peer_rows))
     lines = [
         *top,
-        _title(f"peers ({_peers_total(snapshot)})", width, HELP),
+        title(f"peers ({_peers_total(snapshot)})", width, HELP),
         *_peer_lines(snapshot, peers, peer_rows),
         *_fragment_lines(snapshot, fragment_rows, columns, width),
     ]
     if recent:
-        lines += [_title("latest", width), *recent]
+        lines += [title("latest", width), *recent]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[: max(1, height - 1)]
@@ -175,7 +175,7 @@ def peer_names(own_peer: str, own_label: str, peers: Sequence[PeerRow]) -> dict[
     return {**names, own_peer: own_label, "": "-"}
 
 
-def _title(text: str, width: int, right: str = "") -> Text:
+def title(text: str, width: int, right: str = "") -> Text:
     """Draw a line with a title, and words at its right end, if there is room for both."""
     head, tail = f"── {text} ", f" {right} ──" if right else ""
     tail = tail if len(head) + len(tail) <= width else ""
@@ -241,8 +241,8 @@ def _fragment_lines(snapshot: NodeSnapshot, rows: int, columns: int, width: int)
         busiest = sorted(fragments, key=lambda row: (row.state == "idle" and not row.pending, row.index))
         fragments = sorted(busiest[: rows * columns], key=lambda row: row.index)
     shown = "" if len(fragments) == total else f", the {len(fragments)} busiest"
-    title = f"fragments ({total}{shown}), versions {versions_text(snapshot.fragments)}"
-    lines = [_title(title + groups_text(snapshot.fragments), width)]
+    words = f"fragments ({total}{shown}), versions {versions_text(snapshot.fragments)}"
+    lines = [title(words + groups_text(snapshot.fragments), width)]
     if not fragments:
         return [*lines, Text("no state yet", style="dim")]
     names = peer_names(snapshot.peer, "you", snapshot.peers)

@@ -76,10 +76,9 @@ def test_a_view_that_fails_gives_the_terminal_back_and_the_node_goes_on(
         seen.append(arguments.exc_value)
         ended.set()
 
-    monkeypatch.setattr(live_module, "render", broken)
     monkeypatch.setattr(threading, "excepthook", hook)
     terminal = Terminal()
-    view = LiveView(console(terminal))
+    view = LiveView(console(terminal), draw=broken)
     view.start()
     try:
         view.update(snapshot())

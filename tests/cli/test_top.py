@@ -1,0 +1,349 @@
+"""`p2pdiloco top`: whom it asks, what it makes of several answers, and what fits a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import structs
+from rich.cells import cell_len
+from rich.console import Console
+
+from p2pdiloco.cli.status import Search
+from p2pdiloco.cli.watching import asking, top
+from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport
+from p2pdiloco.cli.watching.happenings import Happenings
+from p2pdiloco.cli.watching.picture import SwarmPicture, picture_of
+from p2pdiloco.cli.watching.swarm_view import (
+    Chosen,
+    ListOrder,
+    SwarmView,
+    ordered,
+    page_rows,
+    plain_line,
+    swarm_lines,
+)
+from p2pdiloco.cli.watching.top import Watch, obeyed
+from p2pdiloco.config.watching_settings import TopSettings
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
+from p2pdiloco.daemon.display.keys import Move, told_apart
+from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, StatusReport, encode_status
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.release import WIRE_VERSION
+
+RUN = "ab" * 32
+HOSTILE = "\x1b[2Jevil\u202e\r\n"
+
+
+def report(
+    by: str, others: tuple[PeerRow, ...] = (), numbers: tuple[int, ...] = (5,), **more: Any
+) -> StatusReport:
+    me = PeerRow(
+        peer=by, name=by, tokens_total=10, tokens_per_s=100.0, last_seen_s=0.0, confirmed=True, loss=2.0
+    )
+    rows = tuple(
+        FragmentRow(index=i, number=n, tokens=100 * n, syncer=more.get("syncer", by))
+        for i, n in enumerate(numbers)
+    )
+    fields = {key: value for key, value in more.items() if key != "syncer"}
+    return StatusReport(
+        run_name="test",
+        run_id=RUN,
+        answered_by=by,
+        members=(me, *others),
+        members_total=1 + len(others),
+        fragments=rows,
+        **{"state": "training", **fields},
+    )
+
+
+def other(peer: str, seen_s: float | None = 0.5, **more: Any) -> PeerRow:
+    return PeerRow(peer=peer, name=peer, last_seen_s=seen_s, **{"confirmed": True, **more})
+
+
+def seen(*reports: StatusReport, now: float = 100.0, ages: tuple[float, ...] = ()) -> SwarmPicture:
+    given = ages or (0.0,) * len(reports)
+    found = picture_of(
+        {r.answered_by: HeardReport(r, now - a) for r, a in zip(reports, given, strict=True)}, now
+    )
+    assert found is not None
+    return found
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def test_a_members_own_word_counts_before_others_and_newer_before_older() -> None:
+    picture = seen(
+        report("a", (other("b", 0.2, tokens_per_s=1.0), other("c", 9.0, inner_step=1))),
+        report("b", (other("c", 1.0, inner_step=2), other("d", None))),
+        ages=(1.0, 3.0),
+    )
+    by = {member.row.peer: member for member in picture.members}
+    assert by["b"].row.tokens_per_s == 100.0 and by["b"].age_s == pytest.approx(1.2)
+    assert by["c"].row.inner_step == 2 and by["c"].age_s == pytest.approx(4.0)
+    assert by["d"].age_s is None and by["c"].state is None
+    assert picture.members_total == 4 and picture.age_s == pytest.approx(1.0)
+
+
+def test_who_is_behind_is_said_and_what_one_of_three_claims_alone_is_not_believed() -> None:
+    picture = seen(
+        report("a", numbers=(7, 7)), report("b", numbers=(7, 4)), report("liar", numbers=(1000, 7))
+    )
+    assert [row.number for row in picture.fragments] == [7, 7]
+    assert {m.row.peer: m.behind for m in picture.members} == {"a": 0, "b": 3, "liar": 0}
+    assert picture.run_versions == 14
+
+
+def test_what_is_old_says_nothing_of_others_unless_nothing_else_is_there() -> None:
+    old, new = report("old", (other("gone"),)), report("new")
+    assert {m.row.peer for m in seen(old, new, ages=(60.0, 1.0)).members} == {"new"}
+    assert {m.row.peer for m in seen(old, ages=(60.0,)).members} == {"old", "gone"}
+    assert picture_of({}, 0.0) is None
+
+
+# --- what happens --------------------------------------------------------------------------------
+
+
+def test_what_changes_is_told_once() -> None:
+    names = Happenings(0.0)
+    first = report("a", (other("b"), other("c", confirmed=False)), numbers=(5, 5, 5), syncer="b")
+    assert names.add(seen(first), {}, 1.0) == []
+    later = report("a", (other("b", 8.0), other("d")), numbers=(6, 5, 5), syncer="")
+    told = names.add(seen(later), {"b": "not reached"}, 2.0)
+    assert told == [
+        "b is silent, for 8.0 s",
+        "d is here",
+        "c is gone",
+        "fragments 0-2: the office of b is open, an election is due",
+        "b does not answer us: not reached",
+    ]
+    assert names.add(seen(later), {"b": "not reached"}, 3.0) == []
+    course = CourseRow(rests="paused", message="back soon")
+    after = report("a", (other("b"), other("d")), numbers=(6, 5, 5), syncer="d", course=course)
+    assert names.add(seen(after, report("b")), {}, 4.0)[:4] == [
+        "b is heard again",
+        "fragments 0-2: d was elected syncer",
+        "the run is paused",
+        "the owner says: back soon",
+    ]
+    picture = names.told(seen(after), 9.0)
+    assert picture.merged_age_s == 7.0 and picture.watched_s == 9.0 and len(picture.happened) >= 9
+
+
+# --- the terminal --------------------------------------------------------------------------------
+
+
+def crowd(count: int, fragments: int = 24) -> SwarmPicture:
+    others = tuple(
+        other(
+            f"12D3KooWpeer{i:06d}",
+            0.1 * i,
+            tokens_total=0,
+            tokens_per_s=15_200.0,
+            reach="outbound only" if i % 3 else "direct",
+            offices=i % 2,
+        )
+        for i in range(1, count)
+    )
+    course = CourseRow(tokens=10, schedule_tokens=1000, left_s=900.0, message=HOSTILE)
+    made = seen(report("first", others, tuple(range(5, 5 + fragments)), course=course, heldout_loss=2.0))
+    return structs.replace(made, happened=tuple(f"12:00:{i:02d} {HOSTILE} happened" for i in range(50)))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20), (200, 50), (30, 8), (10, 3)])
+@pytest.mark.parametrize("count", [1, 3, 60])
+def test_the_view_fits(size: tuple[int, int], count: int) -> None:
+    width, height = size
+    for fragments in (0, 4, 500):
+        chosen = Chosen(crowd(count, fragments), silence="nobody has answered for 9.0 s")
+        for explained in (False, True):
+            out = StringIO()
+            Console(file=out, width=width, height=height).print(SwarmView(chosen, explained))
+            lines = out.getvalue().rstrip("\n").split("\n")
+            assert len(lines) < height or height < 3
+            assert all(cell_len(line) <= width and line.isprintable() for line in lines), lines
+
+
+def test_what_matters_is_on_the_smallest_terminal() -> None:
+    text = "\n".join(line.plain for line in swarm_lines(Chosen(crowd(30)), 60, 20))
+    for words in (
+        "run test",
+        "1.0 % of 1k tokens",
+        "tokens/s",
+        "loss 2.000",
+        "members (30",
+        "fragments (24)",
+        "events",
+    ):
+        assert words in text, words
+    assert text.count("tok/s") >= 6 and "first" in text and "happened" in text
+
+
+def test_the_list_moves_and_is_sorted_as_a_person_says() -> None:
+    chosen = Chosen(crowd(60))
+    page = page_rows(chosen.picture, 80, 24)
+    shown = [line.plain for line in swarm_lines(chosen, 80, 24) if "tok/s" in line.plain]
+    assert len(shown) == page and shown[0].startswith("a first")
+    chosen = obeyed(chosen, Move.PAGE_DOWN, 80, 24)
+    assert chosen.first == page
+    assert obeyed(obeyed(chosen, Move.DOWN, 80, 24), Move.UP, 80, 24).first == page
+    end = obeyed(chosen, Move.END, 80, 24)
+    assert f"{60 - page + 1}-60 shown" in "\n".join(line.plain for line in swarm_lines(end, 80, 24))
+    assert (
+        obeyed(end, Move.PAGE_DOWN, 80, 24).first == end.first and obeyed(end, Move.HOME, 80, 24).first == 0
+    )
+    chosen = obeyed(end, "s", 80, 24)
+    assert chosen.order is ListOrder.TROUBLE and chosen.first == 0
+    assert ordered(chosen)[0].age_s == pytest.approx(5.1), "who is silent comes first"
+    assert obeyed(chosen, "x", 80, 24) is chosen
+    orders = {obeyed(structs.replace(chosen, order=order), "s", 80, 24).order for order in ListOrder}
+    assert orders == set(ListOrder)
+
+
+def test_keys_are_told_apart() -> None:
+    assert told_apart("q\x1b[A\x1b[6~x\x1b[1;5C\x1bOB\x1b") == ["q", Move.UP, Move.PAGE_DOWN, "x", Move.DOWN]
+
+
+def test_a_line_says_who_is_not_well() -> None:
+    text = plain_line(
+        seen(report("a", (other("b", 12.0), other("c", reach="outbound only"))), report("d", numbers=(3,)))
+    )
+    assert "members 4" in text and "not well: " in text
+    assert "b silent 12.0 s" in text and "c outbound only" in text and "d 2 behind" in text
+
+
+# --- who is asked --------------------------------------------------------------------------------
+
+
+class Network:
+    def __init__(self) -> None:
+        self.hub = MemoryNetwork()
+        self.transports: list[MemoryTransport] = []
+        self.asked: list[str] = []
+
+    async def visitor(self) -> MemoryTransport:
+        transport = self.hub.transport(Identity.generate().peer_id, [])
+        self.transports.append(transport)
+        await transport.start(FrontDoor())
+        return transport
+
+    async def add(self) -> str:
+        transport, door = self.hub.transport(Identity.generate().peer_id, []), FrontDoor()
+        self.transports.append(transport)
+        peer = transport.peer_id
+
+        def status(_now: float) -> StatusReport:
+            self.asked.append(peer)
+            return report(peer)
+
+        door.enter(RUN, None, SimpleNamespace(status=status))
+        await transport.start(door)
+        record = wire.Presence(WIRE_VERSION, 1, "x", tuple(transport.addresses()))
+        await transport.put_record(wire.members_key(RUN), wire.encode(record), 60)
+        summary = wire.RunSummary(RUN, "test", peer)
+        await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((summary,))), 60)
+        return peer
+
+
+@pytest.fixture
+async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
+    for name, value in {"TICK_S": 0.001, "LEAST_S": 0.01, "LOOK_AGAIN_S": 0.05, "DOUBT_S": 30.0}.items():
+        monkeypatch.setattr(asking, name, value)
+    made = Network()
+    try:
+        yield made
+    finally:
+        for transport in made.transports:
+            await transport.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  (what it waits for sets no event)
+            await asyncio.sleep(0.005)
+
+
+async def test_several_are_asked_and_others_when_those_die(network: Network) -> None:
+    peers = [await network.add() for _ in range(6)]
+    visitor, loop = await network.visitor(), asyncio.get_running_loop()
+    asked = AskedMembers(Search("", []), RUN, loop.time)
+    asked.take(report(peers[0]))
+    watching = asyncio.create_task(asked.watch(visitor))
+    try:
+        await until(lambda: len(asked.answers) == asking.WITNESSES)
+        for peer in list(asked.answers)[:3]:
+            network.hub.kill(peer)
+        await until(lambda: len(asked.answers) == 6 and len(asked.silent) == 3)
+        left = set(asked.answers) - set(asked.silent)
+        before = {peer: asked.answers[peer].at_s for peer in left}
+        await until(lambda: all(asked.answers[peer].at_s > before[peer] for peer in left))
+        for peer in left:
+            network.hub.kill(peer)
+        await until(lambda: len(asked.silent) == 6)
+        newcomer = await network.add()
+        await until(lambda: newcomer in asked.answers)
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+def test_nobody_is_asked_more_than_its_budget_for_strangers_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    asked = AskedMembers(Search("", []), RUN, lambda: now)
+    size = len(
+        encode_status(report("a", tuple(other(f"12D3KooWpeer{i:06d}") for i in range(64)), tuple(range(900))))
+    )
+    given = 0
+    while now < 2 * LISTING_S:
+        if "a" in asked._due() or not given:
+            asked.take(report("a"), size)
+            given += size
+        now += 0.25
+    assert REPORT_BYTES * 0.4 < given / 2 <= REPORT_BYTES
+
+
+async def test_lines_are_written_where_there_is_no_terminal_until_nobody_reads(
+    network: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer = await network.add()
+    visitor = await network.visitor()
+
+    @contextlib.asynccontextmanager
+    async def joined(_join: tuple[str, ...]) -> AsyncIterator[MemoryTransport]:
+        yield visitor
+
+    monkeypatch.setattr("p2pdiloco.cli.status.visitor", joined)
+    monkeypatch.setattr(top, "PERIOD_S", 0.001)
+    written: list[str] = []
+
+    def write(text: str, flush: bool = False) -> None:
+        written.append(text)
+        if len(written) == 3:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", write)
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"
+    with pytest.raises(BrokenPipeError):
+        await top._top(TopSettings(join=(address,), every_s=0.0), top._plain)
+    assert all("run test  members 1" in line for line in written)
+
+
+async def test_that_nobody_answers_any_more_is_said_with_what_was_seen_last() -> None:
+    now = 0.0
+    asked = AskedMembers(Search("", []), RUN, lambda: now)
+    asked.take(report("a"))
+    watch = Watch(asked, lambda: now)
+    assert watch.silence(watch.look()[0]) == ""
+    now = 90.0
+    picture, _ = watch.look()
+    assert picture.members and watch.silence(picture) == "nobody has answered for 90.0 s: looking for members"
