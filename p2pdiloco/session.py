@@ -74,7 +74,7 @@ class Session:
             optimizer: only its learning rate is looked at, for reports.
             run: name or id of a run that the peers know; or a run.toml (a Path, or ending in .toml) that is
                 begun here, of which this node is then the owner.
-            join: address of a bootstrap or of a node, or several.
+            join: link to the run, or the address of a bootstrap or of a node, or several.
             data_dir: the node's folder.
             evaluate: the loss of the model on held-out data. It is called now and then between two steps,
                 while the model has the global parameters, and must not change it.

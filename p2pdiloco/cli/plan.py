@@ -129,10 +129,12 @@ def _measured_row(measured: MeasuredLink) -> str:
 
 
 def _table(manifest: Manifest, members: int, rows: list[tuple[Demand, Advice | None]]) -> None:
+    from p2pdiloco.daemon.display.wording import counted
+
     sync = manifest.sync
     click.echo(
         f"{manifest.run.name}: H {sync.inner_steps}, P {sync.fragments}, tau {sync.delay_steps}, "
-        f"{manifest.codec.contribution} up, {manifest.codec.update} down; {members} members"
+        f"{manifest.codec.contribution} up, {manifest.codec.update} down; {counted(members, 'member')}"
     )
     click.echo(
         f"{'inner step':>10} {'up':>13} {'down':>13} {'round':>8} {'as syncer':>10} {'tau':>5} "

@@ -19,7 +19,7 @@ from p2pdiloco.daemon.display.terminal import (
     seat_text,
     versions_text,
 )
-from p2pdiloco.daemon.display.wording import count, duration, loss_text, short_peer
+from p2pdiloco.daemon.display.wording import count, counted, duration, loss_text, short_peer
 from p2pdiloco.printable import clean, json_line
 
 
@@ -46,7 +46,7 @@ def render_status(report: StatusReport) -> RenderableType:
 def _summary(report: StatusReport, names: dict[str, str]) -> Text:
     answered_by = names.get(report.answered_by) or clean(report.answered_by)
     text = Text.assemble("run ", (clean(report.run_name), "bold"), f" {clean(report.run_id[:16])}\n")
-    members = "1 member" if report.members_total == 1 else f"{report.members_total} members"
+    members = counted(report.members_total, "member")
     text.append(f"{members}, {len(report.fragments)} fragments, ")
     text.append(f"versions {versions_text(report.fragments)}{groups_text(report.fragments)}\n")
     text.append(f"{count(report.run_tokens)} tokens merged in {count(report.run_versions)} versions, ")

@@ -27,6 +27,7 @@ Precision = Literal["auto", "fp32"]
 Compile = Literal["auto", "never", "always"]
 Reachability = Literal["auto", "public", "private"]
 LEAST_MEMORY = 2**20
+LINK = "p2pdiloco:1..."
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 """A run id, or as much of it as may stand for it."""
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -234,8 +235,9 @@ def check_node(settings: NodeSettings) -> NodeSettings:
     met_before = (expanded(settings.data_dir) / "peers.txt").exists()
     if not settings.join and not settings.genesis and not met_before:
         raise ConfigError(
-            "there is no peer to join: give an invite, or at least one --join ADDRESS",
-            hint="to start a new run alone: p2pdiloco node --genesis --run-file run.toml",
+            "there is no peer to join: give a run link, an invite, or the address of a peer",
+            hint="p2pdiloco node LINK, or --join ADDRESS; to start a new run alone: p2pdiloco node --genesis "
+            "--run-file run.toml",
         )
     if not settings.join and settings.run_file is None and not met_before:
         raise ConfigError(
@@ -248,6 +250,13 @@ def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
     """Check a bootstrap's settings as `check_node` does a node's."""
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
+    for path in settings.run_files():
+        # Names are not sure: anybody may list another run by the same one.
+        if settings.join and path.name == str(path) and not path.suffix and not path.exists():
+            raise ConfigError(
+                f"--run {path} is no file here, and a run of the peers to join is named by its id",
+                f"the id is in the line that the first bootstrap printed; or give its link: --join {LINK}",
+            )
     return msgspec.structs.replace(settings, data_dir=expanded(settings.data_dir))
 
 

@@ -112,8 +112,8 @@ class _Bootstrap:
         while True:
             await asyncio.sleep(WATCH_S)
             peers = self._transport.peers_connected()
-            tell_status(f"{peers} peers are connected")
-            logger.info("%(peers)d peers are connected", {"peers": peers})
+            tell_status(f"peers connected: {peers}")
+            logger.info("peers connected: %(peers)d", {"peers": peers})
 
     async def _fetch(self, mirror: Mirror, kept: Sequence[PublishedRun]) -> None:
         """Serve what the peers have beside what was `kept`, as it comes."""

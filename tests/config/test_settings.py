@@ -63,10 +63,21 @@ def test_listening_needs_no_peer_and_takes_none() -> None:
         check_bootstrap(BootstrapSettings(listen=(GOOD,)))
 
 
+def test_a_bootstrap_fetches_runs_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is named by its id") as error:
+        check_bootstrap(BootstrapSettings(join=(GOOD,), run=(Path("ours"),)))
+    assert "its link: --join p2pdiloco:1" in error.value.hint
+    check_bootstrap(BootstrapSettings(join=(GOOD,), run=(Path("ab" * 32),)))
+    check_bootstrap(BootstrapSettings(join=(GOOD,), run=(Path("no/such.toml"),)))  # said when it is read
+    Path("ours").touch()
+    check_bootstrap(BootstrapSettings(join=(GOOD,), run=(Path("ours"),)))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (NodeSettings(), "there is no peer to join"),
+        (NodeSettings(), "there is no peer to join: give a run link, an invite, or the address"),
         (NodeSettings(genesis=True), "--genesis without --join needs --run-file"),
         (
             NodeSettings(join=(GOOD,), run_file=Path("run.toml")),

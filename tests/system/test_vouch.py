@@ -73,7 +73,7 @@ def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm)
     owner = ("--data-dir", str(bootstrap.data_dir), "--join", member.address() or "")
     done = CliRunner().invoke(cli, ["vouch", "owned", *owner])
     assert done.exit_code == 0, done.output
-    assert "1 members had worked on them" in done.stdout and "versions vouched for" in done.stdout
+    assert "worked on by 1 member" in done.stdout and "versions vouched for" in done.stdout
     with forger(swarm, member, run) as attack:
         stranger = attack.strangers[0]
         swarm.until(lambda: stranger.done["heartbeat: taken"], "the forger to be heard")

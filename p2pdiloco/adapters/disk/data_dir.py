@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataDirInUse(StorageError):
-    """Error of a data folder that another running node has."""
+    """Error of a data folder that another running node or bootstrap has."""
 
 
 class DataDir:
@@ -91,7 +91,7 @@ class DataDir:
         us does not keep the lock; processes made by a bare fork do keep it.
 
         Raises:
-            DataDirInUse: another running node has it (names its process).
+            DataDirInUse: another running node or bootstrap has it (names its process).
             StorageError: it cannot be opened.
         """
         invariant(self._lock is None, "the data folder is locked twice")
@@ -108,8 +108,8 @@ class DataDir:
             owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             who = f" (process {owner})" if owner else ""
-            hint = "stop that node first, or give this one its own folder with --data-dir"
-            message = f"the data folder {self.path} is in use by another running node{who}"
+            hint = "stop that one first, or give this one its own folder with --data-dir"
+            message = f"the data folder {self.path} is in use by another running node or bootstrap{who}"
             raise DataDirInUse(message, hint) from error
         except OSError as error:
             os.close(descriptor)

@@ -60,6 +60,7 @@ def invite(
     """Print an invite to a RUN of yours (its name or id). Whoever has it can join, so keep it private."""
     from p2pdiloco.daemon.admission.invite import encode_invite
     from p2pdiloco.daemon.admission.owner import Ownership
+    from p2pdiloco.daemon.display.wording import counted
 
     if qr_file is not None:
         check_qr_file(qr_file)
@@ -72,7 +73,8 @@ def invite(
     click.echo(text)
     until = f"for {expires}" if life_s else "for ever"
     click.echo(
-        f"lets {uses} nodes in, {until}; they run: p2pdiloco node {'LINK' if link else 'INVITE'}", err=True
+        f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node {'LINK' if link else 'INVITE'}",
+        err=True,
     )
     warn_of_addresses(owned.addresses(join))
     if qr_file is not None:

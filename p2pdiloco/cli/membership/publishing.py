@@ -14,6 +14,7 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import Notice, is_true_notice
 from p2pdiloco.daemon.admission.queries import GiveNotice, NoticeAnswer, NoticeQuery
+from p2pdiloco.daemon.display.wording import counted
 from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import verify
@@ -51,7 +52,7 @@ def publish(
         f"notice {notice.sequence}: {len(notice.banned)} banned, {len(notice.revoked)} invites revoked, "
         f"{len(notice.members)} listed, {len(notice.vouch)} versions vouched for, "
         f"{len(notice.amendments)} amendments; "
-        f"{given} members have it and pass it on"
+        f"given to {counted(given, 'member')}, to be passed on"
     )
     if not given:
         raise UserError(

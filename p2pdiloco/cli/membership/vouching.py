@@ -14,6 +14,7 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.owner import Ownership
+from p2pdiloco.daemon.display.wording import counted
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.errors import UserError
@@ -40,7 +41,7 @@ def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
     for version in versions:
         click.echo(f"fragment {version.fragment}: version {version.number} ({version.digest.hex()[:DIGITS]})")
     members = sum(len(version.members) for version in versions)
-    click.echo(f"{members} members had worked on them")
+    click.echo(f"worked on by {counted(members, 'member')}")
     publish(run, join, data_dir, lambda notice, _: msgspec.structs.replace(notice, vouch=versions))
 
 

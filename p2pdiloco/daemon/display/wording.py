@@ -57,6 +57,11 @@ def count(number: float | None) -> str:
     return f"{number:.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Word so many of something: "1 member", "2 members"."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def size(number_bytes: float) -> str:
     """Word a number of bytes: "120 B", "1.2 MB"."""
     text = count(number_bytes)

@@ -8,7 +8,17 @@ from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snap
 from p2pdiloco.cli.status_view import render_status
 from p2pdiloco.daemon.display.snapshot import CourseRow, NodeSnapshot, status_of
 from p2pdiloco.daemon.display.terminal import EXPLAINED, log_line, render
-from p2pdiloco.daemon.display.wording import count, duration, fit, folded, loss_text, ranges, size, sparkline
+from p2pdiloco.daemon.display.wording import (
+    count,
+    counted,
+    duration,
+    fit,
+    folded,
+    loss_text,
+    ranges,
+    size,
+    sparkline,
+)
 from p2pdiloco.printable import clean
 
 SNAPSHOTS = {
@@ -175,3 +185,7 @@ def test_folded() -> None:
     assert folded("abcdefgh ij", 3) == ["abc", "def", "gh", "ij"]
     assert all(cell_len(line) <= 5 for line in folded("訓練" * 20, 5))
     assert "".join(folded("訓練" * 20, 5)).replace(" ", "") == "訓練" * 20
+
+
+def test_one_of_something_is_not_several() -> None:
+    assert [counted(number, "member") for number in (0, 1, 2)] == ["0 members", "1 member", "2 members"]
