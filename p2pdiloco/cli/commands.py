@@ -154,6 +154,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--result-dir", type=FILE, help="Write checkpoints of the global parameters into this folder.")
 @NODE("--result-every", metavar="EVERY", help="Between two of them, such as 30min or 500merges.")
 @NODE("--result-keep", type=int, help="Keep so many, the newest.")
+@NODE("--keep-history", is_flag=True, help="Keep who contributed what, for `p2pdiloco credits`.")
 @NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass, to begin with; 0: chosen by itself.")
 @NODE("--learner-nice", type=int, help="0 to 19: how far training steps back for all else on the machine.")
 @NODE(

@@ -119,6 +119,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ("500merges")."""
     result_keep: Annotated[int, Meta(ge=1, le=10_000)] = 3
     """Number of results that are kept, the newest."""
+    keep_history: bool = False
+    """Keeping every version's header for the whole run, so that credits can be told (docs/credits.md)."""
 
 
 class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 from p2pdiloco.core.api.types import Head, SignedVersion, signed_bytes
 from p2pdiloco.credits.ledger import Doubt, FragmentLedger
 from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import History
+from p2pdiloco.credits.store import HistoryStore
 
 Verify = Callable[[str, bytes, bytes], bool]
 """Function that tells whether (peer) signed (message) with (signature)."""
@@ -59,7 +59,7 @@ class Signatures:
 
 
 def count(
-    history: History,
+    history: HistoryStore,
     run: str,
     fragment: int,
     tip: Tip,

@@ -41,7 +41,7 @@ class Entry(Struct):
     contributions: int = 0
     first_s: int = 0
     last_s: int = 0
-    """Times at which the keeper took the versions that have its first and last contribution."""
+    """Times at which a keeper took the versions that have its first and last contribution; 0: not known."""
 
     def add(self, tokens: int, part: Contributor, at_s: int) -> None:
         """Add a contribution."""
@@ -49,8 +49,9 @@ class Entry(Struct):
         self.claimed += part.tokens
         self.inner_steps += part.inner_steps
         self.contributions += 1
-        self.first_s = min(self.first_s or at_s, at_s)
-        self.last_s = max(self.last_s, at_s)
+        if at_s:
+            self.first_s = min(self.first_s or at_s, at_s)
+            self.last_s = max(self.last_s, at_s)
 
     def join(self, other: Entry) -> None:
         """Add what is in another entry."""

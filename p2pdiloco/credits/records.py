@@ -28,7 +28,7 @@ class HistoryRecord(Wire, frozen=True):
     """Record of one version."""
 
     at_s: Annotated[int, Meta(ge=0, le=LATEST_S)]
-    """Seconds since 1970 at which a keeper took the version, by its own clock."""
+    """Seconds since 1970 at which a keeper took the version, by its own clock; 0: nobody knows."""
     version: SignedVersion
 
 

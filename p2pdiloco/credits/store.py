@@ -68,7 +68,7 @@ class _Open:
         self.size += size
 
 
-class History:
+class HistoryStore:
     """Store of the history of one run."""
 
     def __init__(self, folder: Path, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:

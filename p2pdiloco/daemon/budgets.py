@@ -18,6 +18,9 @@ LISTING_BYTES = 1024 * 1024
 REPORT_BYTES = 16 * 1024 * 1024
 LISTING_S = 600.0
 """Time in which a peer has so many bytes of manifests and lists of runs, and of reports."""
+HISTORY_BYTES = 256 * 1024 * 1024
+"""Bytes of a run's history that a peer has at once: labels of more than a million contributions."""
+HISTORY_S = 3600.0
 COPIES = 3.0
 """Copies of a run's whole state, or of a file, that a peer has at once: one, and what was lost on the way."""
 COPIES_S = 3600.0 / 2
@@ -37,6 +40,7 @@ class Enough(Enum):
     STATES = "enough-states"
     UPDATES = "enough-updates"
     ADMISSIONS = "enough-admissions"
+    HISTORIES = "enough-histories"
 
 
 class Budget:

@@ -21,6 +21,7 @@ from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.dial_back import DialBack
+from p2pdiloco.daemon.history.queries import CreditsQuery, PullHistory
 from p2pdiloco.daemon.links.probing import ProbeGate
 from p2pdiloco.daemon.run_files.giving import Giving
 from p2pdiloco.daemon.run_files.initial_file import kept_initial, version_0_from
@@ -33,9 +34,10 @@ from p2pdiloco.ports import PullSource, PushSink, Refusal
 if TYPE_CHECKING:  # a bootstrap has no run's tensors, nor torch
     from p2pdiloco.daemon.admission.gate import Gate
     from p2pdiloco.daemon.bulk.transfers import Transfers
+    from p2pdiloco.daemon.history.serving import HistoryDoor
 
 
-_Asked = wire.RunsQuery | wire.StatusQuery | wire.NameQuery | wire.StandsQuery
+_Asked = wire.RunsQuery | wire.StatusQuery | wire.NameQuery | wire.StandsQuery | CreditsQuery
 
 
 class Reports(Protocol):
@@ -63,6 +65,7 @@ class FrontDoor:
         self._giving_tokenizers = Giving(now)
         self._member: Transfers | None = None
         self._gate: Gate | None = None
+        self._history: HistoryDoor | None = None
         self._reporter: Reports | None = None
         self._member_run = ""
         self.probes = ProbeGate()
@@ -70,17 +73,25 @@ class FrontDoor:
         self._reports = Budget(Enough.REPORTS, REPORT_BYTES, LISTING_S, now)
         self._dials_back = dial_back
 
-    def enter(self, run: str, member: Transfers | None, reports: Reports, gate: Gate | None = None) -> None:
+    def enter(
+        self,
+        run: str,
+        member: Transfers | None,
+        reports: Reports,
+        gate: Gate | None = None,
+        history: HistoryDoor | None = None,
+    ) -> None:
         """Become a member of a run, from now on.
 
         `member` takes what its peers send, `reports` answers whoever asks for its status, `gate` says who
-        the peers are; None: everybody.
+        the peers are; None: everybody. `history` gives the run's history.
         """
         self._member_run, self._member, self._reporter, self._gate = run, member, reports, gate
+        self._history = history
 
     def leave(self) -> None:
         """Be no member any more."""
-        self._member = self._reporter = None
+        self._member = self._reporter = self._history = None
 
     def add_run(self, run: PublishedRun, data_dir: Path | None = None) -> None:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
@@ -151,7 +162,8 @@ class FrontDoor:
         return self._member.pushes_in.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """Give a manifest, version 0, a tokenizer, an update, a state, or bytes that measure the link."""
+        """Give a manifest, version 0, a tokenizer, an update, a state, history, or bytes that measure
+        the link."""
         pull = self._decode(sender, request, wire.OpenPull, wire.Pull)
         if isinstance(pull, wire.PullProbe):
             return self.probes.give(sender, pull)
@@ -173,6 +185,10 @@ class FrontDoor:
             )
         if self._member is None:
             return refuse(PullRefusal.NOT_READY)
+        if isinstance(pull, PullHistory):
+            if self._history is None:
+                return refuse(PullRefusal.NOT_HERE)
+            return await self._history.serve(sender, pull, not self.is_member(sender))
         return await self._member.on_pull(sender, pull)
 
     def _manifest(self, sender: str, run: str) -> PullSource | Refusal:
@@ -206,6 +222,10 @@ class FrontDoor:
             raise RemoteError("not-a-member")
         if isinstance(query, wire.NameQuery):
             return wire.encode(wire.NameAnswer(self._reporter.bearers(query.name)))
+        if isinstance(query, CreditsQuery):
+            if self._history is None:
+                raise RemoteError("keeps-no-history")
+            return wire.encode(self._history.answer(query))
         if isinstance(query, wire.StandsQuery):
             return wire.encode(self._reporter.stands())
         return encode_status(self._reporter.status(asyncio.get_running_loop().time()))

@@ -96,6 +96,8 @@ class Life:
         member.outbound.close()
         member.runner.close()
         await member.background.close()
+        if member.keeper is not None:
+            member.keeper.close()
         member.holdings.close()
 
     # --- before it trains ----------------------------------------------------------------------------
@@ -112,6 +114,8 @@ class Life:
         spawn(member.sharing.publish())
         spawn(member.sharing.watch())
         spawn(member.presence.watch(lambda: member.core.confirmed))
+        if member.keeper is not None:
+            spawn(member.keeper.watch(member.history_filling))
 
     async def _say_waiting(self) -> None:
         """Tell a person every second what is new, and now and then what we wait for."""

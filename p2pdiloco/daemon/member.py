@@ -18,6 +18,7 @@ from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.core.api.config import Restored, Timing
+from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.membership import Membership
@@ -32,6 +33,9 @@ from p2pdiloco.daemon.finding.presence import OurRecord, Presence
 from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.finding.sharing import Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.history.fetching import Filling, pull_page
+from p2pdiloco.daemon.history.keeping import Keeper
+from p2pdiloco.daemon.history.serving import HistoryDoor
 from p2pdiloco.daemon.holdings import RunHoldings
 from p2pdiloco.daemon.learner.course import RunCourse
 from p2pdiloco.daemon.learner.evaluating import FIRST_EVALUATION_S, Measurements, Turns
@@ -60,6 +64,8 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
+MAX_KEEPERS_ASKED = 16
+"""Members that are asked at one go for what is missing of the history."""
 ASK_JOINED_S = 4.0
 """Longest wait for the peers of the join line, before others are looked for."""
 
@@ -106,13 +112,15 @@ class Member:
         self._measure_the_link()
         self._open_streams()
         self._make_learner()
+        self._keep_history()
         self._carry_out_effects()
         self._keep_and_show()
         if peer.reach is not None:
             peer.reach.believe(self._counts)
             self.post.put(ev.ReachChanged(peer.reach.reach))
         peer.door.add_run(run, self._data_dir)
-        peer.door.enter(run.id, self.transfers, self.report, self.membership.gate)
+        given = HistoryDoor(run.id, self._log_of, self.keeper)
+        peer.door.enter(run.id, self.transfers, self.report, self.membership.gate, given)
 
     def _make_core(self) -> None:
         held, restored = self.holdings, self.holdings.found.restored
@@ -128,6 +136,26 @@ class Member:
             joined = peers_of(self.settings.join)
             self._anchors = await self.membership.introductions.members_of(joined, ASK_JOINED_S)
             self._guide()
+
+    def _keep_history(self) -> None:
+        self.keeper: Keeper | None = None
+        """Keeper of the run's history, if this node keeps it."""
+        if self.settings.keep_history:
+            folder = self.holdings.store.folder / "history"
+            self.keeper = Keeper(self.run.id, len(self.run.layouts), folder, self.presence.names)
+            for fragment in self.core.fragments:
+                self.keeper.begin(fragment.chain.logged_all())
+
+    def history_filling(self) -> Filling:
+        """Ask for what is missing of the history: of members, in any order."""
+        members = self.core.shared.view.confirmed(asyncio.get_running_loop().time())
+        others = [peer for peer in members if peer != self._me]
+        random.shuffle(others)
+        return Filling(self.run.id, partial(pull_page, self.peer.transport), others[:MAX_KEEPERS_ASKED])
+
+    def _log_of(self, fragment: int) -> tuple[SignedVersion, ...]:
+        fragments = self.core.fragments
+        return fragments[fragment].chain.logged_all() if 0 <= fragment < len(fragments) else ()
 
     def _guide(self) -> None:
         notice = self.membership.register.notice
@@ -197,7 +225,8 @@ class Member:
     def _carry_out_effects(self) -> None:
         held, link = self.holdings, self.learner_link
         compute, tickets, post = held.compute, held.tickets, self.post.put
-        self.committing = Committing(self._me, compute, tickets, held.updates, held.durable, link)
+        parts = compute, tickets, held.updates, held.durable, link, self.keeper
+        self.committing = Committing(self._me, *parts)
         in_memory_bytes = 0 if held.memory_is_bounded else IN_MEMORY_BYTES
         hands = Hands(
             tickets=tickets,

@@ -31,6 +31,7 @@ from p2pdiloco.core.api.types import (
     Wire,
 )
 from p2pdiloco.daemon.admission.queries import AdmissionQuery
+from p2pdiloco.daemon.history.queries import HistoryQuery, PullHistory
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
@@ -275,8 +276,8 @@ class Reading(Wire, frozen=True, tag=True):
 
 
 Push = PushContribution | PushPartial
-Pull = PullUpdate | PullState | PullManifest | PullInitial | PullTokenizer | PullProbe
-OpenPull = PullManifest | PullInitial | PullTokenizer | PullProbe
+Pull = PullUpdate | PullState | PullManifest | PullInitial | PullTokenizer | PullProbe | PullHistory
+OpenPull = PullManifest | PullInitial | PullTokenizer | PullProbe | PullHistory
 """Pulls of whoever is no member yet."""
 
 
@@ -293,7 +294,7 @@ class Stands(Wire, frozen=True, tag=True):
     versions: Annotated[tuple[Vouch, ...], Meta(max_length=MAX_FRAGMENTS)]
 
 
-Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery
+Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery | HistoryQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 

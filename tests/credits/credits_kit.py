@@ -11,7 +11,7 @@ from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.credits.audit import Tip, count
 from p2pdiloco.credits.ledger import FragmentLedger
 from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import History
+from p2pdiloco.credits.store import HistoryStore
 
 START_S = 1_800_000_000
 DAY_S = 86_400
@@ -30,9 +30,9 @@ def record(version: SignedVersion) -> HistoryRecord:
     return HistoryRecord(START_S + 60 * version.header.number, version)
 
 
-def history_of(folder: Path, versions: Iterable[SignedVersion], segment_bytes: int = 4096) -> History:
+def history_of(folder: Path, versions: Iterable[SignedVersion], segment_bytes: int = 4096) -> HistoryStore:
     """A history that has these."""
-    history = History(folder, segment_bytes=segment_bytes)
+    history = HistoryStore(folder, segment_bytes=segment_bytes)
     for version in versions:
         history.append(record(version))
     return history
@@ -43,6 +43,6 @@ def tip(version: SignedVersion) -> Tip:
     return Tip.of(version.header.head())
 
 
-def ledger_of(history: History, head: SignedVersion, bucket_s: int = 0) -> FragmentLedger:
+def ledger_of(history: HistoryStore, head: SignedVersion, bucket_s: int = 0) -> FragmentLedger:
     """What the line that ends there counts."""
     return count(history, RUN, head.header.fragment, tip(head), bucket_s=bucket_s)

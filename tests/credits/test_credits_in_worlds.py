@@ -9,7 +9,7 @@ import pytest
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.credits.audit import Signatures, Tip, count
 from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import History
+from p2pdiloco.credits.store import HistoryStore
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto
 from p2pdiloco.lab.simulation.world.plan import RUN, draw_plan
@@ -20,7 +20,7 @@ class Kept:
     """Histories that all nodes of a world keep, in one store: every branch that anybody took is in it."""
 
     def __init__(self, world: World, folder: Path) -> None:
-        self.world, self.history = world, History(folder)
+        self.world, self.history = world, HistoryStore(folder)
         self.digests: dict[tuple[int, int], set[bytes]] = {}
         world.on_effect = self._effect
 

@@ -10,11 +10,11 @@ from kit import child
 
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.credits.records import framed, frames, received
-from p2pdiloco.credits.store import History
+from p2pdiloco.credits.store import HistoryStore
 from p2pdiloco.errors import RemoteError
 
 
-def numbers(history: History, head: SignedVersion) -> list[int]:
+def numbers(history: HistoryStore, head: SignedVersion) -> list[int]:
     where = tip(head)
     return [r.version.header.number for r in history.down(0, where.number, where.digest)]
 
@@ -23,13 +23,13 @@ def test_a_line_is_found_over_many_segments(tmp_path: Path) -> None:
     versions = chain(60)
     history = history_of(tmp_path, versions)
     assert len(list(tmp_path.rglob("*.z"))) > 3 and len(list(tmp_path.rglob("*.log"))) <= 1
-    for again in (history, History(tmp_path)):
+    for again in (history, HistoryStore(tmp_path)):
         where = tip(versions[-1])
         line = again.line(0, where.number, where.digest)
         assert line.is_whole and line.wanted == versions[0].header.parent
         assert [r.version for r in again.along(0, line)] == versions
-    assert History(tmp_path).find(0, 7, versions[6].header.digest()) == record(versions[6])
-    assert History(tmp_path).find(0, 7, versions[7].header.digest()) is None
+    assert HistoryStore(tmp_path).find(0, 7, versions[6].header.digest()) == record(versions[6])
+    assert HistoryStore(tmp_path).find(0, 7, versions[7].header.digest()) is None
 
 
 def test_a_torn_end_is_cut_off_and_what_comes_then_is_sound(tmp_path: Path) -> None:
@@ -38,11 +38,11 @@ def test_a_torn_end_is_cut_off_and_what_comes_then_is_sound(tmp_path: Path) -> N
     (log,) = tmp_path.rglob("*.log")
     whole = log.read_bytes()
     log.write_bytes(whole + framed(record(versions[5]))[:-9])
-    history = History(tmp_path)
+    history = HistoryStore(tmp_path)
     assert numbers(history, versions[4]) == [5, 4, 3, 2, 1]
     history.append(record(versions[5]))
     assert log.read_bytes() == whole + framed(record(versions[5]))
-    assert numbers(History(tmp_path), versions[5]) == [6, 5, 4, 3, 2, 1]
+    assert numbers(HistoryStore(tmp_path), versions[5]) == [6, 5, 4, 3, 2, 1]
 
 
 def test_a_crash_while_a_segment_is_compressed_costs_nothing(tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_a_crash_while_a_segment_is_compressed_costs_nothing(tmp_path: Path) -> 
     history_of(tmp_path, versions, 1 << 20)
     (log,) = tmp_path.rglob("*.log")
     before = log.read_bytes()
-    history = History(tmp_path, segment_bytes=1)
+    history = HistoryStore(tmp_path, segment_bytes=1)
     history.append(record(child(versions[-1].header)))
     log.write_bytes(before)  # as if it had not been deleted any more
-    again = History(tmp_path)
+    again = HistoryStore(tmp_path)
     assert numbers(again, versions[-1]) == [4, 3, 2, 1] and not log.exists()
     again.append(record(versions[0]))
     assert len(list(tmp_path.rglob("*.log"))) == 1
@@ -86,7 +86,7 @@ def test_a_damaged_segment_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     history_of(tmp_path, versions)
     damaged = sorted(tmp_path.rglob("*.z"))[1]
     damaged.write_bytes(damaged.read_bytes()[:40])
-    history, where = History(tmp_path), tip(versions[-1])
+    history, where = HistoryStore(tmp_path), tip(versions[-1])
     first = history.line(0, where.number, where.digest).first
     assert 1 < first < 60
     for version in versions[:first]:

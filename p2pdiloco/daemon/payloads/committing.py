@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.daemon.history.keeping import Keeper
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.durable import Durable
@@ -26,14 +27,17 @@ class Committing:
         log: UpdateLog,
         durable: Durable,
         learner: LearnerLink,
+        keeper: Keeper | None = None,
     ) -> None:
-        """`me`: our peer id; our own versions' updates are on the disk already."""
+        """`me`: our peer id; our own versions' updates are on the disk already. `keeper`: of the run's
+        history."""
         self._me = me
         self._compute = compute
         self._tickets = tickets
         self._log = log
         self._durable = durable
         self._learner = learner
+        self._keeper = keeper
         self.done = asyncio.Event()
         """Event that is set with every version that the vault has taken in. Who waits looks, clears it,
         and waits."""
@@ -41,6 +45,8 @@ class Committing:
     def commit(self, effect: CommitVersion) -> Coroutine[Any, Any, None]:
         """Take the version into log and plans at once; the rest is work for the background."""
         fragment = effect.version.header.fragment
+        if self._keeper is not None:
+            self._keeper.note(effect.version)
         own_merged = self._learner.committed(effect)
         payload = None
         if effect.update is None:

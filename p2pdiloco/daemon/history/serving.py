@@ -1,0 +1,100 @@
+"""Serving of a run's history to anybody who asks, within bounds.
+
+Whoever keeps none gives the newest versions that it has anyway: a keeper that was away fills its gap with
+them, and of a run that nobody keeps something can be told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.credits.audit import Tip
+from p2pdiloco.credits.records import HistoryRecord, framed
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.budgets import HISTORY_BYTES, HISTORY_S, Budget, Enough
+from p2pdiloco.daemon.history.keeping import Keeper
+from p2pdiloco.daemon.history.queries import (
+    PAGE_BYTES,
+    CreditsAnswer,
+    CreditsQuery,
+    HistoryHeader,
+    PullHistory,
+)
+from p2pdiloco.errors import RemoteError, StorageError
+from p2pdiloco.ports import PullSource, Refusal
+
+MAX_GIVEN = 4
+"""Number of pages that go out at one time."""
+KEEPS_NONE = "keeps-no-history"
+Log = Callable[[int], Sequence[SignedVersion]]
+"""Function that lists the newest versions of a fragment of our chain, oldest first."""
+
+
+class HistoryDoor:
+    """Giver of a run's history and credits."""
+
+    def __init__(
+        self, run: str, log: Log, keeper: Keeper | None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`keeper`: None: this node keeps no history."""
+        self._run, self._log, self._keeper = run, log, keeper
+        self._budget = Budget(Enough.HISTORIES, HISTORY_BYTES, HISTORY_S, now)
+        self._to: set[str] = set()
+
+    def answer(self, query: CreditsQuery) -> CreditsAnswer:
+        """Answer who did how much. Raises: RemoteError (`KEEPS_NONE`)."""
+        if self._keeper is None:
+            raise RemoteError(KEEPS_NONE)
+        return self._keeper.answer(query.offset)
+
+    async def serve(self, sender: str, pull: PullHistory, limited: bool) -> PullSource | Refusal:
+        """Serve a page. `limited`: it is no member of our run. Raises: PutOff (and had enough)."""
+        if pull.run != self._run:
+            return wire.refuse(PullRefusal.OTHER_RUN)
+        if limited:
+            self._budget.check(sender)
+        if sender in self._to or len(self._to) >= MAX_GIVEN:
+            return wire.refuse(PullRefusal.BUSY)
+        self._to.add(sender)
+        try:
+            records, keeps = await self._page(pull.fragment, Tip(pull.number, pull.digest))
+        except BaseException:
+            self._to.discard(sender)
+            raise
+        if not records:
+            self._to.discard(sender)
+            return wire.refuse(PullRefusal.NOT_HERE)
+        payload = b"".join(framed(record) for record in records)
+        if limited:
+            self._budget.take(sender, len(payload))
+        header = wire.encode(HistoryHeader(len(records), keeps))
+        return PullSource(header, (payload,), partial(self._to.discard, sender))
+
+    async def _page(self, fragment: int, tip: Tip) -> tuple[list[HistoryRecord], bool]:
+        log = self._log(fragment)
+        if self._keeper is not None and log:
+            try:
+                records = await self._keeper.page(fragment, tip, PAGE_BYTES)
+            except StorageError:
+                records = []  # the keeper's person hears of it when it writes
+            if records:
+                return records, True
+        return [HistoryRecord(0, version) for version in from_log(log, tip)], False
+
+
+def from_log(log: Sequence[SignedVersion], tip: Tip) -> list[SignedVersion]:
+    """List that version and those before it, as far as they are among the newest ones; version 0 is not."""
+    by_number = {version.header.number: version for version in log}
+    found, number, digest, size = [], tip.number, tip.digest, 0
+    while number > 0 and size < PAGE_BYTES:
+        version = by_number.get(number)
+        if version is None or version.header.digest() != digest:
+            break
+        found.append(version)
+        size += len(wire.encode(version))
+        number, digest = number - 1, version.header.parent
+    return found
