@@ -110,10 +110,10 @@ class _Bootstrap:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(WATCH_S)
             peers = self._transport.peers_connected()
             tell_status(f"peers connected: {peers}")
             logger.info("peers connected: %(peers)d", {"peers": peers})
+            await asyncio.sleep(WATCH_S)
 
     async def _fetch(self, mirror: Mirror, kept: Sequence[PublishedRun]) -> None:
         """Serve what the peers have beside what was `kept`, as it comes."""
