@@ -59,6 +59,10 @@ UPLOAD: dict[str, Any] = {
     "help": "Use at most so many bits per second, such as 20Mbit, to send; default: whatever the link has.",
 }
 DOWNLOAD: dict[str, Any] = {"metavar": "RATE", "help": "The same to receive."}
+WEB: dict[str, Any] = {
+    "metavar": "[HOST:]PORT",
+    "help": "Serve a page that shows the run, for this machine's browser; port 0: any that is free.",
+}
 JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 
 
@@ -78,6 +82,8 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 @BOOTSTRAP("--max-upload", **UPLOAD)
 @BOOTSTRAP("--max-download", **DOWNLOAD)
 @BOOTSTRAP("--log", **LOG)
+@BOOTSTRAP("--web", **WEB)
+@BOOTSTRAP("--web-public", is_flag=True, help="Let anybody see the public part of the page, without a token.")
 @config_option("bootstrap")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
@@ -144,6 +150,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--name", help="What people see beside the peer id.")
 @NODE("--data", type=FILE, help="File or folder of the data, for runs that bring none.")
 @NODE("--log", **LOG)
+@NODE("--web", **WEB)
 @NODE("--checkpoint-every-s", type=float, help="Seconds between checkpoints.")
 @NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
 @NODE(

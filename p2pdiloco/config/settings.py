@@ -18,6 +18,7 @@ from p2pdiloco.config.addresses import check_join_address, check_multiaddr
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.strict import convert, read_toml, suggestion
 from p2pdiloco.config.units import parse_every, parse_rate, parse_size
+from p2pdiloco.config.web_address import parse_web
 from p2pdiloco.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
@@ -91,6 +92,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     data: Path | None = None
     """Path of this node's data, for all sources but "embedded"; in place of the hub's, for "hub"."""
     log: LogStyle = "auto"
+    web: str = ""
+    """Address of the web page, [HOST:]PORT, of the loopback where no host is given; empty: there is none
+    (docs/web.md)."""
     micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """Tokens of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not
     suffice."""
@@ -138,6 +142,10 @@ class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_upload: str = ""
     max_download: str = ""
     log: LogStyle = "auto"
+    web: str = ""
+    """Address of the web page, as a node's."""
+    web_public: bool = False
+    """Permission for anybody to see the public part of the page."""
 
     def run_ids(self) -> list[str]:
         """List what in `run` is an id, or its beginning, and no file."""
@@ -213,6 +221,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
     """
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
+    parse_web(settings.web)
     memory = parse_size(settings.max_memory, "--max-memory")
     if 0 < memory < LEAST_MEMORY:
         raise ConfigError(
@@ -259,6 +268,9 @@ def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
                 f"--run {path} is no file here, and a run of the peers to join is named by its id",
                 f"the id is in the line that the first bootstrap printed; or give its link: --join {LINK}",
             )
+    parse_web(settings.web)
+    if settings.web_public and not settings.web:
+        raise ConfigError("--web-public says who may see the page, and there is none", "add --web PORT")
     return msgspec.structs.replace(settings, data_dir=expanded(settings.data_dir))
 
 

@@ -16,6 +16,7 @@ from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.web_address import parse_web
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.admission.own import keep_invite, owns
 from p2pdiloco.daemon.apart import apart
@@ -58,6 +59,9 @@ from p2pdiloco.learner.device import check_device
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.web.node_source import NodeSource
+from p2pdiloco.web.server import serving
+from p2pdiloco.web.sources import Starting, Views
 
 logger = logging.getLogger("p2pdiloco")
 LINE_EVERY_S = 10.0
@@ -83,40 +87,46 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
         try_paths(settings)
-        recent = RecentLines()
-        configure_logging(plain(settings.log), recent=recent)
-        if settings.learner_socket is None:  # a learner would say it, when all others have been found
-            check_device(settings.device)
-        asks = at_terminal() and settings.log != "json"
-        approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
-        own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
-        wish = settings.reachability
-        force = None if wish == "auto" else wish
-        options = P2PDOptions(relay=settings.relay, force_reachability=force)
-        transport = await transport_of(settings, identity, options)
-        hosts = peers_of(settings.join)
-        door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
-        peer = OwnPeer(identity, transport, door, reach)
-        await unless_stopped(begin(transport, door, settings), stop)
-        await unless_stopped(reach.check(), stop)
-        if stop.is_set():
-            await transport.close()
-            return
-        try:
-            print_addresses(transport.addresses(), "node")
-            save_own_addresses(settings.data_dir, transport.addresses())
-            approve, where = approval.approve, settings.data_dir
-            finding = (
-                find_run(transport, identity, settings.run, where, logger.info, hosts, approve)
-                if own is None
-                else _own_run(settings.data_dir, *own, transport, hosts)
-            )
-            found = await unless_stopped(finding, stop)
-            if found is not None:
-                print_join(transport.addresses(), [found[0]])
-                await _membership(settings, peer, recent, found, stop)
-        finally:
-            await transport.close()
+        first = Starting("node", settings.name, identity.peer_id)
+        async with serving(parse_web(settings.web), settings.data_dir, first) as views:
+            await _join(settings, identity, views, stop)
+
+
+async def _join(settings: NodeSettings, identity: Identity, views: Views, stop: asyncio.Event) -> None:
+    recent = RecentLines()
+    configure_logging(plain(settings.log), recent=recent)
+    if settings.learner_socket is None:  # a learner would say it, when all others have been found
+        check_device(settings.device)
+    asks = at_terminal() and settings.log != "json"
+    approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
+    own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
+    wish = settings.reachability
+    force = None if wish == "auto" else wish
+    options = P2PDOptions(relay=settings.relay, force_reachability=force)
+    transport = await transport_of(settings, identity, options)
+    hosts = peers_of(settings.join)
+    door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
+    peer = OwnPeer(identity, transport, door, reach)
+    await unless_stopped(begin(transport, door, settings), stop)
+    await unless_stopped(reach.check(), stop)
+    if stop.is_set():
+        await transport.close()
+        return
+    try:
+        print_addresses(transport.addresses(), "node")
+        save_own_addresses(settings.data_dir, transport.addresses())
+        approve, where = approval.approve, settings.data_dir
+        finding = (
+            find_run(transport, identity, settings.run, where, logger.info, hosts, approve)
+            if own is None
+            else _own_run(settings.data_dir, *own, transport, hosts)
+        )
+        found = await unless_stopped(finding, stop)
+        if found is not None:
+            print_join(transport.addresses(), [found[0]])
+            await _membership(settings, peer, recent, found, views, stop)
+    finally:
+        await transport.close()
 
 
 def _say_of_run(text: str, figures: Mapping[str, object]) -> None:
@@ -128,6 +138,7 @@ async def _membership(
     peer: OwnPeer,
     recent: RecentLines,
     found: tuple[Run, Vault],
+    views: Views,
     stop: asyncio.Event,
 ) -> None:
     run, vault = found
@@ -139,6 +150,7 @@ async def _membership(
             logger.warning("%s", doubt)
     member = Member(peer, run, vault, settings, recent, Timing())
     life = Life(member)
+    views.enter(NodeSource(member))
     listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
     showing = asyncio.create_task(_show(member, settings, recent))
     training = asyncio.create_task(life.run())

@@ -7,7 +7,7 @@ import logging
 import mimetypes
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 from starlette.applications import Starlette
@@ -25,12 +25,14 @@ from p2pdiloco.web.view import RunView, encode_view
 logger = logging.getLogger(__name__)
 MAX_STATIC_BYTES = 512 * 1024
 CHANGES_S = 3600
+BODY_S = 5.0
+"""Time for a whole body, of a deed."""
 
 
 class Pages(Protocol):
     """Page in HTML, and what its script puts into it (`web.page.rendering`)."""
 
-    def html(self, view: RunView, *, live: str) -> str:
+    def html(self, view: RunView, live: Literal["events", "poll"] = "events") -> str:
         """Make the whole document."""
 
     def update(self, view: RunView) -> bytes:
@@ -119,7 +121,7 @@ class Routes:
         if controls is None:
             raise HTTPException(404)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(BODY_S):
                 return await do(controls, request)
         except TimeoutError:
             raise HTTPException(408) from None

@@ -16,7 +16,6 @@ MAX_PER_HOST = 64
 """Connections of one host, other than this one."""
 HEAD_S = 10.0
 STALLED_S = 20.0
-MAX_HEAD_BYTES = 16 * 1024
 
 
 class BoundedProtocol(H11Protocol):

@@ -28,6 +28,8 @@ OPEN_PATHS = ("/healthz", "/static/")
 """Paths without anything of the run or the machine: nobody needs a token for them."""
 SAFE_METHODS = ("GET", "HEAD")
 MAX_QUERY = 1024
+MAX_HEAD_BYTES = 16 * 1024
+"""Bytes of all headers, also where they came in one piece, of which h11 does not see the length."""
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -119,7 +121,8 @@ class Guard:
         """Find what to answer in place of the page; None: nothing, it may be passed on."""
         hosts, path, is_safe = headers.getlist("host"), scope["path"], scope["method"] in SAFE_METHODS
         for_anybody = (self._is_public and is_safe) or path.startswith(OPEN_PATHS)
-        if len(hosts) != 1 or len(scope["query_string"]) > MAX_QUERY:
+        head_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        if len(hosts) != 1 or len(scope["query_string"]) > MAX_QUERY or head_bytes > MAX_HEAD_BYTES:
             return PlainTextResponse("bad request\n", 400)
         if not self._names.includes(hosts[0]) and (is_owner or not for_anybody):
             return PlainTextResponse("this server does not go by that name\n", 421)

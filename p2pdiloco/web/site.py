@@ -15,8 +15,8 @@ from pathlib import Path
 import uvicorn
 
 from p2pdiloco.web.app import Routes, Static
-from p2pdiloco.web.connections import MAX_HEAD_BYTES, BoundedProtocol
-from p2pdiloco.web.guard import Guard, OurNames
+from p2pdiloco.web.connections import BoundedProtocol
+from p2pdiloco.web.guard import MAX_HEAD_BYTES, Guard, OurNames
 from p2pdiloco.web.keys import Keys, load_token
 from p2pdiloco.web.live import Live
 from p2pdiloco.web.page.rendering import Page

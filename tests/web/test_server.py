@@ -1,0 +1,362 @@
+"""The page's server: who may ask what, and what it bears."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from web_example import example_own, example_view
+from web_kit import served
+
+from p2pdiloco.config.web_address import WebAddress, parse_web
+from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.web import connections, live
+from p2pdiloco.web.keys import Keys, load_token, token_file
+from p2pdiloco.web.server import serving
+from p2pdiloco.web.sources import Starting
+from p2pdiloco.web.words import NodeWord
+
+pytestmark = pytest.mark.net
+
+
+async def test_the_owner_sees_page_view_and_static_files_and_nobody_else_does(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        for path in ("/", "/view", "/events", "/metrics"):
+            assert (await page.ask(path, authorization="")).status == 401
+            assert (await page.ask(path, authorization="Bearer " + "x" * 43)).status == 401
+        assert (await page.ask("/view")).json()["own"]["state"] == "training"
+        shown = await page.ask("/")
+        assert shown.status == 200 and "text/html" in shown.headers["content-type"]
+        assert (await page.ask("/static/page.js", authorization="")).status == 200
+        assert (await page.ask("/view?run=unknown")).status == 404
+
+
+async def test_every_answer_keeps_the_browser_in_its_place(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        for answer in (
+            await page.ask("/"),
+            await page.ask("/nothing"),
+            await page.ask("/", authorization=""),
+        ):
+            assert answer.headers["content-security-policy"].startswith("default-src 'self'; ")
+            assert "unsafe" not in answer.headers["content-security-policy"]
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["x-frame-options"] == "DENY"
+            assert answer.headers["cache-control"] == "no-store"
+            assert "server" not in answer.headers
+
+
+async def test_the_token_of_the_address_becomes_a_cookie_and_leaves_the_address(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        first = await page.ask(f"/?token={page.token}&run=abc", authorization="")
+        assert first.status == 303 and first.headers["location"] == "./?run=abc"
+        cookie = first.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and page.token not in cookie
+        word = cookie.partition(";")[0]
+        assert (await page.ask("/view", authorization="", cookie=f"other=1; {word}")).status == 200
+        assert (await page.ask("/view", authorization="", cookie=word[:-1])).status == 401
+        assert (
+            await page.ask("/view", authorization="", cookie=f"{word.partition('=')[0]}={page.token}")
+        ).status == 401
+        assert (await page.ask("/?token=wrong", authorization="")).status == 401
+        assert (await page.ask(f"/view?token={page.token}", authorization="")).status == 401
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.", "", "[::2]", "192.168.1.5"],
+)
+async def test_another_name_is_not_answered_as_it_may_be_a_rebound_one(tmp_path: Path, host: str) -> None:
+    async with served(tmp_path) as page:
+        assert (await page.ask("/view", host=host)).status in (400, 421)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1", "[::1]:8080"])
+async def test_our_names_are_answered_at_any_port_as_a_tunnel_has_another(tmp_path: Path, host: str) -> None:
+    async with served(tmp_path) as page:
+        assert (await page.ask("/view", host=host)).status == 200
+
+
+async def test_two_hosts_in_a_request_are_one_too_many(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        said = f"GET /view HTTP/1.1\r\nhost: localhost\r\nhost: evil\r\nauthorization: Bearer {page.token}\r\n\r\n"  # noqa: E501
+        assert (await page.say(said.encode())).status == 400
+
+
+async def test_at_another_address_numbers_are_ours_and_names_are_not(tmp_path: Path) -> None:
+    async with served(tmp_path, host="0.0.0.0") as page:
+        assert (await page.ask("/view", host="10.1.2.3:80")).status == 200
+        assert (await page.ask("/view", host="evil.example")).status == 421
+
+
+async def test_deeds_need_the_owner_and_our_own_origin(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        assert (await page.ask("/control/pause", "POST")).status == 404  # nothing to control yet
+        page.views.enter(page.source, Controls())
+        cookie = Keys(page.token, page.port).set_cookie.partition(";")[0]
+        own = f"http://127.0.0.1:{page.port}"
+        for wrong in (
+            "",
+            "null",
+            "http://evil.example",
+            f"http://127.0.0.1:{page.port + 1}",
+            f"{own}.evil.example",
+        ):
+            answer = await page.ask("/control/pause", "POST", authorization="", cookie=cookie, origin=wrong)
+            assert answer.status == 403
+        assert (await page.ask("/control/pause", "POST", authorization="", origin=own)).status == 401
+        assert (await page.ask("/control/pause", "GET", authorization="", cookie=cookie)).status == 405
+        done = await page.ask("/control/pause", "POST", authorization="", cookie=cookie, origin=own)
+        assert done.status == 303 and done.headers["location"] == "../"
+        assert (await page.ask("/control/pause", "POST", accept="application/json")).json()["ok"]
+        assert (await page.ask("/control/reboot", "POST")).status == 404
+        assert Controls.calls == ["pause", "pause"]
+
+
+async def test_limits_come_as_a_form_or_as_json_and_a_refusal_is_a_sentence(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        page.views.enter(page.source, Controls())
+        for body in (b"max-upload=20Mbit&max-download=", b'{"max-upload": "20Mbit", "max-download": ""}'):
+            answer = await page.ask("/control/limits", "POST", body, accept="application/json")
+            assert answer.json() == {"ok": True, "words": "max-download= max-upload=20Mbit", "hint": ""}
+        for body in (b"", b'{"max-upload": 3}', b"{", b"\xff=1", b"&".join(b"a%d=1" % n for n in range(99))):
+            answer = await page.ask("/control/limits", "POST", body, accept="application/json")
+            assert answer.status == 400 and not answer.json()["ok"] and answer.json()["words"]
+        assert (await page.ask("/control/limits", "POST", b"a=" + b"x" * 5000)).status == 413
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../keys.py",
+        "/static/..%2f..%2fkeys.py",
+        "/static/%2e%2e/rendering.py",
+        "/static//etc/passwd",
+        "/static/",
+        "/static/page.css%00",
+        "/static/....//keys.py",
+    ],
+)
+async def test_static_files_are_those_of_the_page_and_no_others(tmp_path: Path, path: str) -> None:
+    async with served(tmp_path) as page:
+        assert (await page.ask(path)).status in (400, 404)
+
+
+async def test_public_means_the_public_part_for_anybody_and_the_rest_for_the_owner(tmp_path: Path) -> None:
+    async with served(tmp_path, is_public=True) as page:
+        for path in ("/", "/view"):
+            assert (await page.ask(path, authorization="", host="run.example.org")).status == 200
+        assert (await page.ask("/view", authorization="")).json()["own"] is None
+        assert b"20Mbit" not in (await page.ask("/", authorization="")).body
+        assert (await page.ask("/view")).json()["own"] is not None
+        assert (
+            await page.ask("/view", host="run.example.org")
+        ).status == 421  # the owner's, by a rebound name
+        page.views.enter(page.source, Controls())
+        assert (await page.ask("/control/pause", "POST", authorization="")).status == 401
+
+
+async def test_health_is_a_word_and_a_status(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        answer = await page.ask("/healthz", authorization="")
+        assert (answer.status, answer.body) == (200, b"training\n")
+        for word in NodeWord:
+            page.source.shown = replace(example_view(), own=replace(example_own(0.0), state=word))
+            page.views.enter(page.source)
+            answer = await page.ask("/healthz", authorization="")
+            assert answer.body.decode().strip() == word.value
+            assert answer.status == (
+                503 if word in (NodeWord.JOINING, NodeWord.WAITING, NodeWord.LEAVING) else 200
+            )
+
+
+async def test_a_request_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    async with served(tmp_path) as page:
+        for begun in (b"", b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"POST /control/pause HTTP/1.1\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+            writer.write(begun)
+            assert await asyncio.wait_for(read_to_the_end(reader), 10) == b""
+            writer.close()
+        assert (await page.ask("/view")).status == 200
+
+
+async def test_a_body_that_never_comes_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pdiloco.web.app.BODY_S", 0.1)
+    async with served(tmp_path) as page:
+        page.views.enter(page.source, Controls())
+        head = f"POST /control/limits HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {page.token}\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(head.encode() + b"content-length: 100\r\n\r\nmax")
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+
+
+async def test_a_head_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        assert (await page.ask("/view", x="y" * 17_000)).status == 400
+        assert (await page.ask("/view?x=" + "y" * 2000)).status == 400
+        assert (await page.ask("/view")).status == 200
+
+
+async def test_more_connections_than_there_is_room_for_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    async with served(tmp_path) as page:
+        kept = [await asyncio.open_connection("127.0.0.1", page.port) for _ in range(4)]
+        assert await asyncio.wait_for(read_to_the_end(kept[3][0]), 10) == b""
+        for _, writer in kept:
+            writer.close()
+
+
+async def test_watchers_hear_at_once_and_then_only_what_is_new_made_once_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "PERIOD_S", 0.02)
+    monkeypatch.setattr("p2pdiloco.web.sources.FRESH_S", 0.0)
+    async with served(tmp_path) as page:
+        watching = [await page.events() for _ in range(20)]
+        for reader, _ in watching:
+            assert await data_of(reader)  # the whole of it
+        page.source.shown = replace(example_view(), own=replace(example_own(0.0), state=NodeWord.LEAVING))
+        heard = {await data_of(reader) for reader, _ in watching}
+        assert len(heard) == 1
+        for _, writer in watching:
+            writer.close()
+        await quiet(page)
+
+
+async def quiet(page) -> None:  # type: ignore[no-untyped-def]
+    """Wait until nobody looks any more, as nobody watches."""
+    for _ in range(200):
+        before = page.source.looks
+        await asyncio.sleep(0.1)
+        if page.source.looks == before:
+            return
+    raise AssertionError("it is still made, for nobody")
+
+
+async def test_a_watcher_that_does_not_read_is_let_go_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "PERIOD_S", 0.005)
+    monkeypatch.setattr(connections, "STALLED_S", 0.3)
+    monkeypatch.setattr("p2pdiloco.web.sources.FRESH_S", 0.0)
+    async with served(tmp_path) as page:
+        slow = socket.create_connection(("127.0.0.1", page.port))
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.sendall(
+            f"GET /events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {page.token}\r\n\r\n".encode()
+        )
+        reader, writer = await page.events()
+        for turn in range(600):
+            page.source.shown = replace(example_view(), own=replace(example_own(0.0), inner_step=turn))
+            await data_of(reader)
+        writer.close()
+        await quiet(page)  # the slow one does not watch any more
+        slow.close()
+
+
+async def test_too_many_watchers_are_told_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_WATCHERS", 1)
+    async with served(tmp_path) as page:
+        reader, writer = await page.events()
+        await data_of(reader)
+        assert (await page.ask("/events")).status == 503
+        writer.close()
+
+
+async def test_the_end_does_not_wait_for_watchers(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with served(tmp_path) as page:
+        reader, writer = await page.events()
+        await data_of(reader)
+        began_s = loop.time()
+    assert loop.time() - began_s < 5
+    writer.close()
+
+
+def test_the_token_is_ours_alone_and_kept(tmp_path: Path) -> None:
+    token = load_token(tmp_path)
+    assert stat.S_IMODE(token_file(tmp_path).stat().st_mode) == 0o600 and load_token(tmp_path) == token
+    token_file(tmp_path).chmod(0o644)  # others may have read it
+    assert load_token(tmp_path) != token and stat.S_IMODE(token_file(tmp_path).stat().st_mode) == 0o600
+    token_file(tmp_path).write_text("short")
+    assert len(load_token(tmp_path)) == 43
+
+
+async def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        with pytest.raises(UserError, match=r"port \d+ of .* is taken"):
+            async with serving(WebAddress("127.0.0.1", page.port), tmp_path, Starting("node", "", "")):
+                pass
+        with pytest.raises(UserError, match="is no address of this machine"):
+            async with serving(WebAddress("192.0.2.1", 0), tmp_path, Starting("node", "", "")):
+                pass
+
+
+async def test_before_there_is_a_run_the_page_says_so(tmp_path: Path) -> None:
+    async with served(tmp_path) as page:
+        page.views.enter(Starting("node", "ann", "12D3KooW"))
+        assert (await page.ask("/view")).json()["own"]["state"] == "joining"
+        assert (await page.ask("/")).status == 200
+        assert (await page.ask("/healthz")).status == 503
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("8080", "127.0.0.1", 8080),
+        ("0", "127.0.0.1", 0),
+        ("[::1]:80", "::1", 80),
+        ("0.0.0.0:1", "0.0.0.0", 1),
+        ("box.example:65535", "box.example", 65535),
+    ],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert parse_web(text) == WebAddress(host, port) and parse_web(str(parse_web(text))) == parse_web(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "65536", ":80", "::1:80", "[::1]", "[::g]:80", "a b:80", "-1", "host:", "1e3"]
+)
+def test_wrong_addresses_are_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--web must be \[HOST:\]PORT"):
+        parse_web(text)
+
+
+async def read_to_the_end(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+async def data_of(reader: asyncio.StreamReader) -> bytes:
+    """The data of the next event that has some."""
+    while not (line := await asyncio.wait_for(reader.readline(), 10)).startswith(b"data: "):
+        assert line, "the end"
+    json.loads(line[6:])
+    return line
+
+
+class Controls:
+    """Controls that note what is asked."""
+
+    calls: list[str] = []  # noqa: RUF012
+
+    def pause(self) -> str:
+        Controls.calls.append("pause")
+        return "paused"
+
+    def limits(self, changes: dict[str, str]) -> str:
+        return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
