@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from p2pdiloco.daemon.display.series import Point
+from p2pdiloco.daemon.display.series import LossPoint
 from p2pdiloco.web.view import Forecast
 
 LEAST_POINTS = 8
@@ -36,7 +36,7 @@ class Fit(Struct, frozen=True):
 
 
 @lru_cache(maxsize=16)
-def fit(points: tuple[Point, ...]) -> Fit | None:
+def fit(points: tuple[LossPoint, ...]) -> Fit | None:
     """Fit the later half of the points, by tokens; None: they are too few, or do not fall."""
     known = [point for point in points if point.tokens > 0]
     if len(known) < LEAST_POINTS:
@@ -47,7 +47,7 @@ def fit(points: tuple[Point, ...]) -> Fit | None:
     return min(fits, key=lambda found: found.scatter, default=None)
 
 
-def _line(points: Sequence[Point], exponent: float) -> Fit | None:
+def _line(points: Sequence[LossPoint], exponent: float) -> Fit | None:
     xs, ys = [point.tokens**-exponent for point in points], [point.loss for point in points]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
@@ -62,7 +62,7 @@ def _line(points: Sequence[Point], exponent: float) -> Fit | None:
 
 
 def forecast(
-    points: tuple[Point, ...], tokens: int, schedule_tokens: int, now_s: float, ends_at_s: float | None
+    points: tuple[LossPoint, ...], tokens: int, schedule_tokens: int, now_s: float, ends_at_s: float | None
 ) -> Forecast | None:
     """Forecast the curve from the last point to the end of the schedule; None: nothing is left, or known."""
     found = fit(points)

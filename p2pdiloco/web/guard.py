@@ -21,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from p2pdiloco.web.keys import Keys
+from p2pdiloco.web.keys import OwnerKeys
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN_PATHS = ("/healthz", "/static/")
@@ -88,10 +88,10 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class Guard:
+class WebGuard:
     """ASGI application in front of the page's."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, names: OurNames, is_public: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OurNames, is_public: bool) -> None:
         """`is_public`: anybody may see the public part."""
         self._app, self._keys, self._names, self._is_public = app, keys, names, is_public
 

@@ -39,7 +39,7 @@ def load_token(data_dir: Path) -> str:
     return token
 
 
-class Keys:
+class OwnerKeys:
     """Keys by which an owner's requests are known."""
 
     def __init__(self, token: str, port: int) -> None:

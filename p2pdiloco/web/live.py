@@ -27,8 +27,8 @@ class Full(Exception):
     """Error: so many watch already that there is no room for another one."""
 
 
-class Channel:
-    """Channel of one run's views, of the whole view or of its public part."""
+class ViewChannel:
+    """ViewChannel of one run's views, of the whole view or of its public part."""
 
     def __init__(self, look: Callable[[], RunView | None], encode: Callable[[RunView], bytes]) -> None:
         """`look`: makes the view; None: there is none (any more)."""
@@ -118,9 +118,9 @@ class Live:
 
     def __init__(self, views: Views, encode: Callable[[RunView], bytes]) -> None:
         self._views, self._encode = views, encode
-        self._channels: dict[tuple[str, bool], Channel] = {}
+        self._channels: dict[tuple[str, bool], ViewChannel] = {}
 
-    def channel(self, run: str, is_owner: bool) -> Channel:
+    def channel(self, run: str, is_owner: bool) -> ViewChannel:
         """Find the channel of a run. Raises: Full."""
         if sum(channel.watchers for channel in self._channels.values()) >= MAX_WATCHERS:
             raise Full
@@ -128,7 +128,7 @@ class Live:
         for key in idle:
             del self._channels[key]
         look = partial(self._views.view, run, is_owner)
-        return self._channels.setdefault((run, is_owner), Channel(look, self._encode))
+        return self._channels.setdefault((run, is_owner), ViewChannel(look, self._encode))
 
     def close(self) -> None:
         """Let everybody go."""

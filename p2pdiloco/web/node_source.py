@@ -32,7 +32,7 @@ class NodeSource:
         """`controls`: those that its page may offer."""
         self._member, self._controls = member, controls
         loop = asyncio.get_running_loop()
-        self._rates = Rates(loop.time)
+        self._rates = LinkRates(loop.time)
         self._monotonic = loop.time
 
     def view(self, run: str) -> RunView | None:
@@ -55,8 +55,8 @@ class NodeSource:
         return RunView(role="node", version=VERSION, public=public, own=own)
 
 
-class Rates:
-    """Rates of what counters say, between two looks at them that are not too close."""
+class LinkRates:
+    """LinkRates of what counters say, between two looks at them that are not too close."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -76,7 +76,7 @@ class Rates:
 
 
 def own_view(
-    snapshot: NodeSnapshot, history: History, link: Link, rates: Rates, controls: OwnerControls | None
+    snapshot: NodeSnapshot, history: History, link: Link, rates: LinkRates, controls: OwnerControls | None
 ) -> OwnView:
     """Make what only the owner of the machine sees."""
     state = controls.state() if controls is not None else None
@@ -116,7 +116,7 @@ def _contributions(snapshot: NodeSnapshot, history: History) -> ContributionsVie
     )
 
 
-def _link_view(snapshot: NodeSnapshot, link: Link, rates: Rates) -> LinkView:
+def _link_view(snapshot: NodeSnapshot, link: Link, rates: LinkRates) -> LinkView:
     up, down = rates.of(snapshot.bytes_sent, snapshot.bytes_received)
     return LinkView(
         reach=snapshot.reach,

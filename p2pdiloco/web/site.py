@@ -16,8 +16,8 @@ import uvicorn
 
 from p2pdiloco.web.app import Routes, Static
 from p2pdiloco.web.connections import BoundedProtocol
-from p2pdiloco.web.guard import MAX_HEAD_BYTES, Guard, OurNames
-from p2pdiloco.web.keys import Keys, load_token
+from p2pdiloco.web.guard import MAX_HEAD_BYTES, WebGuard, OurNames
+from p2pdiloco.web.keys import OwnerKeys, load_token
 from p2pdiloco.web.live import Live
 from p2pdiloco.web.page.rendering import Page
 from p2pdiloco.web.sources import Views
@@ -36,7 +36,7 @@ class Site:
         page = Page()
         self._live = Live(views, page.update)
         routes = Routes(views, self._live, page, Static.of(STATIC), _metrics_of(views))
-        app = Guard(routes.application(), Keys(token, port), OurNames(host), is_public)
+        app = WebGuard(routes.application(), OwnerKeys(token, port), OurNames(host), is_public)
         self._server = _Server(
             uvicorn.Config(
                 app,

@@ -6,7 +6,10 @@ import ast
 
 from arch_source import calls, layer_of, modules
 
-OF_PYTHON = {"p2pdiloco.tasks.data.text": "a decoder of Python's says by text what is wrong"}
+OF_PYTHON = {
+    "p2pdiloco.tasks.data.text": "a decoder of Python's says by text what is wrong",
+    "p2pdiloco.daemon.display.history": "reads lines of the event log, as people do",
+}
 """Modules that compare the text of a reason, and why."""
 FREE = "p2pdiloco.lab."
 """Room whose verdicts read the diaries of nodes, as people do."""

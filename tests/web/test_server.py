@@ -16,7 +16,7 @@ from web_kit import served
 from p2pdiloco.config.web_address import WebAddress, parse_web
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.web import connections, live
-from p2pdiloco.web.keys import Keys, load_token, token_file
+from p2pdiloco.web.keys import OwnerKeys, load_token, token_file
 from p2pdiloco.web.server import serving
 from p2pdiloco.web.sources import Starting
 from p2pdiloco.web.words import NodeWord
@@ -99,7 +99,7 @@ async def test_deeds_need_the_owner_and_our_own_origin(tmp_path: Path) -> None:
     async with served(tmp_path) as page:
         assert (await page.ask("/control/pause", "POST")).status == 404  # nothing to control yet
         page.views.enter(page.source, Controls())
-        cookie = Keys(page.token, page.port).set_cookie.partition(";")[0]
+        cookie = OwnerKeys(page.token, page.port).set_cookie.partition(";")[0]
         own = f"http://127.0.0.1:{page.port}"
         for wrong in (
             "",

@@ -20,7 +20,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import VersionHeader
-from p2pdiloco.daemon.display.series import Curve, Event, Events, Marks, Point, Points
+from p2pdiloco.daemon.display.series import Curve, Events, LossPoint, PastEvent, PastMarks, Points
 from p2pdiloco.errors import StorageError
 from p2pdiloco.notes import clear_folder_at, read_note
 from p2pdiloco.printable import encoded
@@ -87,7 +87,7 @@ class History:
         self.since_s = min(kept.since_s, now_s()) if kept is not None else now_s()
         """Time since which the run is watched here."""
         self.curve = Curve(kept.curve if kept is not None else ())
-        self.marks = Marks(kept.marks if kept is not None else ())
+        self.marks = PastMarks(kept.marks if kept is not None else ())
         self.own = OwnWork()
         self.newest: NewestVersion | None = None
         self.merged_at_s: BoundedDict[str, float] = BoundedDict(MAX_MERGED)
@@ -139,7 +139,7 @@ class History:
         next."""
         if measurement is not self._loss:
             self._loss = measurement
-            self.curve.add(Point(self.now_s(), tokens, loss))
+            self.curve.add(LossPoint(self.now_s(), tokens, loss))
 
     def note(self, kind: str, fragment: int | None, reason: str, fields: Mapping[str, FieldValue]) -> None:
         """Take in a line of the event log."""
@@ -154,7 +154,7 @@ class History:
         if not (about_peer or is_fault or kind in AS_THEY_ARE):
             return
         word = "fault" if is_fault else kind
-        self.marks.add(Event(now_s, word, reason[:240], str(peer)[:80], fragment))
+        self.marks.add(PastEvent(now_s, word, reason[:240], str(peer)[:80], fragment))
 
     def kept(self) -> KeptHistory:
         """Give what the next life goes on from."""

@@ -18,7 +18,7 @@ CLOSE_S = 30.0
 MAX_AGE_S = 20 * 365 * 86_400.0
 
 
-class Point(Struct, frozen=True, array_like=True):
+class LossPoint(Struct, frozen=True, array_like=True):
     """Held-out loss of the result at a time."""
 
     at_s: float
@@ -28,7 +28,7 @@ class Point(Struct, frozen=True, array_like=True):
     loss: float
 
 
-class Event(Struct, frozen=True, array_like=True):
+class PastEvent(Struct, frozen=True, array_like=True):
     """Event on the time axis."""
 
     at_s: float
@@ -40,25 +40,25 @@ class Event(Struct, frozen=True, array_like=True):
     """Number of events that this stands for."""
 
 
-Points = Annotated[tuple[Point, ...], Meta(max_length=MAX_POINTS)]
-Events = Annotated[tuple[Event, ...], Meta(max_length=MAX_MARKS)]
+Points = Annotated[tuple[LossPoint, ...], Meta(max_length=MAX_POINTS)]
+Events = Annotated[tuple[PastEvent, ...], Meta(max_length=MAX_MARKS)]
 
 
 class Curve:
     """Curve over tokens: evenly thinned, and always with the newest point."""
 
-    def __init__(self, points: Iterable[Point] = (), most: int = MAX_POINTS) -> None:
+    def __init__(self, points: Iterable[LossPoint] = (), most: int = MAX_POINTS) -> None:
         self._most, self._gap = most, 0.0
-        self._points: list[Point] = []
+        self._points: list[LossPoint] = []
         for point in points:
             self.add(point)
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[LossPoint, ...]:
         """Points, oldest first."""
         return tuple(self._points)
 
-    def add(self, point: Point) -> None:
+    def add(self, point: LossPoint) -> None:
         """Take in a point. One that goes back, as after a fork, replaces what was later."""
         points = self._points
         if not (math.isfinite(point.loss) and abs(point.loss) <= MAX_LOSS and math.isfinite(point.at_s)):
@@ -82,19 +82,19 @@ class Curve:
         self._points = [*kept, last]
 
 
-class Marks:
-    """Marks of the time axis, the newest ones."""
+class PastMarks:
+    """PastMarks of the time axis, the newest ones."""
 
-    def __init__(self, events: Iterable[Event] = (), most: int = MAX_MARKS) -> None:
+    def __init__(self, events: Iterable[PastEvent] = (), most: int = MAX_MARKS) -> None:
         self._most = most
         self._events = list(events)[-most:]
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[PastEvent, ...]:
         """Events, oldest first."""
         return tuple(self._events)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: PastEvent) -> None:
         """Take in an event, with those like it that came just before."""
         for place in range(len(self._events) - 1, -1, -1):
             before = self._events[place]
@@ -104,7 +104,7 @@ class Marks:
                 del self._events[place]
                 fragment = event.fragment if event.fragment == before.fragment else None
                 times = before.times + event.times
-                event = Event(event.at_s, event.kind, event.words, event.peer, fragment, times)
+                event = PastEvent(event.at_s, event.kind, event.words, event.peer, fragment, times)
                 break
         self._events.append(event)
         if len(self._events) > self._most:
@@ -116,7 +116,7 @@ class Marks:
         self._events.remove(next(event for event in self._events if event.kind == kind))
 
 
-def merged(one: Iterable[Point], other: Iterable[Point]) -> tuple[Point, ...]:
+def merged(one: Iterable[LossPoint], other: Iterable[LossPoint]) -> tuple[LossPoint, ...]:
     """Put two curves of one run together, by tokens; where both know something, the first one counts."""
     known = sorted(one, key=lambda point: point.tokens)
     if not known:
@@ -126,7 +126,7 @@ def merged(one: Iterable[Point], other: Iterable[Point]) -> tuple[Point, ...]:
     return Curve(sorted([*known, *outside], key=lambda point: point.tokens)).points
 
 
-def sane(point: Point, now_s: float) -> bool:
+def sane(point: LossPoint, now_s: float) -> bool:
     """Tell whether a point of a stranger's can be one: a finite loss, and a time that has been."""
     finite = math.isfinite(point.loss) and abs(point.loss) <= MAX_LOSS
     return finite and now_s - MAX_AGE_S <= point.at_s <= now_s + 300

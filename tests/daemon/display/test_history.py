@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from p2pdiloco.daemon.display.history import NAME, History, load_history, save_history
-from p2pdiloco.daemon.display.series import MAX_MARKS, MAX_POINTS, Curve, Event, Marks, Point, merged
+from p2pdiloco.daemon.display.series import (
+    MAX_MARKS,
+    MAX_POINTS,
+    Curve,
+    LossPoint,
+    PastEvent,
+    PastMarks,
+    merged,
+)
 
 
 def header(fragment: int, number: int, *learners: str) -> Any:
@@ -23,7 +31,7 @@ def header(fragment: int, number: int, *learners: str) -> Any:
 def test_a_long_curve_is_thinned_evenly_and_has_the_newest_point() -> None:
     curve = Curve()
     for step in range(20_000):
-        curve.add(Point(float(step), 100 * step, 3.0))
+        curve.add(LossPoint(float(step), 100 * step, 3.0))
         assert len(curve.points) <= MAX_POINTS
     tokens = [point.tokens for point in curve.points]
     assert tokens[0] == 0 and tokens[-1] == 1_999_900 and tokens == sorted(tokens)
@@ -34,23 +42,23 @@ def test_a_long_curve_is_thinned_evenly_and_has_the_newest_point() -> None:
 def test_a_curve_takes_no_loss_that_is_none_and_goes_back_with_the_run() -> None:
     curve = Curve()
     for tokens, loss in ((100, 3.0), (200, math.nan), (300, math.inf), (400, 2.5), (250, 2.6)):
-        curve.add(Point(0.0, tokens, loss))
+        curve.add(LossPoint(0.0, tokens, loss))
     assert [(point.tokens, point.loss) for point in curve.points] == [(100, 3.0), (250, 2.6)]
 
 
 def test_two_curves_are_one_where_the_first_counts() -> None:
-    one = [Point(0.0, tokens, 2.0) for tokens in (100, 200)]
-    other = [Point(0.0, tokens, 9.0) for tokens in (50, 150, 250)]
+    one = [LossPoint(0.0, tokens, 2.0) for tokens in (100, 200)]
+    other = [LossPoint(0.0, tokens, 9.0) for tokens in (50, 150, 250)]
     assert [(p.tokens, p.loss) for p in merged(one, other)] == [(50, 9.0), (100, 2.0), (200, 2.0), (250, 9.0)]
     assert merged([], other) == tuple(other)
 
 
 def test_marks_that_are_close_are_one_and_frequent_ones_hide_no_death() -> None:
-    marks = Marks()
-    marks.add(Event(0.0, "silent", "died", "dan"))
+    marks = PastMarks()
+    marks.add(PastEvent(0.0, "silent", "died", "dan"))
     for turn in range(1000):
-        marks.add(Event(100.0 * turn, "office", "elected", "ann", turn % 4))
-        marks.add(Event(100.0 * turn + 1, "office", "elected", "ann", (turn + 1) % 4))
+        marks.add(PastEvent(100.0 * turn, "office", "elected", "ann", turn % 4))
+        marks.add(PastEvent(100.0 * turn + 1, "office", "elected", "ann", (turn + 1) % 4))
     assert len(marks.events) == MAX_MARKS and marks.events[0].kind == "silent"
     assert marks.events[-1].times == 2 and marks.events[-1].fragment is None
 
@@ -100,6 +108,6 @@ def test_history_survives_a_restart_and_a_damaged_file(
     history.note("silent", None, "\udceb", {"peer": "dan"})
     save_history(tmp_path, history)
     again = load_history(tmp_path)
-    assert again.curve.points == (Point(50.0, 1000, 3.5),) and again.since_s == 50.0
+    assert again.curve.points == (LossPoint(50.0, 1000, 3.5),) and again.since_s == 50.0
     (tmp_path / NAME).write_text("{")
     assert load_history(tmp_path).curve.points == () and "damaged" in caplog.text
