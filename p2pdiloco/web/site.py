@@ -16,7 +16,7 @@ import uvicorn
 
 from p2pdiloco.web.app import Routes, Static
 from p2pdiloco.web.connections import BoundedProtocol
-from p2pdiloco.web.guard import MAX_HEAD_BYTES, WebGuard, OurNames
+from p2pdiloco.web.guard import MAX_HEAD_BYTES, OurNames, WebGuard
 from p2pdiloco.web.keys import OwnerKeys, load_token
 from p2pdiloco.web.live import Live
 from p2pdiloco.web.page.rendering import Page
