@@ -141,7 +141,7 @@ class Page:
     def __init__(
         self, url: str, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True
     ):
-        self._socket = connect(url, max_size=MOST_BYTES, open_timeout=ANSWER_S, compression=None)
+        self._socket = connect(url, max_size=MOST_BYTES, open_timeout=ANSWER_S, compression=None, ping_interval=None)
         self._ids = itertools.count(1)
         self.said: list[str] = []
         """Errors and warnings: of the console, of scripts, of the content security policy, of loading."""
@@ -206,13 +206,12 @@ class Page:
         """What a person reads there; empty: nothing is there."""
         return str(self.js(f"(document.querySelector({json.dumps(selector)}) || {{}}).innerText || ''"))
 
-    def until(self, expression: str, what: str = "", timeout_s: float = WAIT_S) -> Any:
-        """Wait until an expression in the page is true; its value."""
+    def until(self, expression: str, what: str = "", timeout_s: float = WAIT_S) -> None:
+        """Wait until an expression in the page is true."""
         deadline = time.monotonic() + timeout_s
-        while not (value := self.js(expression)):
+        while not self.js(f"!!({expression})"):
             assert time.monotonic() < deadline, f"waiting for {what or expression}: {self.said}"
             time.sleep(0.03)
-        return value
 
     def key(self, name: str, code: int, shift: bool = False) -> None:
         """Press and release a key."""

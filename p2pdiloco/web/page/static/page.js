@@ -33,10 +33,9 @@ function morph(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || key(old) !== key(fresh)) return old.replaceWith(fresh);
   if (old.nodeType !== Node.ELEMENT_NODE) { old.data = fresh.data; return; }
-  if ("keep" in old.dataset) return;
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  children(old, fresh);
+  if (!("keep" in old.dataset)) children(old, fresh); // what the script put there is not the server's
 }
 
 function children(old, fresh) {
@@ -194,7 +193,6 @@ function draw(force = false) {
     bands: [{ series: [3, 4], fill: accent + "22" }],
     hooks: { drawClear: [marks(data)] },
   }, filled, place);
-  chart.over.setAttribute("aria-hidden", "true"); // the sentence below says it in words
   html.classList.add("plotted");
 }
 
