@@ -20,7 +20,8 @@ QUIET_S = 5.0
 """Longest time without a word, by which a page knows that the server lives."""
 MAX_WATCHERS = 160
 FIRST = b"retry: 2000\n\n"
-STILL_HERE = b": still here\n\n"
+STILL_HERE = b"event: beat\ndata: still here\n\n"
+"""An event, as a comment is not seen by scripts."""
 
 
 class Full(Exception):

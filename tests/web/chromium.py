@@ -141,7 +141,9 @@ class Page:
     def __init__(
         self, url: str, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True
     ):
-        self._socket = connect(url, max_size=MOST_BYTES, open_timeout=ANSWER_S, compression=None, ping_interval=None)
+        self._socket = connect(
+            url, max_size=MOST_BYTES, open_timeout=ANSWER_S, compression=None, ping_interval=None
+        )
         self._ids = itertools.count(1)
         self.said: list[str] = []
         """Errors and warnings: of the console, of scripts, of the content security policy, of loading."""

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from p2pdiloco.web.live import STILL_HERE
 from p2pdiloco.web.page.rendering import POLICY, STATIC, Page
 from p2pdiloco.web.view import RunView
 
@@ -66,7 +67,7 @@ class PageServer:
                     lambda number=number: self._number != number or self._ended or self.silent, BEAT_S
                 )
                 view, fresh, number = self.view, self._number != number, self._number
-            write(b"data: " + self._page.update(view) + b"\n\n" if fresh else b"event: beat\ndata:\n\n")
+            write(b"data: " + self._page.update(view) + b"\n\n" if fresh else STILL_HERE)
 
     def __enter__(self) -> PageServer:
         self._thread.start()
@@ -109,7 +110,7 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
 
         def _answer(self, data: bytes, kind: str) -> None:
-            server.sent[self.path] = len(data)
+            server.sent[urlsplit(self.path).path] = len(data)
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))

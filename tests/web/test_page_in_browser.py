@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from p2pdiloco.web.view import Mark, NewestView
 from p2pdiloco.web.words import MarkKind, MemberWord, Why
 
 MOST_BYTES = 150_000
+LIVE = "document.getElementById('stream').className === 'stream live'"
+OLD = "document.getElementById('stream').className === 'stream old'"
+OPEN = "document.querySelectorAll('details').forEach(d => { d.open = true })"
+CHART = "document.querySelector('#plot canvas')"
 ROWS = "[...document.querySelectorAll('#members tbody tr')].map(r => r.innerText.replace(/\\s+/g, ' '))"
 OVERFLOW = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
 STOPS = """[...document.querySelectorAll('a[href], button, input, summary, pre[tabindex]')]
@@ -66,9 +71,7 @@ def test_all_is_there_at_once_without_scripts(server: PageServer, looks: Looks) 
 
 def test_it_loads_is_live_and_small(server: PageServer, looks: Looks) -> None:
     page = looks.at(server.url)
-    page.until(
-        "document.querySelector('#plot canvas') && document.getElementById('stream').className === 'stream live'"
-    )
+    page.until(f"{CHART} && {LIVE}")
     assert page.text("#stream-words") == "live"
     assert not page.js("document.querySelector('.drawn').checkVisibility()")  # the chart has its place
     page.js("document.querySelector('input[value=time]').click()")
@@ -79,12 +82,13 @@ def test_it_loads_is_live_and_small(server: PageServer, looks: Looks) -> None:
 
 def test_it_follows_what_happens(server: PageServer, looks: Looks) -> None:
     page = looks.at(server.url)
-    page.until("document.getElementById('stream').className === 'stream live'")
+    page.until(LIVE)
     page.js(
         "document.querySelector('.limits summary').click(); document.querySelector('[name=hours]').focus()"
     )
     page.js(
-        "document.querySelector('[name=hours]').value = '20-6'; window.first = document.querySelector('#members tr[data-key]')"
+        "document.querySelector('[name=hours]').value = '20-6';"
+        "window.first = document.querySelector('#members tr[data-key]')"
     )
     now_s = time.time()
     before = scene(now_s)
@@ -115,12 +119,12 @@ def test_it_follows_what_happens(server: PageServer, looks: Looks) -> None:
 
 def test_it_says_when_it_is_old_and_when_no_more(server: PageServer, looks: Looks) -> None:
     page = looks.at(server.url)
-    page.until("document.getElementById('stream').className === 'stream live'")
+    page.until(LIVE)
     server.fall_silent()
-    page.until("document.getElementById('stream').className === 'stream old'", "the lost connection")
+    page.until(OLD, "the lost connection")
     assert page.text("#stream").startswith("no connection: as of")
     server.fall_silent(False)
-    page.until("document.getElementById('stream').className === 'stream live'", "the connection")
+    page.until(LIVE, "the connection")
     # A page of an older release fetches itself anew.
     page.js("window.old = 1")
     server.show(replace(server.view, version="9.9.9"))
@@ -159,15 +163,12 @@ def test_it_fits_also_with_hostile_names(server: PageServer, looks: Looks, width
     )
     server.show(replace(view, own=own))
     page = looks.at(server.url, width=width, height=800)
-    page.until("document.getElementById('stream').className === 'stream live'")
-    for details in range(page.js("document.querySelectorAll('details').length")):
-        page.js(f"document.querySelectorAll('details')[{details}].open = true")
+    page.until(LIVE)
+    page.js(OPEN)
     assert page.js(OVERFLOW) <= width
     server.show(with_public(server.view, members=(*rows, member(7, now_s, name=HOSTILE[0]))))
     page.until(f"({ROWS}).length === 8")
-    assert page.js(
-        "window.hacked === undefined && document.querySelectorAll('img, main script:not([type])').length === 0"
-    )
+    assert page.js("window.hacked === undefined && !document.querySelector('img, main script:not([type])')")
     shown = page.js("[...document.querySelectorAll('#members .who')].map(e => e.textContent)")
     assert shown[0] == HOSTILE[0] and shown[1] == HOSTILE[1] and shown[3] == HOSTILE[3]
     assert "\u202e" not in "".join(shown) and shown[2].startswith("·gnihtemos") and shown[6] == HOSTILE[6]
@@ -177,8 +178,8 @@ def test_it_fits_also_with_hostile_names(server: PageServer, looks: Looks, width
 def test_the_keyboard_reaches_everything(server: PageServer, looks: Looks) -> None:
     server.show(several(server.view))
     page = looks.at(server.url)
-    page.until("document.querySelector('#plot canvas')")
-    page.js("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    page.until(CHART)
+    page.js(OPEN)
     wanted = page.js(STOPS)
     reached = []
     for _ in range(wanted + 5):
@@ -186,7 +187,8 @@ def test_the_keyboard_reaches_everything(server: PageServer, looks: Looks) -> No
         here = page.js(
             "(() => { const e = document.activeElement; if (e === document.body) return null;"
             " const s = getComputedStyle(e.type === 'radio' ? e.nextElementSibling : e);"
-            " return [e.outerHTML.slice(0, 90), s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2]; })()"
+            " const seen = s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2;"
+            " return [e.outerHTML.slice(0, 90), seen]; })()"
         )
         if here is None or (reached and here[0] == reached[0][0]):
             break
@@ -204,7 +206,7 @@ def test_the_keyboard_reaches_everything(server: PageServer, looks: Looks) -> No
 def test_a_screen_reader_finds_its_way(server: PageServer, looks: Looks) -> None:
     server.show(several(server.view))
     page = looks.at(server.url)
-    page.until("document.querySelector('#plot canvas')")
+    page.until(CHART)
     nodes = page.accessible()
     roles = [node["role"]["value"] for node in nodes]
     assert {"banner", "main", "navigation", "contentinfo", "complementary", "heading", "table"} <= set(roles)
@@ -221,11 +223,10 @@ def test_a_screen_reader_finds_its_way(server: PageServer, looks: Looks) -> None
         ):
             assert node["name"]["value"], node
     levels = page.js(
-        "[...document.querySelectorAll('h1, h2, h3')].filter(h => h.checkVisibility()).map(h => +h.tagName[1])"
+        "[...document.querySelectorAll('h1, h2, h3')].filter(h => h.checkVisibility())"
+        ".map(h => +h.tagName[1])"
     )
-    assert levels.count(1) == 1 and all(
-        after - before <= 1 for before, after in zip(levels, levels[1:], strict=False)
-    )
+    assert levels.count(1) == 1 and all(after - before <= 1 for before, after in pairwise(levels))
     assert page.js("document.querySelectorAll('[aria-live], [role=status]').length") == 2
     assert page.js("document.documentElement.lang") == "en" and NAMES[0] in json.dumps(nodes)
 
@@ -233,8 +234,8 @@ def test_a_screen_reader_finds_its_way(server: PageServer, looks: Looks) -> None
 @pytest.mark.parametrize("dark", [False, True])
 def test_dark_and_light_can_be_read(server: PageServer, looks: Looks, dark: bool) -> None:
     page = looks.at(server.url, dark=dark)
-    page.until("document.querySelector('#plot canvas')")
-    page.js("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    page.until(CHART)
+    page.js(OPEN)
     paper = page.js("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", paper))) < 200) == dark
     assert page.js(CONTRAST) == []
@@ -252,7 +253,8 @@ def test_the_owner_of_the_machine_commands(server: PageServer, looks: Looks) -> 
     page.js("document.querySelector('form[action$=finish] button').click()")
     assert "leave the run" in page.js("window.asked")
     page.js(
-        "document.querySelector('.limits').open = true; document.querySelector('[name=max-download]').value = '5Mbit'"
+        "document.querySelector('.limits').open = true;"
+        "document.querySelector('[name=max-download]').value = '5Mbit'"
     )
     page.js("document.querySelector('.limits button').click()")
     page.until("document.getElementById('said').innerText === 'as you wish'")
@@ -272,5 +274,7 @@ def test_the_line_to_join_is_copied(server: PageServer, looks: Looks) -> None:
 def test_ages_are_worded_as_the_server_does(server: PageServer, looks: Looks) -> None:
     page = looks.at(server.url)
     ages = [0, 1.9, 2.4, 59, 99.4, 99.6, 3599, 5399, 5401, 86400, 172799, 172801, 1e7, -8, -9000]
-    worded = page.js(f"import('{server.url}static/page.js').then(m => {json.dumps(ages)}.map(m.age))")
+    worded = page.js(
+        f"import('{server.url}static/page.js?{server.view.version}').then(m => {json.dumps(ages)}.map(m.age))"
+    )
     assert worded == [age(seconds) for seconds in ages]

@@ -193,6 +193,7 @@ function draw(force = false) {
     bands: [{ series: [3, 4], fill: accent + "22" }],
     hooks: { drawClear: [marks(data)] },
   }, filled, place);
+  chart.root.setAttribute("aria-hidden", "true"); // its place has a name, and the sentence below says it in words
   html.classList.add("plotted");
 }
 
