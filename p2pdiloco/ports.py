@@ -174,6 +174,13 @@ class Transport(Protocol):
     async def get_records(self, key: str) -> dict[str, bytes]:
         """Look up all unexpired, correctly signed records under key: peer id -> value."""
 
+    def allow(self, upload_bits_per_s: float, download_bits_per_s: float) -> None:
+        """Change the rates that a person permits, for what is under way too; 0 is no limit."""
+
+    def carried_bytes(self) -> tuple[int, int]:
+        """Count the bytes that went over the link so far, (out, in): payloads and control messages with what
+        encryption and headers add. The DHT's own, and what was relayed for others, are not known here."""
+
     def payload_bytes(self) -> tuple[int, int]:
         """Count the bytes of all pushes and pulls so far, also of those under way: (sent and acknowledged,
         received)."""

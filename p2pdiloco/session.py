@@ -121,7 +121,7 @@ class Session:
     def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
         """Count an inner step over so many tokens, with that mean loss, and do what the swarm asks for.
         False: the run has ended, or the daemon: go on without it or end. While the run's owner has paused it,
-        this waits until it goes on.
+        or this machine's owner wants it to rest (docs/limits.md), this waits until it goes on.
 
         Raises:
             UserError: more tokens than the run allows for one step, no whole number of them, no number for
@@ -340,6 +340,7 @@ class _Mailbox(Mailbox):
             start.options.status_interval_s,
         )
         self.follow(start.course)
+        self.spare(start.spare)
         self._session = session
 
     @property

@@ -172,6 +172,12 @@ def bootstrap(**values: Any) -> int | None:
 @NODE(
     "--min-step-s", type=float, help="An inner step takes at least so long, on average: spares the machine."
 )
+@NODE("--max-transfer", metavar="SIZE/month", help="Bytes of a calendar month, such as 200GB/month.")
+@NODE("--hours", metavar="HOURS", help='Train in these only, such as 22-7 or "mon-fri 18-8, sat-sun 0-24".')
+@NODE("--when-idle", metavar="TIME", help="Train when nobody has used the machine for so long: 10min.")
+@NODE("--not-on-battery", is_flag=True, help="Train on mains power only.")
+@NODE("--max-temperature", type=float, help="Rest while GPU or CPU are hotter, in degrees Celsius.")
+@NODE("--max-power", type=float, help="Rest while the GPUs draw more, in watts.")
 @config_option("node")
 def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute.

@@ -2,6 +2,7 @@
 
     0  done          1  a bug of ours, with its traceback (or the demo's verdict)
     3  `status`: peers answer, but no node of the run       4  `status`: nobody answers
+       pause, resume, finish, limits: the node is silent       the same: no node runs here
     2  the person's to mend: one sentence and a hint        130  interrupted (143, 129: SIGTERM, SIGHUP, where
                                                                  a visit of a live run had to be ended)
 
@@ -23,6 +24,7 @@ from p2pdiloco.cli.membership.can_join import can_join
 from p2pdiloco.cli.membership.invite import invite
 from p2pdiloco.cli.membership.notices import COMMANDS
 from p2pdiloco.cli.options import known_variables
+from p2pdiloco.cli.owner.controls import COMMANDS as CONTROLS
 from p2pdiloco.cli.plan import plan
 from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.runs import run_group
@@ -44,6 +46,8 @@ def cli() -> None:
 
 
 for command in (run_group, plan, bootstrap, node, status, top, demo, chaos, simulate):
+    cli.add_command(command)
+for command in CONTROLS:
     cli.add_command(command)
 for command in (invite, *COMMANDS, can_join):
     cli.add_command(command)

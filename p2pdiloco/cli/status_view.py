@@ -19,6 +19,7 @@ from p2pdiloco.daemon.display.terminal import (
     seat_text,
     versions_text,
 )
+from p2pdiloco.daemon.display.transfer_text import transfer_text
 from p2pdiloco.daemon.display.wording import count, counted, duration, loss_text, short_peer
 from p2pdiloco.printable import clean, json_line
 
@@ -67,6 +68,10 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(f"{answered_by} trained on {count(report.data.tokens)} tokens")
     if report.refusals:
         text.append(f"\nrefused {refusals_text(report.refusals)}", "yellow")
+    if report.rest is not None:
+        text.append(f"\n{answered_by} is {clean(report.rest.words)}", "yellow")
+    if report.transfer is not None:
+        text.append(f"\n{answered_by}: {transfer_text(report.transfer)}")
     if report.link:
         text.append(f"\n{clean(report.link)}", "yellow")
     if report.start is not None:

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.config.addresses import check_join_address, check_multiaddr
 from p2pdiloco.config.folders import expanded
+from p2pdiloco.config.owner.own_limits import bounds_of, limits_of
 from p2pdiloco.config.strict import convert, read_toml, suggestion
 from p2pdiloco.config.units import parse_every, parse_rate, parse_size
 from p2pdiloco.config.web_address import parse_web
@@ -112,6 +113,20 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds without such a program after which the node leaves; 0: never."""
     min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """Least seconds of an inner step, on average: for the rest the machine is free, and cool."""
+    max_transfer: str = ""
+    """Bytes both ways in a calendar month, such as "200GB/month"; when they are used up, the node leaves
+    until the month turns. Empty: no bound."""
+    hours: str = ""
+    """Hours in which it trains, by this machine's clock, such as "22-7"; empty: at all times."""
+    when_idle: str = ""
+    """Time for which nobody has used the machine, such as "10min", before it trains; empty: no matter who
+    does."""
+    not_on_battery: bool = False
+    """True: it trains on mains power only."""
+    max_temperature: Annotated[float, Meta(ge=0, le=150)] = 0.0
+    """Degrees Celsius of GPU and CPU above which it rests; 0: no bound."""
+    max_power: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
+    """Watts of the GPUs together above which it rests; 0: no bound."""
     checkpoint_every_s: Seconds = 120.0
     eval_every_s: Seconds = 60.0
     evaluate: Literal["turns", "each"] = "turns"
@@ -229,6 +244,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
             "a million parameters need about five; what the run needs is checked when it is known",
         )
     parse_size(settings.max_disk, "--max-disk")
+    bounds_of(limits_of(settings))
     parse_every(settings.result_every, "--result-every")
     if not re.fullmatch(r"auto|cpu|mps|(cuda|rocm|xpu)(:\d{1,3})?", settings.device):
         raise ConfigError(

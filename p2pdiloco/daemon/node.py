@@ -21,6 +21,9 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.admission.own import keep_invite, owns
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.approval import Approval
+from p2pdiloco.daemon.control.owner import NodeControls
+from p2pdiloco.daemon.control.reins import MemberReins
+from p2pdiloco.daemon.control.serving import owned
 from p2pdiloco.daemon.display.keys import Keys
 from p2pdiloco.daemon.display.live import LiveView, suspend
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
@@ -83,6 +86,7 @@ def run_node(settings: NodeSettings) -> int:
 
 
 async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
+    """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away."""
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
@@ -100,33 +104,67 @@ async def _join(settings: NodeSettings, identity: Identity, views: Views, stop: 
     asks = at_terminal() and settings.log != "json"
     approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
     own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
-    wish = settings.reachability
-    force = None if wish == "auto" else wish
-    options = P2PDOptions(relay=settings.relay, force_reachability=force)
-    transport = await transport_of(settings, identity, options)
-    hosts = peers_of(settings.join)
-    door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
-    peer = OwnPeer(identity, transport, door, reach)
-    await unless_stopped(begin(transport, door, settings), stop)
-    await unless_stopped(reach.check(), stop)
-    if stop.is_set():
-        await transport.close()
-        return
-    try:
-        print_addresses(transport.addresses(), "node")
-        save_own_addresses(settings.data_dir, transport.addresses())
-        approve, where = approval.approve, settings.data_dir
-        finding = (
-            find_run(transport, identity, settings.run, where, logger.info, hosts, approve)
-            if own is None
-            else _own_run(settings.data_dir, *own, transport, hosts)
-        )
-        found = await unless_stopped(finding, stop)
-        if found is not None:
+    async with owned(settings, stop) as controls:
+        stay = _Stay(identity, approval, recent, views, controls, stop)
+        run = settings.run
+        while True:
+            views.enter(Starting("node", settings.name, identity.peer_id), controls)
+            if await unless_stopped(controls.may_join(), stop) is None or stop.is_set():
+                return
+            run = await stay.once(structs.replace(controls.settings(), run=run), own) or run
+            own = None
+            if not controls.away.is_set():
+                return
+
+
+class _Stay:
+    """Stays of this process in its run: mostly one."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        approval: Approval,
+        recent: RecentLines,
+        views: Views,
+        controls: NodeControls,
+        stop: asyncio.Event,
+    ) -> None:
+        self._identity, self._approval, self._recent = identity, approval, recent
+        self._views, self._controls, self._stop = views, controls, stop
+
+    async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
+        """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
+        found. `own`: the run that this node is to start."""
+        identity, stop = self._identity, self._stop
+        wish = settings.reachability
+        force = None if wish == "auto" else wish
+        options = P2PDOptions(relay=settings.relay, force_reachability=force)
+        transport = await transport_of(settings, identity, options)
+        hosts = peers_of(settings.join)
+        door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
+        peer = OwnPeer(identity, transport, door, reach)
+        await unless_stopped(begin(transport, door, settings), stop)
+        await unless_stopped(reach.check(), stop)
+        if stop.is_set():
+            await transport.close()
+            return ""
+        try:
+            print_addresses(transport.addresses(), "node")
+            save_own_addresses(settings.data_dir, transport.addresses())
+            approve, where = self._approval.approve, settings.data_dir
+            finding = (
+                find_run(transport, identity, settings.run, where, logger.info, hosts, approve)
+                if own is None
+                else _own_run(settings.data_dir, *own, transport, hosts)
+            )
+            found = await unless_stopped(finding, stop)
+            if found is None:
+                return ""
             print_join(transport.addresses(), [found[0]])
-            await _membership(settings, peer, recent, found, views, stop)
-    finally:
-        await transport.close()
+            await _membership(settings, peer, self._recent, found, self._views, self._controls, stop)
+            return found[0].id
+        finally:
+            await transport.close()
 
 
 def _say_of_run(text: str, figures: Mapping[str, object]) -> None:
@@ -139,6 +177,7 @@ async def _membership(
     recent: RecentLines,
     found: tuple[Run, Vault],
     views: Views,
+    controls: NodeControls,
     stop: asyncio.Event,
 ) -> None:
     run, vault = found
@@ -149,24 +188,32 @@ async def _membership(
         for doubt in run.doubts():
             logger.warning("%s", doubt)
     member = Member(peer, run, vault, settings, recent, Timing())
+    member.report.owned_by(controls)
+    controls.attach(MemberReins(member))
     life = Life(member)
-    views.enter(NodeSource(member))
+    views.enter(NodeSource(member, controls), controls)
     listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
     showing = asyncio.create_task(_show(member, settings, recent))
     training = asyncio.create_task(life.run())
     stopping = asyncio.create_task(stop.wait())
+    going = asyncio.create_task(controls.away.wait())
+    leaving: asyncio.Task[None] | None = None
     try:
-        await asyncio.wait({training, stopping, showing, listing}, return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
+        ends = {training, stopping, going, showing, listing}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set() or controls.away.is_set():
             logger.info("leaving: finishing what is in flight, saving")
-            _leave_within(OwnTime(LEAVE_AT_MOST_S + life.ends_in_s))
+            leaving = asyncio.create_task(_leave_within(OwnTime(LEAVE_AT_MOST_S + life.ends_in_s)))
             training.cancel()
             await life.leave()
     finally:
-        for task in (stopping, listing, training, showing):
+        for task in (stopping, going, listing, training, showing):
             task.cancel()
         results = await asyncio.gather(training, listing, showing, return_exceptions=True)
         await life.close()
+        controls.detach()
+        if leaving is not None and controls.away.is_set():
+            leaving.cancel()
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
             raise result
@@ -185,17 +232,14 @@ class OwnTime:
         return self._left_s <= 0 or self._at_most_s <= 0
 
 
-def _leave_within(time: OwnTime) -> None:
+async def _leave_within(time: OwnTime) -> None:
     """End this process if leaving takes longer than that."""
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
-
-    def tick() -> None:
+    while True:
+        began_s = loop.time()
+        await asyncio.sleep(OWN_TICK_S)
         if time.is_over(loop.time() - began_s):
             _leave_unfinished()
-        _leave_within(time)
-
-    loop.call_later(OWN_TICK_S, tick)
 
 
 def _leave_unfinished() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Protocol
 
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reach import WORDS
@@ -23,7 +24,9 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     NodeState,
     PeerRow,
+    RestRow,
     StatusReport,
+    TransferRow,
     sane_loss,
     status_of,
 )
@@ -79,6 +82,16 @@ class Traffic:
         return counts
 
 
+class OwnerRows(Protocol):
+    """Wishes of the machine's owner, as far as they are reported (`daemon.control.owner`)."""
+
+    def rest_row(self) -> RestRow | None:
+        """Make the row of why the learner rests; None: it does not."""
+
+    def transfer_row(self) -> TransferRow | None:
+        """Make the row of this month's bytes."""
+
+
 class Report:
     """Report of what a node is and does."""
 
@@ -103,10 +116,21 @@ class Report:
         self._traffic = traffic
         self._link_watch = link_watch
         self.state: NodeState = "joining"
+        self._owner: OwnerRows | None = None
 
     def enter(self, state: NodeState) -> None:
         """Note that a new part of the node's life begins."""
         self.state = state
+
+    def owned_by(self, owner: OwnerRows) -> None:
+        """Report what the machine's owner wants, too."""
+        self._owner = owner
+
+    @property
+    def word(self) -> NodeState:
+        """State in one word: a node that could train, and rests for its owner, is idle."""
+        rests = self._owner is not None and self._owner.rest_row() is not None
+        return "idle" if rests and self.state == "training" else self.state
 
     def snapshot(self, now: float) -> NodeSnapshot:
         """Take a snapshot: everything that the live view shows."""
@@ -120,7 +144,7 @@ class Report:
             peer=self._diary.me,
             run_name=self._run.name,
             run_id=self._run.id,
-            state=self.state,
+            state=self.word,
             device=self._learner.device,
             inner_step=status.inner_step if status else 0,
             loss=status.loss if status else None,
@@ -155,6 +179,8 @@ class Report:
             link=self._link_watch.words[:240],
             course=self._course.row(now),
             start=self._core.grounds,
+            rest=self._owner.rest_row() if self._owner is not None else None,
+            transfer=self._owner.transfer_row() if self._owner is not None else None,
         )
 
     def stands(self) -> wire.Stands:

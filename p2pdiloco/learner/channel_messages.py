@@ -90,8 +90,6 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     niceness: int = 10
     """Niceness while the learner trains, not while it starts: a daemon on the same cores stays responsive,
     and so does the user's machine."""
-    min_step_s: float = 0.0
-    """Least seconds of an inner step, on average."""
     status_interval_s: float = 1.0
     evaluation_tokens: int = 16_384
 
@@ -102,6 +100,15 @@ class FollowCourse(Command, frozen=True):
     amendments: tuple[Amendment, ...] = ()
     rests: Rests = "no"
     """Reason why no inner steps are made; what was made is handed out, and commands are obeyed."""
+
+
+class SpareMachine(Command, frozen=True):
+    """Wish of the machine's owner: how much of it inner steps leave to others. The run's course is apart."""
+
+    rests: bool = False
+    """True: no inner steps are made; what was made is handed out, and commands are obeyed."""
+    min_step_s: float = 0.0
+    """Least seconds of an inner step, on average."""
 
 
 class Start(Command, frozen=True):
@@ -117,6 +124,7 @@ class Start(Command, frozen=True):
     """Share of the saved displacement to take, per fragment (empty: none). "all" takes the whole, "rest" only
     what was not in flight in a contribution when it was saved, "none" starts at the base."""
     course: FollowCourse = FollowCourse()
+    spare: SpareMachine = SpareMachine()
 
 
 class Install(Command, frozen=True):
@@ -192,6 +200,7 @@ AnyCommand = (
     | ShareData
     | Learners
     | FollowCourse
+    | SpareMachine
     | Evaluate
     | Save
     | StopStepping
@@ -285,6 +294,8 @@ class Status(LearnerEvent, frozen=True):
     """Learning rate of the last inner step."""
     deferred_copies: int = 0
     """Times that a fragment was due while its slot was in use (counted once per due date)."""
+    handed_over: bool = False
+    """True: it rests for the machine's owner, and all that it made is merged."""
     share: DataShare | None = None
     """Shards that are begun, by this learner and, as far as it was told, by others."""
 

@@ -28,6 +28,7 @@ from p2pdiloco.learner.channel_messages import (
     Rests,
     Save,
     ShareData,
+    SpareMachine,
     StateSaved,
     Status,
     Stop,
@@ -118,7 +119,6 @@ class Mailbox:
         heldout: Batch,
         spare_model: Callable[[], nn.Module],
         status_interval_s: float,
-        min_step_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make the hook of one training.
@@ -127,18 +127,17 @@ class Mailbox:
             heldout: samples to evaluate on.
             spare_model: makes the second instance that the global parameters are evaluated in, at the first
                 evaluation.
-            min_step_s: least seconds of an inner step, on average; the rest is spent waiting for commands.
         """
         self._channel = channel
         self._training = training
         self._fragments = fragments
         self._heldout = heldout
         self._spare_model = spare_model
-        self._spare: nn.Module | None = None
+        self._spare_instance: nn.Module | None = None
         self._status_interval_s = status_interval_s
         self._clock = clock
         self._meter = StepTimes(clock)
-        self._min_step_s = min_step_s
+        self._spare = SpareMachine()
         self._next_step_s = clock()
         """Time before which the next step does not begin, if steps have a least length."""
         self._next_status = clock()
@@ -152,6 +151,16 @@ class Mailbox:
         """Go by this course of the run from now on."""
         self._training.amend(course.amendments)
         self._rests = course.rests
+
+    def spare(self, wish: SpareMachine) -> None:
+        """Leave so much of the machine to others from now on."""
+        self._spare = wish
+        self._next_step_s = min(self._next_step_s, self._clock() + wish.min_step_s)
+
+    @property
+    def _resting(self) -> bool:
+        """True: no inner steps are to be made, for the run's sake or the machine's owner's."""
+        return self._rests != "no" or self._spare.rests
 
     def boundary(self, report: StepReport) -> bool:
         """Do what is due between two inner steps: commands, copies, a status. False: stop.
@@ -172,7 +181,7 @@ class Mailbox:
             self._channel.emit(copied)
         self._say_status(now)
         self._channel.flush()
-        if self._min_step_s:
+        if self._spare.min_step_s:
             self._rest()
         if self._channel.standstill.lasts():
             self._stand_still()
@@ -195,7 +204,7 @@ class Mailbox:
     def _goes_on(self) -> bool:
         """Tell whether to make another inner step. If not, wait until the daemon has all that it wants, or
         the run goes on."""
-        while (self._finishing or self._rests != "no") and not (self.stopping or self.let_go):
+        while (self._finishing or self._resting) and not (self.stopping or self.let_go):
             if not self._finishing:
                 self._hand_out()
             self.attend(FINISH_POLL_S)
@@ -221,9 +230,12 @@ class Mailbox:
 
     def _rest(self) -> None:
         """Wait until the next step may begin; commands are obeyed meanwhile."""
-        while not (self.stopping or self._finishing) and (left_s := self._next_step_s - self._clock()) > 0:
+        while not (self.stopping or self._finishing or self._resting):
+            left_s = self._next_step_s - self._clock()
+            if left_s <= 0:
+                break
             self.attend(left_s)
-        self._next_step_s = max(self._next_step_s + self._min_step_s, self._clock() - MAX_LATE_S)
+        self._next_step_s = max(self._next_step_s + self._spare.min_step_s, self._clock() - MAX_LATE_S)
 
     def _stand_still(self) -> None:
         """Make no inner steps while the daemon is stopped: whoever stopped it wants the machine back."""
@@ -254,6 +266,8 @@ class Mailbox:
                 pass  # the end's save is to come, and a step that is given up may be at the data
             case FollowCourse():
                 self.follow(command)
+            case SpareMachine():
+                self.spare(command)
             case ShareData(share):
                 self._training.stream.share(share)
             case Evaluate():
@@ -305,12 +319,12 @@ class Mailbox:
         held = self._fragments.held
         if isinstance(held, HeldShares):
             return self._evaluate_together(held)
-        if self._spare is None:
-            self._spare = self._spare_model()
-        self._fragments.scatter_bases(named_parameters(self._spare))
+        if self._spare_instance is None:
+            self._spare_instance = self._spare_model()
+        self._fragments.scatter_bases(named_parameters(self._spare_instance))
         training = self._training
         with training.meanwhile():
-            return evaluate(training.task, self._spare, self._heldout, precision=training.precision)
+            return evaluate(training.task, self._spare_instance, self._heldout, precision=training.precision)
 
     def _evaluate_together(self, held: HeldShares) -> Evaluation:
         """Evaluate in the model that trains: there is no room for another one."""
@@ -344,7 +358,7 @@ class Mailbox:
         return Status(
             inner_step=training.inner_step,
             tokens_total=training.tokens_total,
-            tokens_per_s=per_step / meter.step_time_s if meter.step_time_s and self._rests == "no" else 0.0,
+            tokens_per_s=per_step / meter.step_time_s if meter.step_time_s and not self._resting else 0.0,
             step_time_s=meter.step_time_s,
             loss=meter.loss,
             longest_gap_s=longest_gap_s,
@@ -354,5 +368,6 @@ class Mailbox:
             run_tokens=training.run_tokens,
             learning_rate=training.optimizer.param_groups[0]["lr"],
             deferred_copies=self._fragments.deferred_copies,
+            handed_over=self._spare.rests and self._fragments.all_merged,
             share=training.stream.shared,
         )

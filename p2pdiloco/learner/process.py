@@ -229,9 +229,9 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
         heldout_batch(task, heldout, options.evaluation_tokens),
         lambda: task.model().to(device),
         options.status_interval_s,
-        options.min_step_s,
     )
     mailbox.follow(start.course)
+    mailbox.spare(start.spare)
 
     def boundary(report: StepReport) -> bool:
         go_on = mailbox.boundary(report)

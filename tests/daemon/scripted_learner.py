@@ -42,9 +42,13 @@ class ScriptedLearner:
 
     guest = False
     course = ch.FollowCourse()
+    wish = ch.SpareMachine()
 
-    def follow(self, course: ch.FollowCourse) -> None:
-        self.course = course
+    def follow(self, course: ch.FollowCourse | ch.SpareMachine) -> None:
+        if isinstance(course, ch.SpareMachine):
+            self.wish = course
+        else:
+            self.course = course
 
     def close(self) -> None:
         """Close nothing: nothing outlives it."""

@@ -42,6 +42,7 @@ from p2pdiloco.learner.channel_messages import (
     Ready,
     Save,
     ShareData,
+    SpareMachine,
     Start,
     StateSaved,
     Status,
@@ -241,9 +242,10 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
     training.amend(faster)
     kills = host.memory_kills()
     monkeypatch.setattr(host, "memory_kills", lambda: kills)
-    options = msgspec.structs.replace(OPTIONS, nproc=2, min_step_s=0.05, precision="fp32")
+    options = msgspec.structs.replace(OPTIONS, nproc=2, precision="fp32")
     async with Daemon(tmp_path, options=options) as daemon:
         await daemon.host.prepare()
+        daemon.host.follow(SpareMachine(min_step_s=0.05))
         daemon.host.follow(FollowCourse(faster, "paused"))  # told with its start: nothing comes before that
         await daemon.host.start(BASES)
         ready = await daemon.expect(Ready)

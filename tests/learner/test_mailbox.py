@@ -15,6 +15,7 @@ from p2pdiloco.learner.channel_messages import (
     FollowCourse,
     Install,
     NothingToCopy,
+    SpareMachine,
     Status,
     Stop,
 )
@@ -102,7 +103,8 @@ def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
 
     bench.channel.wait = wait
     args = (bench.channel, bench.training, bench.fragments, (), None, 1000.0)
-    mailbox = Mailbox(*args, min_step_s=10.0, clock=lambda: now[0])
+    mailbox = Mailbox(*args, clock=lambda: now[0])
+    mailbox.spare(SpareMachine(min_step_s=10.0))
     assert mailbox.boundary(bench.training.step()) and mailbox.boundary(bench.training.step())
     bench.events()
     assert (waits, now) == ([10.0], [110.0])

@@ -29,6 +29,7 @@ from p2pdiloco.learner.channel_messages import (
     Install,
     LearnerOptions,
     Ready,
+    SpareMachine,
     Start,
     StateSaved,
     Stop,
@@ -56,8 +57,9 @@ OPTIONS = LearnerOptions(
     nproc=2,
     shard="always",
     niceness=0,
-    min_step_s=0.1,  # roundings grow twentyfold in 100 steps: a test that is kept waiting is not far behind
 )
+SLOWLY = SpareMachine(min_step_s=0.1)
+"""Roundings grow twentyfold in 100 steps: a test that is kept waiting is not far behind."""
 TOTAL = sum(layout.numel for layout in LAYOUTS)
 
 
@@ -142,7 +144,7 @@ def test_processes_that_share_a_model_out_learn_what_one_learns(tmp_path, monkey
     inner = msgspec.structs.replace(MICRO.inner, optimizer=optimizer)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
     reference, _ = alone(0, manifest)
-    start = Start(manifest, OPTIONS, BASES)
+    start = Start(manifest, OPTIONS, BASES, spare=SLOWLY)
     with (
         closing(filled_exchange(manifest)) as exchange,
         Processes(exchange, tmp_path, start, bf16=False) as pair,
@@ -232,7 +234,8 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
     state = None
     with closing(filled_exchange(manifest)) as exchange:
         for count in (3, 2):
-            start = Start(manifest, options, bases, state, ("all",) * len(bases) if state else ())
+            modes = ("all",) * len(bases) if state else ()
+            start = Start(manifest, options, bases, state, modes, spare=SLOWLY)
             state = tmp_path / f"state{count}"
             with Processes(exchange, tmp_path, start, count, bf16=False) as processes:
                 assert processes.expect(Ready).restored == (count == 2)
@@ -260,7 +263,7 @@ def test_two_copies_in_bf16_learn_what_one_learns(tmp_path, monkeypatch):
     in_full, _ = alone(0, micro_batch=half)
     with (
         closing(filled_exchange()) as exchange,
-        Processes(exchange, tmp_path, Start(MICRO, options, BASES), bf16=True) as pair,
+        Processes(exchange, tmp_path, Start(MICRO, options, BASES, spare=SLOWLY), bf16=True) as pair,
     ):
         assert pair.expect(Ready).device == "2 x cpu, bf16"
         copied = pair.expect(CopiedOut)

@@ -89,6 +89,14 @@ class Endpoint(ABC):
     def _drop(self, peer: str) -> None:
         """End the connections to a peer, soon; it may dial again. Never raises."""
 
+    def allow(self, upload_bits_per_s: float, download_bits_per_s: float) -> None:
+        """See `ports.Transport.allow`."""
+        self._limits.allow(upload_bits_per_s, download_bits_per_s, asyncio.get_running_loop().time)
+
+    def carried_bytes(self) -> tuple[int, int]:
+        """See `ports.Transport.carried_bytes`."""
+        return self._limits.carried_out_bytes, self._limits.carried_in_bytes
+
     def payload_bytes(self) -> tuple[int, int]:
         """See `ports.Transport.payload_bytes`."""
         return self._limits.sent_bytes, self._limits.received_bytes

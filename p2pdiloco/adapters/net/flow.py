@@ -156,6 +156,10 @@ class Allowance:
         self._streams = 0
         """Number of streams that share it."""
 
+    def change(self, bytes_per_s: float) -> None:
+        """Allow so much from now on."""
+        self.bytes_per_s = bytes_per_s
+
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk: a tenth of a second's."""
@@ -192,6 +196,10 @@ class Allowance:
         return start - now
 
 
+LIFTED = 1e15
+"""Bytes a second of an allowance that was lifted while streams had it."""
+
+
 class Limits:
     """Limits that a person sets this node (None is all that the links carry), and what went by."""
 
@@ -200,6 +208,9 @@ class Limits:
         self.download = download
         self.sent_bytes = self.received_bytes = 0
         """Bytes of payloads, both ways: acknowledged by peers, and received here."""
+        self.carried_out_bytes = self.carried_in_bytes = 0
+        """Bytes on the link, about: payloads, also those that were cut, and control messages, with what
+        carries them."""
 
     @classmethod
     def of(cls, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> Limits:
@@ -209,20 +220,40 @@ class Limits:
         )
         return cls(up, down)
 
+    def allow(self, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> None:
+        """Change the limits, for streams that are under way too; 0 is no limit."""
+        self.upload = _changed(self.upload, upload_bits_per_s / 8, now)
+        self.download = _changed(self.download, download_bits_per_s / 8, now)
+
     def sent(self, size: int) -> None:
         """Count bytes of a payload that a peer acknowledged."""
         self.sent_bytes += size
 
+    def handed_over(self, size: int) -> None:
+        """Count bytes of a payload that were handed to the link, whatever becomes of them."""
+        self.carried_out_bytes += round(size * OVERHEAD)
+
     def received(self, size: int) -> None:
         """Count bytes of a payload that came."""
         self.received_bytes += size
+        self.carried_in_bytes += round(size * OVERHEAD)
 
     def control(self, sent: int, received: int) -> None:
         """Count control messages that went by."""
+        self.carried_out_bytes += sent + MESSAGE_BYTES
+        self.carried_in_bytes += received + MESSAGE_BYTES
         if self.upload is not None:
             self.upload.used(sent + MESSAGE_BYTES)
         if self.download is not None:
             self.download.used(received + MESSAGE_BYTES)
+
+
+def _changed(allowance: Allowance | None, bytes_per_s: float, now: Callable[[], float]) -> Allowance | None:
+    if allowance is not None:
+        allowance.change(bytes_per_s or LIFTED)
+    if not bytes_per_s:
+        return None
+    return allowance or Allowance(bytes_per_s, now)
 
 
 class Sending:

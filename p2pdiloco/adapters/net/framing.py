@@ -223,11 +223,11 @@ class Channel:
         take a while, so what came before it is acknowledged by itself. `before_end`: see `Transport.push`.
 
         Raises: TransportError (also: nothing acknowledged for `idle_s`)."""
-        upload = self._limits.upload
         for buffer in payload:
             view = memoryview(buffer).cast("B")
             start = 0
             while start < len(view):
+                upload = self._limits.upload
                 most = sending.chunk_bytes if upload is None else min(sending.chunk_bytes, upload.chunk_bytes)
                 chunk = view[start : start + most]
                 start += len(chunk)
@@ -240,6 +240,7 @@ class Channel:
                 if not await self._may_go(sending, len(chunk), stop):
                     return False
                 ask = ASK if sending.wants_answer(upload is not None) else 0
+                self._limits.handed_over(len(chunk))
                 await self.write(CHUNK_HEAD.pack(ask | len(chunk), checksum(chunk)), chunk)
         if before_end is not None:
             before_end()

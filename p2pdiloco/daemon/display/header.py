@@ -8,6 +8,7 @@ from rich.text import Text
 
 from p2pdiloco.daemon.display.progress import owner_text, progress_text
 from p2pdiloco.daemon.display.snapshot import DataRow, NodeSnapshot
+from p2pdiloco.daemon.display.transfer_text import transfer_text
 from p2pdiloco.daemon.display.wording import count, duration, folded, loss_text, short_peer, size, sparkline
 from p2pdiloco.printable import clean
 
@@ -16,7 +17,7 @@ OLD_S = 5.0
 """Age from which on a figure is shown with it: younger ones are as new as the picture."""
 GAP = "  "
 CURVE_CELLS = 7
-LEFT_OUT = ("traffic", "tokens", "data", "device", "pace")
+LEFT_OUT = ("month", "traffic", "tokens", "data", "device", "pace")
 """Parts that are left out first where there is no room."""
 
 
@@ -62,6 +63,7 @@ def _parts(snapshot: NodeSnapshot) -> dict[str, Text]:
         "pace": Text(f"{duration(snapshot.step_time_s)}/step"),
         "traffic": Text(f"up {size(snapshot.bytes_sent)}, down {size(snapshot.bytes_received)}"),
         **{f"warning {number}": text for number, text in enumerate(_warnings(snapshot))},
+        "month": Text(transfer_text(snapshot.transfer) if snapshot.transfer is not None else ""),
         "course": Text(progress_text(course) if course.schedule_tokens else "", "bold"),
         "tokens": Text(
             f"tokens {count(snapshot.tokens_total)} here, {count(snapshot.run_tokens)} in "
@@ -72,7 +74,8 @@ def _parts(snapshot: NodeSnapshot) -> dict[str, Text]:
 
 
 def _warnings(snapshot: NodeSnapshot) -> Sequence[Text]:
-    words = [owner_text(snapshot.course)]
+    words = [clean(snapshot.rest.words)] if snapshot.rest is not None else []
+    words.append(owner_text(snapshot.course))
     if not snapshot.votes:
         words.append("the disk takes nothing: no vote")
     words.append(clean(snapshot.link))

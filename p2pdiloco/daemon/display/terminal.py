@@ -52,6 +52,8 @@ EXPLAINED = (
 def log_line(snapshot: NodeSnapshot) -> str:
     """Say it in one line: `step 1240  loss 2.31  tokens/s 15.2k  peers 3  versions 12-14  syncer of 2,5`."""
     parts = [] if snapshot.state == "training" else [f"{snapshot.state}:"]
+    if snapshot.state == "idle" and snapshot.rest is not None:
+        parts = [clean(snapshot.rest.words)]
     parts += [
         f"step {snapshot.inner_step}",
         f"loss {loss_text(snapshot.loss)}",
@@ -92,6 +94,10 @@ def log_fields(snapshot: NodeSnapshot) -> dict[str, object]:
         "link": snapshot.link,
         "run_share": share,
         "run_left_s": course.left_s,
+        "rest": snapshot.rest.reason.value if snapshot.rest is not None else None,
+        "month_bytes": snapshot.transfer.sent_bytes + snapshot.transfer.received_bytes
+        if snapshot.transfer is not None
+        else None,
     }
 
 

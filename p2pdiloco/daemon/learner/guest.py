@@ -167,7 +167,8 @@ class GuestHost(LearnerHost):
         if self._link is not None and self._start is not None:
             self._greeted = True
             start, self._start = self._start, None
-            self.send(msgspec.structs.replace(start, course=self._course))  # another one by now, perhaps
+            newest = {"course": self._course, "spare": self._spare}  # others by now, perhaps
+            self.send(msgspec.structs.replace(start, **newest))
 
     async def _watch_link(self, link: LearnerSocket) -> int:
         """Wait for the connection's end, then report it, if the program had anything to do."""

@@ -29,6 +29,7 @@ from p2pdiloco.learner.channel_messages import (
     LearnerEvent,
     LearnerOptions,
     RestoreMode,
+    SpareMachine,
     Start,
     Stop,
 )
@@ -97,7 +98,7 @@ class LearnerHost:
         self._link: LearnerSocket | None = None
         self._exit: asyncio.Task[int] | None = None
         self._failure = self._hint = ""
-        self._course = FollowCourse()
+        self._course, self._spare = FollowCourse(), SpareMachine()
         self._greeted = False
         """True: the learner that is here has been told to start."""
         self._memory_kills = 0
@@ -166,11 +167,16 @@ class LearnerHost:
             restore_path=restore_path,
             restore=tuple(restore),
             course=self._course,
+            spare=self._spare,
         )
 
-    def follow(self, course: FollowCourse) -> None:
-        """Let the learner go by this course of the run; also later ones."""
-        self._course = course
+    def follow(self, course: FollowCourse | SpareMachine) -> None:
+        """Let the learner go by this course of the run, or this wish of the machine's owner; also later
+        ones."""
+        if isinstance(course, SpareMachine):
+            self._spare = course
+        else:
+            self._course = course
         if self._greeted:
             self.send(course)
 

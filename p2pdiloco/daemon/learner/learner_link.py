@@ -190,8 +190,8 @@ class LearnerLink:
         if self._ready:
             self._host.send(ch.TakePart(every))
 
-    def follow(self, course: ch.FollowCourse) -> None:
-        """Let learners go by this course of the run."""
+    def follow(self, course: ch.FollowCourse | ch.SpareMachine) -> None:
+        """Let learners go by this course of the run, or by this wish of the machine's owner."""
         self._host.follow(course)
 
     def share_data(self, share: ch.DataShare) -> None:
@@ -297,7 +297,9 @@ class LearnerLink:
 
     def _core_status(self, found: ch.Status) -> ev.LearnerStatus:
         step, tokens = found.inner_step, found.tokens_total
-        return ev.LearnerStatus(True, step, tokens, found.tokens_per_s, found.step_time_s, found.loss)
+        # Who rests with all handed over is no learner for the others: no round waits for it.
+        pace = found.tokens_per_s, found.step_time_s
+        return ev.LearnerStatus(not found.handed_over, step, tokens, *pace, found.loss)
 
     def count_learners(self) -> None:
         """Tell the learner how many there are, if that has changed."""

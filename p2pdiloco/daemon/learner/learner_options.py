@@ -31,5 +31,4 @@ def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) ->
         compile_cache=settings.data_dir / COMPILED_CODE,
         micro_batch_tokens=settings.micro_batch_tokens,
         niceness=settings.learner_nice,
-        min_step_s=settings.min_step_s,
     )

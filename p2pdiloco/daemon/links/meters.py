@@ -31,6 +31,10 @@ class LinkMeters:
         self.downlink = Meter(lambda: self._transport.payload_bytes()[1], now, LINK_OVERHEAD)
         """Meter that runs while updates that we asked for come."""
 
+    def permit(self, limits: Link) -> None:
+        """Go by other rates of a person's from now on."""
+        self.limits = limits
+
     @property
     def sent_bytes(self) -> int:
         """Payload bytes that have gone out on all links, also of what is under way."""

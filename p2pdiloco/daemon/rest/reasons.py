@@ -28,18 +28,18 @@ class RestReason(enum.Enum):
     POWER = "power"
     """Bound, `--max-power`: the GPU draws more."""
 
+    @property
+    def is_at_once(self) -> bool:
+        """True: it begins and ends as it is said, by a person or a clock."""
+        return self in _AT_ONCE
 
-WORDS: dict[RestReason, str] = {
-    RestReason.FINISHING: "finishing",
-    RestReason.PAUSED: "paused by you",
-    RestReason.TRANSFER: "this month's transfer is used up",
-    RestReason.HOURS: "outside of its hours",
-    RestReason.BATTERY: "on battery",
-    RestReason.IN_USE: "the machine is in use",
-    RestReason.TEMPERATURE: "too hot",
-    RestReason.POWER: "too much power",
-}
-"""Words for people, where nothing closer is known."""
+    @property
+    def leaves(self) -> bool:
+        """True: the node leaves its run for it, when all is handed over."""
+        return self is RestReason.FINISHING or self is RestReason.TRANSFER
+
+
+_AT_ONCE = frozenset({RestReason.FINISHING, RestReason.PAUSED, RestReason.TRANSFER, RestReason.HOURS})
 
 
 class Finding(Struct, frozen=True):

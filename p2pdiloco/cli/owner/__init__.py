@@ -1,0 +1,1 @@
+"""Commands of a machine's owner to the node that runs on it."""

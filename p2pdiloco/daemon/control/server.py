@@ -1,0 +1,151 @@
+"""Server of the control socket, `<data_dir>/control.sock`: for this user alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+import struct
+import sys
+from pathlib import Path
+
+import msgspec
+
+from p2pdiloco.daemon.control.controls import OwnerControls
+from p2pdiloco.daemon.control.wire_lines import (
+    MAX_LINE_BYTES,
+    Reply,
+    Request,
+    decode_request,
+    encode,
+    socket_path,
+)
+from p2pdiloco.errors import UserError
+
+logger = logging.getLogger(__name__)
+PATIENCE_S = 5.0
+"""Time for a request to come, and for its answer to be taken."""
+MAX_CLIENTS = 8
+_UCRED = "3i"
+
+
+class ControlServer:
+    """Server of one node's controls."""
+
+    def __init__(self, data_dir: Path, controls: OwnerControls) -> None:
+        self._path = socket_path(data_dir)
+        self._controls = controls
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+        self.refused = 0
+        """Connections of other users, and requests that were none."""
+
+    async def start(self) -> None:
+        """Listen, for this user only. The data folder is ours, so a socket that is there is nobody's any
+        more.
+
+        Where it cannot be made the node runs without: that is said.
+        """
+        try:
+            _clear(self._path)
+            with contextlib.ExitStack() as undo:
+                listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                before = os.umask(0o177)
+                try:
+                    listener.bind(str(self._path))
+                finally:
+                    os.umask(before)
+                self._server = await asyncio.start_unix_server(
+                    self._accept, sock=listener, limit=MAX_LINE_BYTES
+                )
+                undo.pop_all()
+        except OSError as error:
+            why = error.strerror or str(error)
+            logger.warning(
+                "no control socket at %s (%s): pause, resume, finish and limits do not reach this node",
+                self._path,
+                why,
+            )
+
+    async def close(self) -> None:
+        """Listen no longer; whoever is being answered is answered."""
+        if self._server is None:
+            return
+        self._server.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        if self._clients:
+            await asyncio.wait(self._clients, timeout=PATIENCE_S)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                writer.write(encode(await self._reply(reader, writer)))
+                await writer.drain()
+        except (TimeoutError, OSError, ValueError, EOFError):  # too slow, gone, or a line without an end
+            self.refused += 1
+        finally:
+            writer.close()
+
+    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Reply:
+        if len(self._clients) > MAX_CLIENTS:
+            return Reply(False, "too many ask this node at once", "try again")
+        if not is_owner(writer.get_extra_info("socket")):
+            self.refused += 1
+            return Reply(False, "this node belongs to another user")
+        line = await reader.readuntil(b"\n")
+        try:
+            request = decode_request(line)
+        except (msgspec.MsgspecError, ValueError):
+            self.refused += 1
+            return Reply(False, "not a request that this node knows", "is it of the same version?")
+        try:
+            return Reply(True, self._do(request), state=self._controls.state())
+        except UserError as error:
+            return Reply(False, str(error), error.hint, self._controls.state())
+
+    def _do(self, request: Request) -> str:
+        controls = self._controls
+        match request.do:
+            case "state":
+                return ""
+            case "pause":
+                return controls.pause()
+            case "resume":
+                return controls.resume()
+            case "finish":
+                return controls.finish()
+            case "limits":
+                return controls.limits(request.changes)
+
+
+def _clear(path: Path) -> None:
+    """Remove a socket that a killed node left. Raises: OSError (something else is there)."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError("something else is there")
+    path.unlink(missing_ok=True)
+
+
+def is_owner(connection: socket.socket) -> bool:
+    """Tell whether the process at the other end is of this user (or root), where the system says; elsewhere
+    the file's rights have to do."""
+    if sys.platform != "linux":
+        return True
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_UCRED))
+    except OSError:
+        return False
+    _, uid, _ = struct.unpack(_UCRED, raw)
+    return uid in (os.geteuid(), 0)

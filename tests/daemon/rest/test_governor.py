@@ -1,0 +1,205 @@
+"""Whether the learner rests: what the sources find, put together without flapping."""
+
+import datetime
+import itertools
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from p2pdiloco.config.owner.hours import parse_hours
+from p2pdiloco.config.owner.own_limits import OwnLimits, bounds_of
+from p2pdiloco.daemon.rest.governor import BEGINS_AFTER_S, ENDS_AFTER_S, LEAST_S, Governor
+from p2pdiloco.daemon.rest.idleness import LOAD_S, Idleness
+from p2pdiloco.daemon.rest.reasons import Finding, RestReason
+from p2pdiloco.daemon.rest.sources import Battery, Heat, Hours, InUse, OwnersMachine, Power
+from p2pdiloco.errors import ConfigError
+
+WALL = 1_800_000_000.0
+
+
+class World:
+    """A machine whose owner and state the test moves, and its governor."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.plugged, self.celsius, self.watts = True, 40.0, 50.0
+        self.words = []
+        sources = [
+            Battery(lambda: self.plugged),
+            Heat(lambda: (self.celsius, "GPU"), 80.0),
+            Power(lambda: self.watts, 200.0),
+        ]
+        self.governor = Governor(sources)
+
+    def after(self, seconds):
+        """Let time pass, looking every second; the reason at its end."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            rest = self.governor.look(self.now, WALL + self.now, self.words)
+        return rest.reason if rest is not None else None
+
+
+def test_a_battery_is_a_rest_until_the_mains_have_been_back_for_a_while():
+    world = World()
+    assert world.after(10) is None
+    world.plugged = False
+    assert world.after(3) is None
+    assert world.after(5) is RestReason.BATTERY
+    rest = world.governor.look(world.now, WALL + world.now)
+    assert rest.since == WALL + 11 and rest.line().startswith("idle: on battery since ")
+    assert rest.line().endswith(", until mains power is back")
+    assert world.after(100) is RestReason.BATTERY
+    world.plugged = True
+    assert world.after(ENDS_AFTER_S - 1) is RestReason.BATTERY
+    assert world.after(2) is None
+
+
+def test_a_plug_that_comes_and_goes_makes_few_rests():
+    world = World()
+    found = []
+    for second in range(600):
+        world.plugged = second % 20 < 14  # off for six seconds of twenty
+        found.append(world.after(1))
+    changes = sum(a is not b for a, b in itertools.pairwise(found))
+    assert changes == 1, "it rests once, and stays so"
+    world.plugged = True
+    assert world.after(LEAST_S) is None
+
+
+def test_one_look_at_what_is_over_in_a_moment_is_no_rest():
+    world = World()
+    world.celsius = 81.0
+    assert world.after(BEGINS_AFTER_S[RestReason.TEMPERATURE] - 1) is None
+    world.celsius = 74.0
+    assert world.after(30) is None
+
+
+def test_heat_and_power_are_over_when_there_is_some_room_again():
+    world = World()
+    world.celsius, world.watts = 85.0, 50.0
+    assert world.after(20) is RestReason.TEMPERATURE
+    world.celsius = 77.0
+    assert world.after(200) is RestReason.TEMPERATURE, "within five degrees of the bound"
+    world.celsius = 75.0
+    assert world.after(ENDS_AFTER_S + 1) is None
+    world.watts = 300.0
+    assert world.after(60) is RestReason.POWER
+    world.watts = 170.0
+    assert world.after(200) is RestReason.POWER
+    world.watts = 100.0
+    assert world.after(120) is None
+
+
+def test_a_persons_word_holds_at_once_and_comes_first():
+    world = World()
+    world.plugged = False
+    world.after(10)
+    pause = Finding(RestReason.PAUSED, "paused by its owner", "resume")
+    world.words = [pause]
+    assert world.after(1) is RestReason.PAUSED
+    world.words = [pause, Finding(RestReason.FINISHING, "finishing", "it has left")]
+    assert world.after(1) is RestReason.FINISHING
+    world.words = []
+    assert world.after(1) is RestReason.BATTERY
+    world.plugged = True
+    assert world.after(LEAST_S) is None
+    world.words = [pause]
+    assert world.after(1) is RestReason.PAUSED
+    world.words = []
+    assert world.after(1) is None
+
+
+def test_other_bounds_hold_at_once():
+    world = World()
+    world.plugged = False
+    assert world.after(10) is RestReason.BATTERY
+    world.governor.use([])
+    assert world.after(1) is None
+
+
+def test_hours_go_by_the_clock_on_the_wall():
+    hours = Hours(parse_hours("22-7"))
+    at = lambda *when: datetime.datetime(2026, 11, 27, *when).timestamp()  # noqa: E731
+    assert hours.look(at(23)) is None and hours.look(at(6, 59, 59)) is None
+    found = hours.look(at(7))
+    assert found.reason is RestReason.HOURS
+    assert (found.words, found.ends) == ("outside of its hours", "2026-11-27 22:00")
+    assert hours.look(at(12)).ends == "22:00"
+
+
+def test_a_machine_that_does_not_tell_is_refused_with_a_sentence():
+    silent = SimpleNamespace(hottest_c=lambda: None, power_w=lambda: None)
+    machine = OwnersMachine(lambda: None, silent, lambda: SimpleNamespace(tells=False))
+    for limits, flag in [
+        (OwnLimits(not_on_battery=True), "--not-on-battery"),
+        (OwnLimits(when_idle="10min"), "--when-idle"),
+        (OwnLimits(max_temperature=80.0), "--max-temperature"),
+        (OwnLimits(max_power=200.0), "--max-power"),
+    ]:
+        with pytest.raises(ConfigError, match=f"{flag}: this machine does not tell"):
+            machine.sources(bounds_of(limits))
+    assert len(machine.sources(bounds_of(OwnLimits(hours="22-7")))) == 1
+
+
+class Desk:
+    """Files of a machine with a keyboard, a terminal and a desktop."""
+
+    def __init__(self, folder):
+        self.now, self.busy_s = WALL, 0.0
+        self.proc, self.dev, self.sessions = (folder / name for name in ("proc", "dev", "sessions"))
+        for made in (self.proc, self.dev / "pts", self.sessions):
+            made.mkdir(parents=True)
+        (self.proc / "stat").write_text("cpu 0")
+        self.keys(1)
+        self.terminal = self.dev / "pts" / "0"
+        self.terminal.write_text("")
+        self.types(WALL - 5000)
+        where = (self.proc, self.dev, lambda: self.busy_s, 4, self.sessions)
+        self.idleness = Idleness(lambda: self.now, *where)
+
+    def keys(self, count):
+        lines = "            CPU0       CPU1\n"
+        lines += (
+            f"   1:   {count}   3   IO-APIC   1-edge   i8042\n  9: {count * 7 if count < 0 else 5} 4 acpi\n"
+        )
+        (self.proc / "interrupts").write_text(lines)
+
+    def types(self, at):
+
+        os.utime(self.terminal, (at, at))
+
+    def idle_after(self, seconds):
+        self.now += seconds
+        return self.idleness.idle_s()
+
+
+def test_a_machine_is_idle_as_long_as_nobody_types_or_computes(tmp_path):
+    desk = Desk(tmp_path)
+    assert desk.idle_after(100) == 100, "no longer than was watched"
+    desk.keys(2)
+    assert desk.idle_after(10) == 0 and desk.idleness.by == "keyboard or mouse"
+    assert desk.idle_after(50) == 50
+    desk.types(desk.now + 20)
+    assert desk.idle_after(30) == 10 and desk.idleness.by == "a key at a terminal"
+    desk.busy_s += 0.2 * 4 * (LOAD_S + 200)
+    assert desk.idle_after(LOAD_S + 200) > 200, "a fifth of the machine is nobody's work"
+    desk.busy_s += 0.3 * 4 * LOAD_S
+    assert desk.idle_after(LOAD_S) == 0 and desk.idleness.by == "other programs compute"
+    session = "TYPE=wayland\nACTIVE=1\nIDLE_HINT={}\nIDLE_SINCE_HINT={}\n"
+    (desk.sessions / "2").write_text(session.format(0, 0))
+    assert desk.idle_after(5) == 0 and desk.idleness.by == "the desktop"
+    (desk.sessions / "2").write_text(session.format(1, int(desk.now * 1e6)))
+    assert desk.idle_after(60) == 60
+    desk.now -= 86400  # the clock is set back
+    assert desk.idleness.idle_s() == 0
+
+
+def test_a_machine_in_use_rests_until_it_was_quiet(tmp_path):
+    desk = Desk(tmp_path)
+    source = InUse(desk.idleness, 600.0)
+    assert source.look(desk.now).words == "the machine is in use (not watched for long enough yet)"
+    desk.now += 599
+    assert source.look(desk.now).ends == "nobody has used it for 10 min"
+    desk.now += 1
+    assert source.look(desk.now) is None

@@ -1,0 +1,87 @@
+"""Bytes of a month, over lives, kills and clocks that are set."""
+
+import datetime
+import json
+
+import pytest
+
+from p2pdiloco.daemon.rest.transfer_book import AHEAD_BYTES, FILE, Counts, TransferBook, month_ends, month_of
+
+NOV, DEC = (datetime.datetime(2026, month, 28, 12).timestamp() for month in (11, 12))
+
+
+def test_bytes_are_counted_over_lives(tmp_path):
+    for life in (1, 2):
+        book = TransferBook(tmp_path)
+        book.begin()
+        for look in range(1, 4):
+            book.look((look * 1000, look * 100), float(look), NOV + look)
+        assert book.month(NOV) == Counts(life * 3000, life * 300)
+        book.close()
+    again = TransferBook(tmp_path)
+    again.begin()  # another transport counts from nothing
+    again.look((5, 5), 1.0, NOV)
+    assert again.month(NOV).total == 6610 and again.month(DEC).total == 0
+
+
+@pytest.mark.parametrize("rate", [10_000, 5_000_000, 300_000_000])
+def test_a_kill_costs_the_owner_some_bytes_and_never_gives_any(tmp_path, rate):
+    book, moved = TransferBook(tmp_path), 0
+    book.begin()
+    for look in range(1, 50):
+        moved = look * rate
+        book.look((moved // 2, moved - moved // 2), float(look), NOV + look)
+        kept = TransferBook(tmp_path).month(NOV).total  # as after SIGKILL
+        assert moved <= kept <= moved + max(AHEAD_BYTES, 5 * rate) * 5 // 4
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_disk_is_written_seldom(tmp_path):
+    book = TransferBook(tmp_path)
+    book.begin()
+    book.look((1000, 1000), 1.0, NOV)
+    before = (tmp_path / FILE).stat().st_mtime_ns
+    for look in range(2, 1000):
+        book.look((look * 1000, look * 1000), float(look), NOV)
+    assert (tmp_path / FILE).stat().st_mtime_ns == before
+
+
+def test_a_new_month_begins_with_nothing(tmp_path):
+    book = TransferBook(tmp_path)
+    book.begin()
+    book.look((1000, 0), 1.0, NOV)
+    book.look((1500, 0), 1.0 + DEC - NOV, DEC)
+    assert (book.month(NOV).sent, book.month(DEC).sent) == (1500, 500)
+    assert (month_of(NOV), month_ends(NOV), month_ends(DEC)) == (
+        "2026-11",
+        "2026-12-01 00:00",
+        "2027-01-01 00:00",
+    )
+
+
+def test_a_clock_that_is_set_back_gives_no_second_budget(tmp_path):
+    book = TransferBook(tmp_path)
+    book.begin()
+    book.look((1000, 0), 1.0, DEC)
+    book.look((1200, 0), 2.0, NOV)
+    assert book.month(NOV).total >= 1200
+    book.close()
+    assert TransferBook(tmp_path).month(NOV).total >= 1200
+
+
+def test_a_clock_that_was_wrong_at_first_takes_its_bytes_along(tmp_path):
+    book = TransferBook(tmp_path)
+    book.begin()
+    book.look((1000, 0), 1.0, 0.0)  # 1970, before it knows the time
+    book.look((1100, 0), 2.0, NOV)
+    assert book.month(NOV).total == 1100
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"months":{"2026-11":{"sent":-1}}}', b"\xff" * 100])
+def test_a_damaged_book_is_set_aside(tmp_path, content):
+    (tmp_path / FILE).write_bytes(content)
+    book = TransferBook(tmp_path)
+    book.begin()
+    book.look((10, 10), 1.0, NOV)
+    assert book.month(NOV).total == 20
+    assert json.loads((tmp_path / FILE).read_text())["months"]
