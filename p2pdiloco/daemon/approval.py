@@ -75,6 +75,11 @@ class Approval:
             raise UserError(f"run {run.name} is not joined", "--yes joins without a question")
         remember_joined(self._settings.data_dir, run.id)
 
+    def describe(self, run: PublishedRun) -> list[str]:
+        """Say in lines what a run is and takes. Raises: ConfigError: as `footprint_of`."""
+        takes = footprint_of(run.manifest)
+        return self._lines(run, takes, free_memory_bytes(), free_disk_bytes(self._settings.data_dir))
+
     def check(self, manifest: Manifest) -> None:
         """Check that a run of our own fits this machine and the settings. Raises: as `approve`."""
         takes = footprint_of(manifest)

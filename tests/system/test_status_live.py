@@ -8,7 +8,9 @@ import signal
 import psutil
 import pytest
 from system_kit import PACE, Daemon, Swarm
+from terminal_kit import Terminal
 
+from p2pdiloco.config.settings import load_settings_table
 from p2pdiloco.daemon.run_files.result import load_result, result_on_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -49,6 +51,16 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         assert {f["syncer"] for f in report["fragments"]} <= {node.peer_id, ""}
         data = report["data"]
         assert 1 <= data["begun"] <= data["shards"] and data["tokens"] == report["members"][0]["tokens_total"]
+
+    # Guided, at a terminal: it looks at the run through the same link, and saves what was answered.
+    guided = visited_swarm.folder / "guided"
+    terminal = Terminal(["-m", "p2pdiloco", "join", link, "--data-dir", str(guided)])
+    for question in ("Name that", "to send", "to receive", "of the disk"):
+        terminal.expect(question)
+        terminal.type("")
+    assert "run test (" in terminal.expect("What now?"), terminal.shown
+    terminal.type("save")
+    assert terminal.end() == 0 and load_settings_table(guided / "node.toml", "node")["invite"] == link
 
     folder = str(node.data_dir)
     here = visited_swarm.command("status", "--data-dir", folder, "--json", "--timeout-s", "60")

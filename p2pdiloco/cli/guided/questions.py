@@ -1,0 +1,119 @@
+"""Questions at a terminal: each has a default, and an answer can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from msgspec import Struct
+
+from p2pdiloco.daemon.display.question import at_terminal
+from p2pdiloco.errors import UserError
+from p2pdiloco.printable import clean
+
+BACK = "back"
+YES, NO = ("y", "yes"), ("n", "no")
+Answers = dict[str, Any]
+
+
+def _always(_answers: Answers) -> bool:
+    return True
+
+
+class Question(Struct, frozen=True):
+    """One question."""
+
+    key: str
+    """Key of its answer."""
+    text: str
+    default: str = ""
+    """Answer of somebody who only presses Enter."""
+    none: str = ""
+    """Words for that, where it is empty."""
+    read: Callable[[str], Any] = str
+    """Reader of an answer. Raises UserError: it is asked again."""
+    wanted: Callable[[Answers], bool] = _always
+    """Condition under which it is asked, by what was answered before."""
+    before: Callable[[Answers], None] = lambda _answers: None
+    """Words to be said before it. Raises UserError: that is said, and it is asked all the same."""
+    then: Callable[[Answers], None] = lambda _answers: None
+    """Work between this answer and the next question, such as to look at what was named. Raises as `read`."""
+
+
+def need_terminal(command: str, instead: str) -> None:
+    """Check that somebody can be asked. Raises: UserError."""
+    if not at_terminal():
+        raise UserError(f"p2pdiloco {command} asks questions, and there is nobody at a terminal", instead)
+
+
+def ask_all(questions: Sequence[Question]) -> Answers:
+    """Ask one after the other; "back" goes to the one before.
+
+    Raises: click.Abort (Ctrl-C, or the input's end).
+    """
+    click.echo(f"Enter takes what is in brackets; {BACK} goes to the question before; Ctrl-C ends.", err=True)
+    answers: Answers = {}
+    asked: list[int] = []
+    index = 0
+    while index < len(questions):
+        question = questions[index]
+        if not question.wanted(answers):
+            answers.pop(question.key, None)
+            index += 1
+            continue
+        _say(question, answers)
+        word = _typed(question)
+        if word.lower() == BACK:
+            index = asked.pop() if asked else index
+            continue
+        try:
+            answers[question.key] = question.read(word)
+            question.then(answers)
+        except UserError as error:
+            _complain(error)
+            continue
+        asked.append(index)
+        index += 1
+    return answers
+
+
+def _say(question: Question, answers: Answers) -> None:
+    try:
+        question.before(answers)
+    except UserError as error:
+        _complain(error)
+
+
+def _complain(error: UserError) -> None:
+    click.echo(clean(f"  {error}" + (f" ({error.hint})" if error.hint else "")), err=True)
+
+
+def _typed(question: Question) -> str:
+    bracket = question.default or question.none
+    text = f"{question.text} [{bracket}]" if bracket else question.text
+    word = click.prompt(clean(text), default=question.default, show_default=False, err=True)
+    return str(word).strip()
+
+
+def yes_or_no(word: str) -> bool:
+    """Read a yes or a no. Raises: UserError."""
+    if word.lower() in YES:
+        return True
+    if word.lower() in NO:
+        return False
+    raise UserError("answer y or n")
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """Make a reader of one of these, or the beginning of one."""
+
+    def read(word: str) -> str:
+        fits = [choice for choice in choices if choice == word] or [
+            choice for choice in choices if word and choice.startswith(word.lower())
+        ]
+        if len(fits) != 1:
+            raise UserError(f"answer one of {', '.join(choices)}")
+        return fits[0]
+
+    return read

@@ -1,0 +1,76 @@
+"""A command at a pseudo-terminal, as a person sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping, Sequence
+
+PATIENCE_S = 60.0
+CTRL_C = b"\x03"
+
+
+class Terminal:
+    """A program in the foreground of a terminal of its own."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._ours, theirs = pty.openpty()
+        self.shown = ""
+        self._read_to = 0
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "dumb", **(environment or {})},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+
+    def expect(self, text: str) -> str:
+        """Wait until this is shown, after what was waited for before. Returns all between the two."""
+        until = time.monotonic() + PATIENCE_S
+        while (at := self.shown.find(text, self._read_to)) < 0:
+            assert self._read(until), f"{text!r} was not shown:\n{self.shown}"
+        between = self.shown[self._read_to : at]
+        self._read_to = at + len(text)
+        return between
+
+    def type(self, line: str) -> None:
+        os.write(self._ours, line.encode() + b"\n")
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def end(self) -> int:
+        """Wait for the end, and return the exit status."""
+        until = time.monotonic() + PATIENCE_S
+        while self._read(until):
+            pass
+        status = self._process.wait(max(0.0, until - time.monotonic()))
+        os.close(self._ours)
+        return status
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self, until: float) -> bool:
+        """False: the program has ended, or the time is over."""
+        ready, _, _ = select.select([self._ours], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            return False
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.shown += data.decode(errors="replace").replace("\r\n", "\n")
+        return bool(data)
