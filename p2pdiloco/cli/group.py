@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import click
 
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
+from p2pdiloco.cli.doctor.command import doctor
 from p2pdiloco.cli.guided.join import join
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.logto.command import log_to
@@ -46,7 +47,7 @@ def cli() -> None:
     check_environment(os.environ, known_variables(cli))
 
 
-for command in (run_group, plan, bootstrap, node, join, status, top, demo, chaos, simulate):
+for command in (run_group, plan, bootstrap, node, join, status, top, doctor, demo, chaos, simulate):
     cli.add_command(command)
 for command in CONTROLS:
     cli.add_command(command)

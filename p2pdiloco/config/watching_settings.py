@@ -20,6 +20,19 @@ class TopSettings(Struct, frozen=True, kw_only=True):
     """Seconds between two lines, where there is no terminal."""
 
 
+class DoctorSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco doctor`."""
+
+    join: tuple[str, ...] = ()
+    run: str = ""
+    data_dir: Path | None = None
+    """Folder of the node; None: the usual one."""
+    json: bool = False
+    timeout_s: float = 240.0
+    probe_python: str = ""
+    """Python of an environment with py-libp2p; empty: no such probe."""
+
+
 class LogToSettings(Struct, frozen=True, kw_only=True):
     """`p2pdiloco log-to`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import psutil
@@ -75,6 +76,15 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     watching = visited_swarm.begin("top", "--join", _address(bootstrap), "--every-s", "1", out=lines)
     visited_swarm.until(lambda: "run test  members 1  tokens/s" in lines.read_text(), "a line")
 
+    # The doctor: this machine, and the way to the run. The node's peers are on this machine, so something may be
+    # skipped, but nothing is bad.
+    asked = visited_swarm.command("doctor", "--join", _address(node), "--data-dir", folder + "-new", "--json")
+    found = {line["check"]: line for line in map(json.loads, asked.stdout.splitlines())}
+    assert asked.returncode in (0, 1) and "Traceback" not in asked.stderr, (asked.stdout, asked.stderr)
+    for check in ("peers", "clock", "run", "versions", "port", "memory", "disk"):
+        assert found[check]["level"] == "good", found[check]
+    assert found["run"]["words"].startswith("test (") and found["link"]["level"] != "bad"
+
     unknown = visited_swarm.command(
         "status", "--join", _address(bootstrap), "--run", "nope", "--timeout-s", "8"
     )
@@ -102,3 +112,16 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert (
         all(b.number >= a for a, b in zip(numbers, after.labels, strict=True)) and after.merges > live.merges
     )
+
+
+@pytest.mark.skipif(
+    not os.environ.get("P2PDILOCO_PROBE_PYTHON"),
+    reason="no Python with py-libp2p: P2PDILOCO_PROBE_PYTHON names one (docs/doctor.md)",
+)
+def test_another_implementation_of_libp2p_gets_through(visited_swarm: Swarm) -> None:
+    bootstrap = visited_swarm.bootstrap()
+    python = os.environ["P2PDILOCO_PROBE_PYTHON"]
+    asked = visited_swarm.command("doctor", "--join", _address(bootstrap), "--probe-python", python, "--json")
+    found = {line["check"]: line for line in map(json.loads, asked.stdout.splitlines())}
+    assert found["libp2p"]["level"] == "good", found["libp2p"]
+    assert "Noise and yamux" in found["libp2p"]["words"]

@@ -19,6 +19,7 @@ from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import RecordValidatorBase
+from hivemind.proto import dht_pb2
 from hivemind.utils.timed_storage import TimedStorage
 
 from p2pdiloco.adapters.net import dht_records
@@ -102,6 +103,18 @@ class RecordTable:
     async def ping(self, peer: str) -> None:
         """Put the peer into the routing table if it answers."""
         await self._node.protocol.call_ping(peer_id_of(peer))
+
+    async def clock_ahead_s(self, peer: str) -> float:
+        """Measure by how many seconds the clock of a peer is ahead of ours; half the round trip is not known.
+
+        Raises: PeerUnreachable.
+        """
+        sent_s = time.time()
+        try:
+            reply = await self._node.protocol.get_stub(peer_id_of(peer)).rpc_ping(dht_pb2.PingRequest())
+        except FAILURES as error:
+            raise PeerUnreachable(f"it does not say what time it is: {error}") from error
+        return float(reply.dht_time) - (sent_s + time.time()) / 2
 
     async def put(self, key: str, value: bytes, expires: float) -> bool:
         """Store our record here and with the nearest peers; returns whether any of those took it."""

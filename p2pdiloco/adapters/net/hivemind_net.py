@@ -186,6 +186,18 @@ class HivemindTransport(Endpoint):
         except TimeoutError:
             logger.warning("p2pd has not come back within %(waited_s)g s", {"waited_s": DIAL_TIMEOUT_S})
 
+    async def meet(self, peer: str) -> float:
+        """Enter a peer that is connected into the DHT's routing table, whatever its clock says; returns by how
+        many seconds that is ahead of ours.
+
+        Raises: PeerUnreachable.
+        """
+        self._require()
+        assert self._records is not None
+        async with asyncio.timeout(DHT_TIMEOUT_S):
+            await self._records.ping(peer)
+            return await self._records.clock_ahead_s(peer)
+
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
         """See `ports.Transport.put_record`. Never shortens the life of our earlier record under key."""
         invariant(len(value) <= MAX_RECORD_BYTES, f"record of {len(value)} bytes")

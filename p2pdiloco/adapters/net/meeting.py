@@ -75,7 +75,7 @@ class Meeting:
             if self.connected:
                 logger.warning("none of the initial peers can be reached: joined through a remembered one")
                 return
-            why = _why(results, [address for address, _ in self._initial])
+            why = why_unreached(results, [address for address, _ in self._initial])
             if may_be_alone:
                 logger.warning("none of the initial peers can be reached yet: %s (%s)", named, why)
                 return
@@ -166,7 +166,7 @@ def dialable_addresses(peer: str, addresses: Sequence[str]) -> list[str]:
     return found
 
 
-def _why(results: Sequence[BaseException | None], addresses: Sequence[str]) -> str:
+def why_unreached(results: Sequence[BaseException | None], addresses: Sequence[str]) -> str:
     """Say in a few words why none of these addresses could be reached."""
     texts = " ".join(str(result) for result in results)
     names = [

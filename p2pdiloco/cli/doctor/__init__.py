@@ -1,0 +1,1 @@
+"""`p2pdiloco doctor`: what is wrong with this machine, or between it and a run."""
