@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -17,16 +16,14 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, StatusSettings
-from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, decode_status
+from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
+from p2pdiloco.daemon.finding.asking import ask_status, listed_members
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import ListedRun, peers_of
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import NobodyReached, RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
-from p2pdiloco.release import WIRE_VERSION
 
-ASK_TIMEOUT_S = 3.0
 MAX_ASKED = 16
 """Members that are asked in one round before the list is looked up again."""
 PAUSE_S = 0.5
@@ -210,30 +207,4 @@ class Search:
 
     async def members(self, transport: Transport, run: str) -> dict[str, tuple[str, ...]]:
         """Peer id -> addresses, of those with a presence record that we understand; newest start first."""
-        records = {}
-        for peer, value in (await transport.get_records(wire.members_key(run))).items():
-            try:
-                record = wire.decode(value, wire.Presence)
-            except RemoteError as error:
-                self._refusals[peer] = f"its presence record is not readable: {error}"[:120]
-                continue
-            if record.wire_version == WIRE_VERSION:
-                records[peer] = record
-            else:
-                self._refusals[peer] = f"speaks protocol version {record.wire_version}, not {WIRE_VERSION}"
-        newest = sorted(records, key=lambda peer: -records[peer].incarnation)
-        return {peer: records[peer].addresses for peer in newest}
-
-
-async def ask_status(transport: Transport, peer: str, run: str) -> tuple[StatusReport, int]:
-    """Ask a member for its report; returns it with its size in bytes.
-
-    Raises: PeerUnreachable, RemoteError (refused, or not a report).
-    """
-    began = time.monotonic()
-    reply = await transport.send(peer, wire.QUERY + wire.encode(wire.StatusQuery(run)), ASK_TIMEOUT_S)
-    report = decode_status(reply)
-    if report.run_id != run:
-        raise RemoteError("bad-status", "about another run")
-    logger.debug("%s answered in %.3f s", peer, time.monotonic() - began)
-    return report, len(reply)
+        return await listed_members(transport, run, self._refusals.__setitem__)

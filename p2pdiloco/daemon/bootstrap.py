@@ -18,6 +18,7 @@ from p2pdiloco.adapters.disk.run_store import run_folder, signed_files
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.config.web_address import parse_web
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
@@ -39,6 +40,9 @@ from p2pdiloco.daemon.run_files.signing import look_at_saved, sign_apart, signed
 from p2pdiloco.daemon.service import tell_status
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.web.asked_source import AskedSource
+from p2pdiloco.web.server import serving
+from p2pdiloco.web.sources import Starting, Views
 
 logger = logging.getLogger("p2pdiloco")
 WATCH_S = 30.0
@@ -56,25 +60,40 @@ def run_bootstrap(settings: BootstrapSettings) -> int:
 async def _bootstrap(settings: BootstrapSettings, has_runs: bool, stop: asyncio.Event) -> None:
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
-        # Its address is well known: it relays from the start, and tells others what it sees of them.
-        options = P2PDOptions(relay=settings.relay, force_reachability="public")
-        transport = await transport_of(settings, identity, options)
-        door = FrontDoor(DialBack(transport))
-        await unless_stopped(begin(transport, door, settings, has_runs), stop)
-        try:
-            if not stop.is_set():
-                await unless_stopped(_Bootstrap(settings, transport, door, stop).run(), stop)
-            logger.info("leaving")
-        finally:
-            await transport.close()
+        first = Starting("bootstrap", "", identity.peer_id)
+        page = parse_web(settings.web), settings.data_dir, first, settings.web_public
+        async with serving(*page) as views:
+            await _open(settings, identity, has_runs, views, stop)
+
+
+async def _open(
+    settings: BootstrapSettings, identity: Identity, has_runs: bool, views: Views, stop: asyncio.Event
+) -> None:
+    # Its address is well known: it relays from the start, and tells others what it sees of them.
+    options = P2PDOptions(relay=settings.relay, force_reachability="public")
+    transport = await transport_of(settings, identity, options)
+    door = FrontDoor(DialBack(transport))
+    await unless_stopped(begin(transport, door, settings, has_runs), stop)
+    try:
+        if not stop.is_set():
+            await unless_stopped(_Bootstrap(settings, transport, door, views, stop).run(), stop)
+        logger.info("leaving")
+    finally:
+        await transport.close()
 
 
 class _Bootstrap:
     """A bootstrap whose transport is open."""
 
     def __init__(
-        self, settings: BootstrapSettings, transport: HivemindTransport, door: FrontDoor, stop: asyncio.Event
+        self,
+        settings: BootstrapSettings,
+        transport: HivemindTransport,
+        door: FrontDoor,
+        views: Views,
+        stop: asyncio.Event,
     ) -> None:
+        self._views = views
         self._settings, self._transport, self._door, self._stop = settings, transport, door, stop
         self._hosts = [peer for peer in peers_of(settings.join) if peer != transport.peer_id]
         files, ids = settings.run_files(), settings.run_ids()
@@ -105,6 +124,10 @@ class _Bootstrap:
         async with asyncio.TaskGroup() as group:
             group.create_task(publish_runs(self._transport, self._door.runs))
             group.create_task(self._watch())
+            if self._settings.web:
+                source = AskedSource(self._transport, self._door.published, self._settings.data_dir)
+                self._views.enter(source)
+                group.create_task(source.watch())
             if self._mirror is not None:
                 group.create_task(self._fetch(self._mirror, kept))
 

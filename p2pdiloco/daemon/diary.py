@@ -74,7 +74,7 @@ class Diary:
         """Write a decision of the core down, with its reason."""
         self._events.write(record.kind, record.fragment, record.reason, record.fields)
         values = dict(record.fields)
-        self.history.note(record.kind, record.fragment, record.reason, values)
+        self.history.note(record.kind, record.fragment, record.reason, values, self._name)
         if record.kind == "refusal":
             self.refusals[record.reason[:80]] += 1
         elif record.kind == "cut":
@@ -97,7 +97,7 @@ class Diary:
     def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own."""
         self._events.write(kind, None, reason, fields.items())
-        self.history.note(kind, None, reason, fields)
+        self.history.note(kind, None, reason, fields, self._name)
 
     def say(self, level: int, kind: str, words: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own, and log it with its figures."""
@@ -110,6 +110,9 @@ class Diary:
         if peer == self.me:
             return self.name or "this node"
         return self.names.get(peer) or f"…{peer[-6:]}"
+
+    def _name(self, peer: str) -> str:
+        return self.name if peer == self.me else self.names.get(peer, "")
 
     def close(self, reason: str) -> None:
         """Write the last line."""

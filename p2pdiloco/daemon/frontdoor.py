@@ -101,6 +101,10 @@ class FrontDoor:
         if data_dir is not None and run.manifest.data.tokenizer != BYTES:
             self._tokenizers[run.id] = kept_tokenizer(data_dir, run.id)
 
+    def published(self) -> list[PublishedRun]:
+        """List the runs that are served, with their manifests."""
+        return [run for run, _ in self._runs.values()]
+
     def runs(self) -> list[wire.RunSummary]:
         """List the runs that are listed here."""
         return [run.summary() for run, _ in self._runs.values()]

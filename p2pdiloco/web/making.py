@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from p2pdiloco.daemon.display.series import sane
-from p2pdiloco.daemon.display.snapshot import FragmentRow, NewestRow, StatusReport, sane_loss
+from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, FragmentRow, NewestRow, StatusReport, sane_loss
 from p2pdiloco.web.forecast import forecast
-from p2pdiloco.web.people import member_views
+from p2pdiloco.web.people import member_views, silent_views
 from p2pdiloco.web.view import (
     CreditView,
     DataView,
@@ -43,8 +43,9 @@ def public_view(
     course, newest = report.course, report.newest
     names = {row.peer: row.name for row in report.members}
     usual_s = newest.usual_s if newest is not None else None
-    members = member_views(report.members, now_s, usual_s, len(report.fragments), report.answered_by)
     shift_s = now_s - report.clock_s if abs(now_s - report.clock_s) > SAME_CLOCK_S else 0.0
+    members = member_views(report.members, now_s, usual_s, len(report.fragments), report.answered_by)
+    members = (*members, *silent_views(report.marks, {m.peer for m in members}, shift_s, now_s))
     points = tuple(p for p in report.curve if sane(p, now_s - shift_s))
     ends_at_s = None if course.left_s is None or course.left_s <= 0 else round(now_s + course.left_s, -1)
     return PublicView(
@@ -68,8 +69,8 @@ def public_view(
             loss=tuple(round(point.loss, 5) for point in points),
         ),
         forecast=forecast(points, course.tokens, course.schedule_tokens, now_s, ends_at_s),
-        members=members,
-        members_total=report.members_total,
+        members=members[: MAX_PEER_ROWS + 1],
+        members_total=max(report.members_total, len(members)),
         fragments=tuple(_strip(row, names, at_s or {}) for row in report.fragments),
         marks=_marks(report, names, shift_s, now_s),
         data=_data(report),
@@ -148,7 +149,7 @@ def _marks(report: StatusReport, names: dict[str, str], shift_s: float, now_s: f
             kind=kinds[event.kind],
             words=event.words,
             peer=event.peer,
-            name=names.get(event.peer, ""),
+            name=names.get(event.peer, "") or event.name,
             fragment=event.fragment,
             times=event.times,
         )

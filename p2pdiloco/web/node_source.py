@@ -91,7 +91,7 @@ def own_view(
         name=snapshot.name,
         device=snapshot.device,
         inner_step=snapshot.inner_step,
-        tokens_per_s=snapshot.tokens_per_s,
+        tokens_per_s=round(snapshot.tokens_per_s, 1),
         tokens_total=snapshot.tokens_total,
         step_time_s=snapshot.step_time_s,
         loss=snapshot.loss,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from p2pdiloco.daemon.display.series import PastEvent
 from p2pdiloco.daemon.display.snapshot import PeerRow, sane_loss
 from p2pdiloco.web.view import MemberView
-from p2pdiloco.web.words import MemberWord, Why
+from p2pdiloco.web.words import MarkKind, MemberWord, Why
 
 SILENT_S = 15.0
 """Silence after which a member is not counted on, as `core.api.config.Timing.suspect_s` has it."""
@@ -15,6 +16,9 @@ BEHIND_VERSIONS = 2
 PATIENCE = 8.0
 """Usual times between two versions after which whoever trains should have been in one."""
 LEAST_PATIENCE_S = 60.0
+SHOWN_SILENT_S = 900.0
+"""Time for which a member that went silent is shown, once nobody lists it any more."""
+COME_OR_GO = ("join", "leave", "silent")
 ORDER = (MemberWord.HERE, MemberWord.BEHIND, MemberWord.RESTING, MemberWord.SILENT)
 
 
@@ -39,13 +43,32 @@ def _member_view(row: PeerRow, now_s: float, patience_s: float, is_me: bool) -> 
         in_last_merge=row.in_last_merge,
         merged_at_s=_since(row.merged_age_s, now_s),
         seen_at_s=_since(row.last_seen_s, now_s),
-        tokens_per_s=row.tokens_per_s,
+        tokens_per_s=round(row.tokens_per_s, 1),
         tokens_total=row.tokens_total,
         inner_step=row.inner_step,
         loss=sane_loss(row.loss),
         reach=row.reach,
         offices=row.offices,
         is_me=is_me,
+    )
+
+
+def silent_views(
+    marks: Iterable[PastEvent], present: set[str], shift_s: float, now_s: float
+) -> tuple[MemberView, ...]:
+    """Make views of those that went silent lately and are listed no more: a death is to be seen.
+    `shift_s`: from the marks' clock to ours."""
+    last = {event.peer: event for event in marks if event.kind in COME_OR_GO and event.peer not in present}
+    return tuple(
+        MemberView(
+            peer=event.peer,
+            name=event.name,
+            state=MemberWord.SILENT,
+            why=Why.SILENT,
+            seen_at_s=float(round(event.at_s + shift_s)),
+        )
+        for event in last.values()
+        if event.kind == MarkKind.SILENT.value and now_s - event.at_s - shift_s < SHOWN_SILENT_S
     )
 
 

@@ -20,7 +20,15 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import VersionHeader
-from p2pdiloco.daemon.display.series import Curve, Events, LossPoint, PastEvent, PastMarks, Points
+from p2pdiloco.daemon.display.series import (
+    Curve,
+    Events,
+    LossPoint,
+    PastEvent,
+    PastMarks,
+    Points,
+    merged,
+)
 from p2pdiloco.errors import StorageError
 from p2pdiloco.notes import clear_folder_at, read_note
 from p2pdiloco.printable import encoded
@@ -141,20 +149,35 @@ class History:
             self._loss = measurement
             self.curve.add(LossPoint(self.now_s(), tokens, loss))
 
-    def note(self, kind: str, fragment: int | None, reason: str, fields: Mapping[str, FieldValue]) -> None:
-        """Take in a line of the event log."""
+    def learn(self, curve: Iterable[LossPoint], marks: Iterable[PastEvent]) -> None:
+        """Take in what somebody else tells of the run. What is known here already counts more."""
+        self.curve = Curve(merged(self.curve.points, curve))
+        known = {(event.kind, event.peer, round(event.at_s)) for event in self.marks.events}
+        new = [event for event in marks if (event.kind, event.peer, round(event.at_s)) not in known]
+        together = sorted([*self.marks.events, *new], key=lambda event: event.at_s)
+        self.marks = PastMarks(together)
+
+    def note(
+        self,
+        kind: str,
+        fragment: int | None,
+        reason: str,
+        fields: Mapping[str, FieldValue],
+        name: Callable[[str], str] = lambda _peer: "",
+    ) -> None:
+        """Take in a line of the event log. `name`: finds a peer's."""
         now_s = self.now_s()
         if kind == "contribution":
             tokens = fields.get("tokens")
             self.own.take(reason, tokens if isinstance(tokens, int) else 0, now_s)
             return
-        peer = fields.get("peer") or fields.get("syncer") or fields.get("candidate") or ""
+        peer = str(fields.get("peer") or fields.get("syncer") or fields.get("candidate") or "")
         about_peer = kind in ABOUT_PEERS and bool(peer) and "basis" not in fields
         is_fault = kind in FAULTS and (kind != "learner" or reason.startswith(ENDS))
         if not (about_peer or is_fault or kind in AS_THEY_ARE):
             return
         word = "fault" if is_fault else kind
-        self.marks.add(PastEvent(now_s, word, reason[:240], str(peer)[:80], fragment))
+        self.marks.add(PastEvent(now_s, word, reason[:240], peer[:80], fragment, name=name(peer)[:80]))
 
     def kept(self) -> KeptHistory:
         """Give what the next life goes on from."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from p2pdiloco.daemon.display.bounds import MAX_LOSS, Line, Natural, Text, Words
 
@@ -38,6 +39,8 @@ class PastEvent(Struct, frozen=True, array_like=True):
     fragment: Natural | None = None
     times: Natural = 1
     """Number of events that this stands for."""
+    name: Text = ""
+    """Name of that peer then: who is gone has none any more."""
 
 
 Points = Annotated[tuple[LossPoint, ...], Meta(max_length=MAX_POINTS)]
@@ -104,7 +107,7 @@ class PastMarks:
                 del self._events[place]
                 fragment = event.fragment if event.fragment == before.fragment else None
                 times = before.times + event.times
-                event = PastEvent(event.at_s, event.kind, event.words, event.peer, fragment, times)
+                event = replace(event, fragment=fragment, times=times)
                 break
         self._events.append(event)
         if len(self._events) > self._most:

@@ -1,0 +1,50 @@
+"""Asking members of a run how it is doing: who they are by the DHT, and what one of them reports."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.ports import Transport
+from p2pdiloco.release import WIRE_VERSION
+
+ASK_TIMEOUT_S = 3.0
+logger = logging.getLogger(__name__)
+
+
+async def listed_members(
+    transport: Transport, run: str, refused: Callable[[str, str], None]
+) -> dict[str, tuple[str, ...]]:
+    """Peer id -> addresses, of those with a presence record that we understand; newest start first.
+    `refused` is told of others, and why."""
+    records = {}
+    for peer, value in (await transport.get_records(wire.members_key(run))).items():
+        try:
+            record = wire.decode(value, wire.Presence)
+        except RemoteError as error:
+            refused(peer, f"its presence record is not readable: {error}"[:120])
+            continue
+        if record.wire_version == WIRE_VERSION:
+            records[peer] = record
+        else:
+            refused(peer, f"speaks protocol version {record.wire_version}, not {WIRE_VERSION}")
+    newest = sorted(records, key=lambda peer: -records[peer].incarnation)
+    return {peer: records[peer].addresses for peer in newest}
+
+
+async def ask_status(transport: Transport, peer: str, run: str) -> tuple[StatusReport, int]:
+    """Ask a member for its report; returns it with its size in bytes.
+
+    Raises: PeerUnreachable, RemoteError (refused, or not a report).
+    """
+    began = time.monotonic()
+    reply = await transport.send(peer, wire.QUERY + wire.encode(wire.StatusQuery(run)), ASK_TIMEOUT_S)
+    report = decode_status(reply)
+    if report.run_id != run:
+        raise RemoteError("bad-status", "about another run")
+    logger.debug("%s answered in %.3f s", peer, time.monotonic() - began)
+    return report, len(reply)

@@ -1,0 +1,144 @@
+"""Views made of reports: who is behind and why, the pulse, the forecast, strangers' clocks and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2pdiloco.daemon.display.series import LossPoint, PastEvent
+from p2pdiloco.daemon.display.snapshot import (
+    CourseRow,
+    FragmentRow,
+    NewestRow,
+    NodeSnapshot,
+    PeerRow,
+    StatusReport,
+    status_of,
+)
+from p2pdiloco.web.asked_source import middle
+from p2pdiloco.web.forecast import fit, forecast
+from p2pdiloco.web.making import public_view
+from p2pdiloco.web.people import standing
+from p2pdiloco.web.words import MarkKind, MemberWord, Pulse, Why
+
+NOW_S = 1_800_000_000.0
+
+
+def row(**fields: Any) -> PeerRow:
+    kept: dict[str, Any] = {"peer": "ben", "last_seen_s": 1.0, "confirmed": True}
+    return PeerRow(**(kept | fields))
+
+
+def report(**fields: Any) -> StatusReport:
+    snapshot = NodeSnapshot(
+        name="ann",
+        peer="ann",
+        run_name="test",
+        run_id="ab" * 32,
+        state="training",
+        fragments=tuple(FragmentRow(index=index, number=3) for index in range(4)),
+        run_versions=12,
+        clock_s=NOW_S,
+    )
+    made: dict[str, Any] = {
+        name: getattr(snapshot, name) for name in NodeSnapshot.__struct_fields__ if name != "peers"
+    }
+    return status_of(NodeSnapshot(**(made | fields)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "why"),
+    [
+        ({}, MemberWord.HERE, Why.NONE),
+        ({"last_seen_s": None}, MemberWord.SILENT, Why.SILENT),
+        ({"last_seen_s": 16.0, "confirmed": False}, MemberWord.SILENT, Why.SILENT),
+        ({"confirmed": False, "behind_versions": 9}, MemberWord.BEHIND, Why.CATCHING_UP),
+        ({"votes": False}, MemberWord.BEHIND, Why.NO_DISK),
+        ({"learning": False}, MemberWord.RESTING, Why.NOT_TRAINING),
+        ({"behind_versions": 1}, MemberWord.HERE, Why.NONE),
+        ({"behind_versions": 2}, MemberWord.BEHIND, Why.OLD_VERSIONS),
+        ({"behind_versions": 2, "thin": True}, MemberWord.BEHIND, Why.THIN_UPLINK),
+        ({"merged_age_s": 61.0}, MemberWord.BEHIND, Why.NOT_MERGED),
+        ({"thin": True}, MemberWord.HERE, Why.THIN_UPLINK),
+    ],
+)
+def test_who_is_behind_and_why(fields: dict[str, Any], state: MemberWord, why: Why) -> None:
+    assert standing(row(**fields), patience_s=60.0) == (state, why)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pulse"),
+    [
+        ({"run_versions": 0}, Pulse.NEW),
+        ({}, Pulse.ALIVE),
+        ({"newest": NewestRow(fragment=0, number=3, age_s=59.0)}, Pulse.ALIVE),
+        ({"newest": NewestRow(fragment=0, number=3, age_s=61.0)}, Pulse.LATE),
+        ({"newest": NewestRow(fragment=0, number=3, age_s=61.0, usual_s=30.0)}, Pulse.ALIVE),
+        ({"newest": NewestRow(fragment=0, number=3, age_s=601.0)}, Pulse.STILL),
+        ({"newest": NewestRow(fragment=0, number=3, age_s=601.0), "state": "idle"}, Pulse.LATE),
+        ({"course": CourseRow(rests="paused")}, Pulse.PAUSED),
+        ({"course": CourseRow(rests="ended")}, Pulse.ENDED),
+    ],
+)
+def test_the_pulse_of_a_run(fields: dict[str, Any], pulse: Pulse) -> None:
+    assert public_view(report(**fields), NOW_S).pulse is pulse
+
+
+def test_a_member_that_died_is_shown_for_a_while_and_one_that_left_is_not() -> None:
+    marks = (
+        PastEvent(NOW_S - 90, "silent", "died", "dan", None, 1, "Dan"),
+        PastEvent(NOW_S - 80, "silent", "died", "eve"),
+        PastEvent(NOW_S - 70, "join", "heard of", "eve"),
+        PastEvent(NOW_S - 2000, "silent", "died", "old"),
+        PastEvent(NOW_S - 60, "leave", "good-bye", "fay"),
+    )
+    view = public_view(report(marks=marks), NOW_S)
+    assert [(m.peer, m.name, m.state) for m in view.members] == [
+        ("ann", "ann", MemberWord.HERE),
+        ("dan", "Dan", MemberWord.SILENT),
+    ]
+    assert view.members[0].is_me and view.members_total == 2
+
+
+def test_times_of_another_clock_are_ours_and_what_cannot_be_is_left_out() -> None:
+    theirs_s = NOW_S - 86_400.0
+    curve = (
+        LossPoint(theirs_s - 50, 1000, 3.0),
+        LossPoint(theirs_s + 9e6, 2000, 2.9),
+        LossPoint(theirs_s - 10, 3000, float("nan")),
+    )
+    marks = (PastEvent(theirs_s - 5, "silent", "", "dan"), PastEvent(theirs_s, "nonsense", ""))
+    view = public_view(report(clock_s=theirs_s, curve=curve, marks=marks), NOW_S)
+    assert view.curve.at_s == (NOW_S - 50,) and view.curve.tokens == (1000,)
+    assert [(mark.kind, mark.at_s) for mark in view.marks] == [(MarkKind.SILENT, NOW_S - 5)]
+
+
+def test_a_forecast_goes_through_the_newest_point_to_the_end_of_the_schedule() -> None:
+    points = tuple(LossPoint(float(n), 1000 * n, 2.0 + 30.0 * (1000 * n) ** -0.5) for n in range(1, 60))
+    found = fit(points)
+    assert found is not None and abs(found.exponent - 0.5) < 0.01 and abs(found.floor - 2.0) < 0.01
+    ahead = forecast(points, 60_000, 200_000, NOW_S, NOW_S + 1400.0)
+    assert ahead is not None and ahead.tokens[0] == 59_000 and ahead.tokens[-1] == 200_000
+    assert (
+        abs(ahead.loss[0] - points[-1].loss) < 1e-4 and abs(ahead.loss[-1] - (2 + 30 * 200_000**-0.5)) < 0.01
+    )
+    assert ahead.at_s[-1] == NOW_S + 1400.0
+    assert all(low <= loss <= high for low, loss, high in zip(ahead.low, ahead.loss, ahead.high, strict=True))
+
+
+def test_there_is_no_forecast_of_what_is_over_too_short_or_rises() -> None:
+    points = tuple(LossPoint(float(n), 1000 * n, 2.0 + 30.0 * (1000 * n) ** -0.5) for n in range(1, 60))
+    assert forecast(points, 60_000, 50_000, NOW_S, None) is None
+    assert forecast(points[:5], 6_000, 50_000, NOW_S, None) is None
+    assert forecast((), 6_000, 50_000, NOW_S, None) is None
+    assert fit(tuple(LossPoint(float(n), 1000 * n, 2.0 + n) for n in range(1, 60))) is None
+    assert fit(tuple(LossPoint(0.0, 1000, 2.0) for _ in range(60))) is None
+
+
+def test_one_liar_among_three_is_not_believed() -> None:
+    honest = [report(course=CourseRow(tokens=tokens)) for tokens in (1000, 1010)]
+    for lie in (0, 1 << 60):
+        assert middle([*honest, report(course=CourseRow(tokens=lie))]).course.tokens in (1000, 1010)
+    newcomer = report(course=CourseRow(tokens=5), state="joining")
+    assert middle([newcomer, honest[0]]) is honest[0] and middle([newcomer]) is newcomer
