@@ -42,7 +42,7 @@ SAVE_EVERY_S = 600.0
 
 
 class _WatchedRun:
-    """What is known of one run."""
+    """Knowledge of one run."""
 
     def __init__(self, history: History) -> None:
         self.history = history

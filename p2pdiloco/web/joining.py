@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import segno
-
 from p2pdiloco.daemon.admission.link import link_of
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import ConfigError
@@ -26,7 +24,11 @@ def join_view(run: PublishedRun, addresses: Sequence[str]) -> JoinView:
 
 @lru_cache(maxsize=64)
 def qr_svg(text: str) -> str:
-    """Draw a QR; empty: the text is too long for one."""
+    """Draw a QR; empty: the text is too long for one, or the package is not installed."""
+    try:
+        import segno
+    except ModuleNotFoundError:  # a bootstrap needs few packages
+        return ""
     try:
         drawn = segno.make(text, error="l", micro=False).svg_inline(omitsize=True, border=2)
     except segno.DataOverflowError:
