@@ -44,7 +44,8 @@ run_group.add_command(link)
 
 
 @run_group.command("new")
-@click.argument("name")
+@click.argument("name", required=False, default="")
+@click.option("--guide", is_flag=True, help="Ask for all of it at the terminal, step by step.")
 @click.option(
     "--preset",
     default="tiny",
@@ -88,6 +89,13 @@ run_group.add_command(link)
     help="A `tokenizers` JSON file: a path, or of the Hugging Face hub; bytes: none, text is raw bytes.  "
     "[default: the model's own with --from, else bytes]",
 )
+@click.option(
+    "--data",
+    default="",
+    metavar="SOURCE",
+    help="Text to train on: embedded, each node's own files, jsonl or parquet, or hub:OWNER/NAME.  "
+    "[default: the preset's]",
+)
 @click.option("--end-of-document", default="", metavar="TOKEN", help="Its token that ends documents.")
 @click.option(
     "--admission",
@@ -106,6 +114,7 @@ run_group.add_command(link)
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def new(
     name: str,
+    guide: bool,
     preset: str,
     seed: int,
     expected_members: int,
@@ -113,6 +122,7 @@ def new(
     source: Path | None,
     architecture: str,
     tokenizer: str | None,
+    data: str,
     end_of_document: str,
     admission: str | None,
     listen: tuple[str, ...],
@@ -123,7 +133,15 @@ def new(
     if out.exists() and not force:
         raise UserError(f"{out}: exists already", hint="--force overwrites it, --out FILE writes another")
     try_file(out, "--out")
-    manifest = for_run(preset, name, seed)
+    if guide:
+        from p2pdiloco.cli.guided.new_run import ask_for_run
+
+        values = {"seed": seed, "listen": listen, "out": out, "force": force}
+        click.get_current_context().invoke(new, **values, **ask_for_run(name, preset))
+        return
+    if not name:
+        raise UserError("the run needs a name: p2pdiloco run new NAME", "or be asked for all: --guide")
+    manifest = _with_data(for_run(preset, name, seed), data)
     group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
     manifest = msgspec.structs.replace(manifest, group=group)
     if length is not None:
@@ -151,12 +169,7 @@ def new(
         click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)
     if content is not None:
         click.echo(f"the tokenizer is in {save_tokenizer(out, content)}: keep it beside {out.name}", err=True)
-    try:
-        with out.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
-    click.echo(os.fsencode(out))  # (a name that need not be text)
+    _write(out, text, force)
     if missing := _missing_package(manifest):
         words = f"note: this run's data need {missing} on every node, and it is not installed here"
         click.echo(f"{words}; {install_hint('vision')}", err=True)
@@ -167,6 +180,28 @@ def new(
         f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}",
         err=True,
     )
+
+
+def _write(out: Path, text: str, force: bool) -> None:
+    try:
+        with out.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
+    click.echo(os.fsencode(out))  # (a name that need not be text)
+
+
+def _with_data(manifest: Manifest, source: str) -> Manifest:
+    if not source:
+        return manifest
+    from p2pdiloco.cli.guided.new_run import data_source
+
+    kind, _, dataset = data_source(source).partition(":")
+    section = msgspec.to_builtins(manifest.data) | {"source": kind, "dataset": dataset}
+    try:
+        return msgspec.structs.replace(manifest, data=msgspec.convert(section, DataSection))
+    except msgspec.ValidationError as error:
+        raise UserError(f'"{dataset}" is no name of a data set, OWNER/NAME') from error
 
 
 def _missing_package(manifest: Manifest) -> str:

@@ -56,7 +56,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     # Guided, at a terminal: it looks at the run through the same link, and saves what was answered.
     guided = visited_swarm.folder / "guided"
     terminal = Terminal(["-m", "p2pdiloco", "join", link, "--data-dir", str(guided)])
-    for question in ("Name that", "to send", "to receive", "of the disk"):
+    for question in ("Name that", "to send", "to receive", "of the disk", "month", "Hours"):
         terminal.expect(question)
         terminal.type("")
     assert "run test (" in terminal.expect("What now?"), terminal.shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,22 @@ import msgspec
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.cli.guided.autostart import can_start_by_itself
 from p2pdiloco.cli.guided.looking import look_at, takes
-from p2pdiloco.cli.guided.questions import Answers, Question, ask_all, one_of
+from p2pdiloco.cli.guided.questions import Answers, Question, ask_all, one_of, yes_or_no
 from p2pdiloco.cli.guided.saved import saved_settings
 from p2pdiloco.config.addresses import check_join_address
 from p2pdiloco.config.folders import expanded
+from p2pdiloco.config.owner.own_limits import OwnLimits, bounds_of
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.units import parse_rate, parse_size
 from p2pdiloco.daemon.admission.link import Way, is_word, way_of
 from p2pdiloco.daemon.admission.own import owns
+from p2pdiloco.daemon.rest.readers import mains
 from p2pdiloco.daemon.run_files.listing import SHORT, PublishedRun
 from p2pdiloco.errors import UserError
 from p2pdiloco.printable import clean
 
 MAX_NAME = 63
+LIMITS = ("max_transfer", "hours", "not_on_battery")
 
 
 class Guide:
@@ -103,12 +107,40 @@ class Guide:
                 "what is free",
                 _size,
             ),
+            *self._limits(was),
             Question(
                 "then",
                 f"What now? start: save and start here{service}; save: only save; quit: nothing",
                 "start",
                 read=one_of(ends),
                 before=lambda a: self._show(way_in(a), a),
+            ),
+        ]
+
+    def _limits(self, was: Callable[[str], str]) -> list[Question]:
+        """List the questions about how much of this machine the run may have, and when."""
+        has_battery = mains() is not None
+        return [
+            Question(
+                "max_transfer",
+                "At most so much to send and receive in a month, such as 200GB/month",
+                was("max_transfer"),
+                "no bound",
+                _limit("max_transfer"),
+            ),
+            Question(
+                "hours",
+                "Hours in which it trains, such as 22-7",
+                was("hours"),
+                "at all times",
+                _limit("hours"),
+            ),
+            Question(
+                "not_on_battery",
+                "Train on mains power only? y or n",
+                "n" if self._before and not self._before.get("not_on_battery") else "y",
+                read=yes_or_no,
+                wanted=lambda _: has_battery,
             ),
         ]
 
@@ -161,7 +193,7 @@ class Guide:
             values["invite"] = "".join(way.word.split())
         else:
             values |= {"join": way.join, "run": self._run.id if self._run is not None else way.run}
-        asked = ("name", "data", "max_upload", "max_download", "max_disk")
+        asked = ("name", "data", "max_upload", "max_download", "max_disk", *LIMITS)
         return values | {key: answers[key] for key in asked if key in answers}
 
 
@@ -188,6 +220,16 @@ def _path(word: str) -> Path:
 def _rate(word: str) -> str:
     parse_rate(word, "the limit")
     return word
+
+
+def _limit(key: str) -> Callable[[str], str]:
+    """Make a reader of one of the owner's limits."""
+
+    def read(word: str) -> str:
+        bounds_of(msgspec.structs.replace(OwnLimits(), **{key: word}))
+        return word
+
+    return read
 
 
 def _size(word: str) -> str:

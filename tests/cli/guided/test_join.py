@@ -23,6 +23,7 @@ ADDRESS = f"/ip4/203.0.113.1/tcp/31337/p2p/{OWNER.peer_id}"
 SCRIPT = str(Path(__file__).with_name("at_terminal.py"))
 RUN = run_called("ours").id
 LINK = encode_link(RunLink(RUN, (ADDRESS,), OWNER.peer_id, "ours"))
+USUAL = [(words, "") for words in ("Name", "to send", "to receive", "of the disk", "month", "Hours")]
 Join = Callable[..., Terminal]
 
 
@@ -69,6 +70,9 @@ def test_it_asks_shows_saves_and_starts(join: Join, tmp_path: Path) -> None:
         ("to send", "10Mbit"),
         ("to receive", ""),
         ("of the disk", "20GiB"),
+        ("month", "much"),
+        ("month", "200GB/month"),
+        ("Hours", "22-7"),
     )
     shown = terminal.expect("What now?")
     assert "run ours (" in shown and "memory: at least" in shown and "--max-disk 20GiB" in shown
@@ -80,16 +84,15 @@ def test_it_asks_shows_saves_and_starts(join: Join, tmp_path: Path) -> None:
     assert f"STARTED anna 10Mbit True {RUN} {folder}" in terminal.shown
     path = folder / "node.toml"
     values = load_settings_table(path, "node")
-    assert values == {"data_dir": folder, "invite": LINK, "name": "anna", "max_upload": "10Mbit"} | {
-        "max_disk": "20GiB"
-    }
+    told = {"name": "anna", "max_upload": "10Mbit", "max_disk": "20GiB", "hours": "22-7"}
+    assert values == {"data_dir": folder, "invite": LINK, "max_transfer": "200GB/month", **told}
     assert path.stat().st_mode & 0o777 == 0o600 and not list(folder.glob("*.tmp"))
 
     # Once more: what was answered is what Enter takes; other keys stay.
     path.write_text(path.read_text() + "threads = 2\n")
     again = join()
     answer(again, (LINK[:20], ""), ("[anna]", ""), ("[10Mbit]", ""), ("no limit", ""), ("[20GiB]", ""))
-    answer(again, ("What now?", "save"))
+    answer(again, ("[200GB/month]", ""), ("[22-7]", ""), ("What now?", "save"))
     assert again.end() == 0 and load_settings_table(path, "node") == values | {"threads": 2}
     assert "STARTED" not in again.shown
 
@@ -110,9 +113,12 @@ def test_an_address_needs_a_run(join: Join, tmp_path: Path) -> None:
         ("to send", ""),
         ("to receive", ""),
         ("of the disk", "1KiB"),
+        ("month", ""),
+        ("Hours", ""),
     )
     terminal.expect("--max-disk is")
-    answer(terminal, ("What now?", "back"), ("of the disk", ""), ("What now?", "save"))
+    answer(terminal, ("What now?", "back"), ("Hours", "back"), ("month", "back"), ("of the disk", ""))
+    answer(terminal, ("month", ""), ("Hours", ""), ("What now?", "save"))
     assert terminal.end() == 0, terminal.shown
     values = tomllib.loads((tmp_path / "my node/node.toml").read_text())["node"]
     assert values["join"] == [ADDRESS] and values["run"] == run_called("own-data").id
@@ -121,7 +127,7 @@ def test_an_address_needs_a_run(join: Join, tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_nothing(join: Join, tmp_path: Path) -> None:
     terminal = join(LINK)
-    answer(terminal, *[(words, "") for words in ("Name", "to send", "to receive", "of the disk")])
+    answer(terminal, *USUAL)
     terminal.expect("What now?")
     terminal.expect(": ")
     terminal.press(CTRL_C)
@@ -137,7 +143,7 @@ def test_a_run_by_invite_needs_one(join: Join, tmp_path: Path) -> None:
         ("Name or id", "closed-one"),
         ("takes members by invite", "back"),
         ("Run link", LINK),
-        *[(words, "") for words in ("Name", "to send", "to receive", "of the disk")],
+        *USUAL,
         ("What now?", "quit"),
     )
     assert terminal.end() == 0 and "nothing was saved" in terminal.shown
@@ -146,7 +152,7 @@ def test_a_run_by_invite_needs_one(join: Join, tmp_path: Path) -> None:
 
 def test_it_starts_by_itself(join: Join, tmp_path: Path) -> None:
     terminal = join(LINK)
-    answer(terminal, *[(words, "") for words in ("Name", "to send", "to receive", "of the disk")])
+    answer(terminal, *USUAL)
     answer(terminal, ("What now?", "service"))
     assert terminal.end() == 0, terminal.shown
     unit = tmp_path / "config/systemd/user" / UNIT
