@@ -126,6 +126,35 @@ def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
     assert len(waits) == 5
 
 
+def test_a_learner_rests_for_its_machine_until_all_is_merged_and_apart_from_the_run(bench, monkeypatch):
+    waits = []
+
+    def wait(timeout_s):
+        waits.append(timeout_s)
+        if len(waits) == 2:  # what it handed out is merged
+            for fragment in range(len(bench.fragments)):
+                bench.post(Install(fragment, 1, 1, "merged"))
+        if len(waits) == 4:
+            bench.post(FollowCourse((), "paused"))
+        if len(waits) == 5:
+            bench.post(SpareMachine())  # the run's pause is another's
+        if len(waits) == 7:
+            bench.post(FollowCourse())
+
+    monkeypatch.setattr(bench.channel, "wait", wait)
+    mailbox = Mailbox(bench.channel, bench.training, bench.fragments, (), None, 0.0)
+    assert mailbox.boundary(bench.training.step())
+    bench.events()
+    bench.post(SpareMachine(rests=True))
+    assert mailbox.boundary(bench.training.step())
+    assert len(waits) == 7, "it rested for both"
+    events = bench.events()
+    copied = [event.fragment for event in events if isinstance(event, CopiedOut)]
+    assert copied == list(range(len(bench.fragments))), "each once, whatever its due date"
+    said = [event.handed_over for event in events if isinstance(event, Status)]
+    assert said[:2] == [False, False] and said[2:5] == [True] * 3 and not any(said[5:])
+
+
 @pytest.mark.parametrize("daemon_stopped", [False, True])
 def test_a_rest_is_no_inner_step_and_no_evaluation(bench, monkeypatch, daemon_stopped):
     """A measurement within a rest is left out once: twice, steps would take less than no time."""

@@ -8,11 +8,12 @@ import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from system_kit import Daemon, Swarm
+from system_kit import START_S, Daemon, Swarm
 
 from p2pdiloco.config.manifest import GroupSection
 from p2pdiloco.config.presets import MICRO
@@ -120,6 +121,48 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
         assert sum(merged for merged, _ in parts) >= 0.5 * sum(live for _, live in parts)
         status = swarm.command("status", "--join", two.address() or "", "--json")
         assert status.returncode == 0 and all(d.peer_id in status.stdout for d in (one, two, late))
+        its_owner_stops_it_for_a_while(swarm, late, one)
+
+
+def its_owner_stops_it_for_a_while(swarm: Swarm, node: Daemon, other: Daemon) -> None:
+    """What the owner of a machine may ask of its node: pause, resume, a budget that is used up, finish."""
+
+    def tell(*words: str) -> str:
+        done = swarm.command(*words, "--data-dir", str(node.data_dir))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def state() -> dict[str, Any]:
+        return json.loads(tell("limits", "--json"))
+
+    assert "what was made is handed over" in tell("pause")
+    found = swarm.until(lambda: (s := state())["rest"]["handed_over"] and s, "its work in a version")
+    assert found["state"] == "idle" and found["rest"]["reason"] == "paused"
+    assert found["transfer"]["sent_bytes"] > 0
+    status = json.loads(tell("status", "--json"))
+    assert status["state"] == "idle" and status["rest"]["words"].startswith("idle: paused by its owner since")
+    trained = status["data"]["tokens"]
+    swarm.advance(other, FRAGMENTS, 3)  # who rests keeps nobody
+    swarm.advance(node, FRAGMENTS, 1)  # and follows
+    assert json.loads(tell("status", "--json"))["data"]["tokens"] == trained
+    assert tell("resume").startswith("resumed: the learner goes on")
+    step = node.inner_step()
+    swarm.until(lambda: node.inner_step() > step + 2, "inner steps after the pause")
+
+    assert "max-transfer is 1kB" in tell("limits", "--max-transfer", "1kB/month")
+    swarm.until(lambda: state()["state"] == "away", "it to leave for the budget's sake")
+    assert "used up" in state()["rest"]["words"]
+    assert node.child("p2pd") is None and node.events("leave")[-1].reason == "nothing was pending"
+    swarm.advance(other, FRAGMENTS, 2)
+    tell("limits", "--max-transfer", "none")
+    step = len(node.events("progress"))
+    swarm.until(lambda: len(node.events("progress")) > step, "it to come back and train", START_S)
+
+    assert "leaving, within" in tell("finish")
+    node.wait_exit(0)
+    assert node.events("leave")[-1].reason == "nothing was pending"
+    gone = swarm.command("pause", "--data-dir", str(node.data_dir))
+    assert gone.returncode == 4 and "no node runs here" in gone.stderr
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="no limits of other processes here")

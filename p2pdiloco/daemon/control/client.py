@@ -6,8 +6,6 @@ import contextlib
 import socket
 from pathlib import Path
 
-import msgspec
-
 from p2pdiloco.daemon.control.server import is_owner
 from p2pdiloco.daemon.control.wire_lines import (
     MAX_LINE_BYTES,
@@ -18,6 +16,7 @@ from p2pdiloco.daemon.control.wire_lines import (
     socket_path,
 )
 from p2pdiloco.errors import UserError
+from p2pdiloco.notes import DAMAGE
 
 TIMEOUT_S = 10.0
 
@@ -49,7 +48,7 @@ def ask(data_dir: Path, request: Request, timeout_s: float = TIMEOUT_S) -> Reply
         raise NodeSilent(
             f"the node with the data folder {data_dir} does not answer at {path}: {error}", hint
         ) from error
-    except (msgspec.MsgspecError, ValueError) as error:
+    except DAMAGE as error:
         raise NodeSilent(f"the node at {path} answers in words of another version") from error
 
 

@@ -22,7 +22,7 @@ from p2pdiloco.daemon.control.controls import ControlState, LimitRow
 from p2pdiloco.daemon.display.snapshot import RestRow, TransferRow
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.governor import handed_over
-from p2pdiloco.daemon.rest.keeper import Keeper
+from p2pdiloco.daemon.rest.keeper import WishKeeper
 from p2pdiloco.daemon.rest.reasons import Rest, RestReason
 from p2pdiloco.daemon.rest.sources import OwnersMachine
 from p2pdiloco.learner import channel_messages as ch
@@ -79,7 +79,7 @@ class NodeControls:
         """
         self._given, self._stop, self._wall = settings, stop, wall
         self._now = asyncio.get_running_loop().time
-        self._keeper = Keeper(settings.data_dir, limits_of(settings), machine or OwnersMachine(), wall)
+        self._keeper = WishKeeper(settings.data_dir, limits_of(settings), machine or OwnersMachine(), wall)
         self._member: Reins | None = None
         self._rest: Rest | None = None
         self._told: ch.SpareMachine | None = None

@@ -12,8 +12,6 @@ import struct
 import sys
 from pathlib import Path
 
-import msgspec
-
 from p2pdiloco.daemon.control.controls import OwnerControls
 from p2pdiloco.daemon.control.wire_lines import (
     MAX_LINE_BYTES,
@@ -24,6 +22,7 @@ from p2pdiloco.daemon.control.wire_lines import (
     socket_path,
 )
 from p2pdiloco.errors import UserError
+from p2pdiloco.notes import DAMAGE
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 5.0
@@ -90,21 +89,21 @@ class ControlServer:
             async with asyncio.timeout(PATIENCE_S):
                 writer.write(encode(await self._reply(reader, writer)))
                 await writer.drain()
-        except (TimeoutError, OSError, ValueError, EOFError):  # too slow, gone, or a line without an end
+        except (TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):  # too slow, gone, no line
             self.refused += 1
         finally:
             writer.close()
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Reply:
+        line = await reader.readuntil(b"\n")  # also of who is refused, who would else not hear why
         if len(self._clients) > MAX_CLIENTS:
             return Reply(False, "too many ask this node at once", "try again")
         if not is_owner(writer.get_extra_info("socket")):
             self.refused += 1
             return Reply(False, "this node belongs to another user")
-        line = await reader.readuntil(b"\n")
         try:
             request = decode_request(line)
-        except (msgspec.MsgspecError, ValueError):
+        except DAMAGE:
             self.refused += 1
             return Reply(False, "not a request that this node knows", "is it of the same version?")
         try:

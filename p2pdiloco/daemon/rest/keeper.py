@@ -1,4 +1,4 @@
-"""Keeper of what this machine's owner wants: a pause, limits, the month's transfer, and what follows.
+"""WishKeeper of what this machine's owner wants: a pause, limits, the month's transfer, and what follows.
 
 It knows no member: `daemon.control.owner` carries out what it finds.
 """
@@ -45,8 +45,8 @@ class Limit(Struct, frozen=True):
     comes_from: str
 
 
-class Keeper:
-    """Keeper of one data folder's wishes."""
+class WishKeeper:
+    """WishKeeper of one data folder's wishes."""
 
     def __init__(
         self, data_dir: Path, given: OwnLimits, machine: OwnersMachine, wall: Callable[[], float]

@@ -7,7 +7,7 @@ import heapq
 
 import pytest
 
-from p2pdiloco.adapters.net.flow import LEAST_BYTES, TARGET_S, Allowance, Flow, Limits, Sending
+from p2pdiloco.adapters.net.flow import CHUNK_BYTES, LEAST_BYTES, TARGET_S, Allowance, Flow, Limits, Sending
 
 
 class Link:
@@ -181,3 +181,27 @@ async def test_control_messages_are_paid_by_bulk_but_never_wait() -> None:
         limits.control(1000, 1000)
     wait_s = limits.upload._charge(1, float("inf"))
     assert 0.5 < wait_s <= 1.0, "and not for more than a second"
+
+
+async def test_limits_that_change_hold_for_streams_that_are_under_way() -> None:
+    now = [100.0]
+    limits = Limits.of(8e6, 0, lambda: now[0])
+    upload = limits.upload
+    assert upload is not None and upload.bytes_per_s == 1e6
+    limits.allow(800_000, 4e6, lambda: now[0])
+    assert upload.bytes_per_s == 100_000 and limits.upload is upload
+    assert limits.download is not None and limits.download.bytes_per_s == 500_000
+    limits.allow(0, 0, lambda: now[0])
+    assert limits.upload is None and limits.download is None
+    assert upload.chunk_bytes == CHUNK_BYTES
+    await asyncio.wait_for(upload.take(1 << 30), 1.0)  # a stream that has it still
+    await asyncio.wait_for(upload.take(1 << 30), 1.0)
+
+
+def test_what_went_over_the_link_is_counted_whatever_became_of_it() -> None:
+    limits = Limits()
+    limits.handed_over(1000)
+    limits.sent(500)
+    limits.received(200)
+    limits.control(30, 40)
+    assert (limits.carried_out_bytes, limits.carried_in_bytes) == (1040 + 230, 208 + 240)
