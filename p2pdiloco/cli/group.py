@@ -31,7 +31,7 @@ from p2pdiloco.cli.plan import plan
 from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
-from p2pdiloco.cli.watching.command import top
+from p2pdiloco.cli.watching.command import board, top
 from p2pdiloco.config.settings import check_environment
 from p2pdiloco.errors import UserError, without_torch
 from p2pdiloco.printable import clean
@@ -47,9 +47,9 @@ def cli() -> None:
     check_environment(os.environ, known_variables(cli))
 
 
-for command in (run_group, plan, bootstrap, node, join, status, top, doctor, demo, chaos, simulate):
+for command in (run_group, plan, bootstrap, node, join, status, doctor, demo, chaos, simulate):
     cli.add_command(command)
-for command in CONTROLS:
+for command in (top, board, *CONTROLS):
     cli.add_command(command)
 for command in (invite, *COMMANDS, can_join):
     cli.add_command(command)

@@ -44,3 +44,18 @@ class LogToSettings(Struct, frozen=True, kw_only=True):
     name: str = ""
     """Name of the run in the charts; empty: the data folder's."""
     again: bool = False
+
+
+class BoardSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco board`."""
+
+    join: tuple[str, ...] = ()
+    data_dir: Path | None = None
+    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
+    run: str = ""
+    out: Path = Path("board")
+    """Folder of the files."""
+    every: str = ""
+    """Time between two versions of the files, such as 30s; empty: they are written once."""
+    timeout_s: float = 20.0
+    """Time within which somebody must answer."""

@@ -265,10 +265,18 @@ def test_the_owner_of_the_machine_commands(server: PageServer, looks: Looks) -> 
     assert "This node" not in page.text("main")
 
 
-def test_the_line_to_join_is_copied(server: PageServer, looks: Looks) -> None:
+@pytest.mark.parametrize("answers", ["Promise.resolve()", "Promise.reject(new Error('not here'))"])
+def test_the_line_to_join_is_copied(server: PageServer, looks: Looks, answers: str) -> None:
     page = looks.at(server.url)
-    page.js("document.querySelector('.copy').click()")
+    line = page.text("#join-line")
+    page.js(
+        "Object.defineProperty(navigator, 'clipboard', {value: "
+        f"{{writeText: text => {{ window.copied = text; return {answers}; }}}}}});"
+        "document.execCommand = () => { window.copied = getSelection().toString().trim() + '!'; };"
+        "document.querySelector('.copy').click()"
+    )
     page.until("document.querySelector('.copy').innerText === 'Copied'")
+    assert page.js("window.copied") == (line if "resolve" in answers else line + "!")
 
 
 def test_ages_are_worded_as_the_server_does(server: PageServer, looks: Looks) -> None:

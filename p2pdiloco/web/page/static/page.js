@@ -110,7 +110,7 @@ function listen() {
 
 async function look() {
   try {
-    const answer = await fetch(location.href, { cache: "no-cache" });
+    const answer = await fetch(location.href, { cache: "no-store" });
     if (answer.ok) {
       const page = parser.parseFromString(await answer.text(), "text/html");
       const parts = ["head", ...[...page.querySelectorAll("main section[id]")].map((part) => part.id)];
