@@ -19,7 +19,8 @@ import pytest
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.cli.doctor import machine, names, peers, probe, run_checks
-from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good, looked
+from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good
+from p2pdiloco.cli.doctor.looking import all_of, looked
 from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
@@ -54,6 +55,16 @@ async def test_whatever_fails_is_a_line_with_a_bound_in_time() -> None:
     assert exit_status([good("a", "b"), told]) == 0
     assert exit_status([Diagnosis("a", Level.WARNING, "")]) == 1
     assert exit_status([Diagnosis("a", Level.BAD, ""), Diagnosis("a", Level.WARNING, "")]) == 2
+
+
+async def test_all_of_it_ends_in_time() -> None:
+    async def findings() -> Any:
+        yield good("a", "b")
+        await asyncio.Event().wait()
+
+    told: list[Diagnosis] = []
+    found = await all_of(findings(), 0.01, told.append)
+    assert found == told and level(found) == ["good", "skipped"] and "--timeout-s" in found[1].todo
 
 
 # --- the machine ---------------------------------------------------------------------------------

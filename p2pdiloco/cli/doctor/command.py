@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import textwrap
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES
-from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, skipped
+from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, setting
 from p2pdiloco.config.addresses import check_join_address
 from p2pdiloco.config.watching_settings import DoctorSettings
@@ -47,9 +46,11 @@ def doctor(**values: Any) -> int:
     settings = build(DoctorSettings, values)
     for address in settings.join:
         check_join_address(address)
+    from p2pdiloco.cli.doctor.examining import examine
+    from p2pdiloco.cli.doctor.looking import all_of
     from p2pdiloco.cli.visitor import visit
 
-    found = visit(_examined(settings))
+    found = visit(all_of(examine(settings), settings.timeout_s, partial(_print, as_json=settings.json)))
     status = exit_status(found)
     if not settings.json:
         counts = {level: sum(finding.level is level for finding in found) for level in Level}
@@ -57,25 +58,7 @@ def doctor(**values: Any) -> int:
     return status
 
 
-async def _examined(settings: DoctorSettings) -> list[Diagnosis]:
-    from p2pdiloco.cli.doctor.examining import examine
-
-    found: list[Diagnosis] = []
-    try:
-        async with asyncio.timeout(settings.timeout_s):
-            async for finding in examine(settings):
-                found.append(finding)
-                _print(finding, settings.json)
-    except TimeoutError:
-        rest = skipped(
-            "time", f"what is left was not looked at: {settings.timeout_s:g} s are over", "raise --timeout-s"
-        )
-        found.append(rest)
-        _print(rest, settings.json)
-    return found
-
-
-def _print(finding: Diagnosis, as_json: bool) -> None:
+def _print(finding: Diagnosis, *, as_json: bool) -> None:
     if as_json:
         click.echo(json_line(finding))
         return

@@ -12,14 +12,15 @@ from pathlib import Path
 from p2pdiloco.adapters.disk.data_dir import is_in_use
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.cli.doctor import machine, names, peers, run_checks
-from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, looked, skipped, warning
+from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
+from p2pdiloco.cli.doctor.looking import looked
 from p2pdiloco.cli.doctor.probe import LOAD_S, WITHIN_S, probed
-from p2pdiloco.cli.status import ask_status
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.watching_settings import DoctorSettings
 from p2pdiloco.core.api.reach import WORDS, Reach
+from p2pdiloco.daemon.finding.asking import ask_status
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
 from p2pdiloco.errors import StorageError, UserError, without_torch
 
