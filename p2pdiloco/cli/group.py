@@ -19,6 +19,7 @@ import click
 
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.doctor.command import doctor
+from p2pdiloco.cli.credits.command import credits_command
 from p2pdiloco.cli.guided.join import join
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.logto.command import log_to
@@ -53,7 +54,7 @@ for command in (top, board, *CONTROLS):
     cli.add_command(command)
 for command in (invite, *COMMANDS, can_join):
     cli.add_command(command)
-for command in (export, generate, evaluate, checkpoint, log_to):
+for command in (export, generate, evaluate, checkpoint, log_to, credits_command):
     cli.add_command(command)
 
 

@@ -34,7 +34,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
 
     link = bootstrap.printed().rpartition("p2pdiloco node p2pdiloco:")[2].strip()
     link = f"p2pdiloco:{link}"
-    node = visited_swarm.start("one", "node", link, *PACE, "--name", "one", "--genesis")
+    node = visited_swarm.start("one", "node", link, *PACE, "--name", "one", "--genesis", "--keep-history")
     visited_swarm.training(node)
     doubt = "the schedule is about"  # of the run's owner, who alone can mend it
     assert doubt in bootstrap.said() and doubt not in node.said()
@@ -92,6 +92,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
 
     # The result, from the live run, and from what the node leaves behind.
     visited_swarm.until(lambda: node.number(0) > 0, "a merge")
+    _credits_of_a_living_run(visited_swarm, bootstrap, node)
     saved = visited_swarm.folder / "theta.safetensors"
     asked = visited_swarm.command("checkpoint", "--join", link, "--out", str(saved))
     assert asked.returncode == 0 and "saved run test (" in asked.stderr, asked.stderr
@@ -124,3 +125,23 @@ def test_another_implementation_of_libp2p_gets_through(visited_swarm: Swarm) -> 
     found = {line["check"]: line for line in map(json.loads, asked.stdout.splitlines())}
     assert found["libp2p"]["level"] == "good", found["libp2p"]
     assert "Noise and yamux" in found["libp2p"]["words"]
+
+
+def _credits_of_a_living_run(swarm: Swarm, bootstrap: Daemon, node: Daemon) -> None:
+    """Whoever asks counts them itself; a certificate of them is checked without asking anybody."""
+    asked = swarm.command("credits", "--join", _address(bootstrap), "--verify", "--json", "--timeout-s", "60")
+    assert asked.returncode == 0, asked.stderr
+    report = json.loads(asked.stdout)
+    (row,) = report["rows"]
+    assert row["peer"] == node.peer_id and row["name"] == "one" and report["keepers"] == [node.peer_id]
+    assert row["fragment_tokens"] == report["fragment_tokens"] > 0 and row["first_s"]
+    assert report["signatures_checked"] >= 2 * row["contributions"] > 0
+    assert not report["doubts"] and not report["notes"] and not report["missing_before"]
+    told = swarm.command("credits", "--data-dir", str(node.data_dir), "--csv")
+    assert told.returncode == 0 and node.peer_id in told.stdout, told.stderr
+    paper = str(swarm.folder / "one.json")
+    where = ("--data-dir", str(node.data_dir))
+    made = swarm.command("credits", *where, "--peer", "one", "--certificate", paper)
+    assert made.returncode == 0, made.stderr
+    checked = swarm.command("credits", "--check", paper)
+    assert checked.returncode == 0 and "signed on" in checked.stdout, checked.stdout

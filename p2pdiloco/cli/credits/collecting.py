@@ -1,0 +1,287 @@
+"""Collecting the credits of a live run: a keeper's sums, or the history itself, counted here.
+
+What the history is follows from the heads on which members stand. Every version below is compared with the
+digest that its child names, so it is of no importance who gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from p2pdiloco.cli.membership.reaching import Reached, ask, reach
+from p2pdiloco.cli.status import Search, visiting
+from p2pdiloco.config.signing import SignedManifest
+from p2pdiloco.core.api.types import Vouch
+from p2pdiloco.credits.audit import Signatures, Tip, count
+from p2pdiloco.credits.ledger import CreditRow, Credits, FragmentLedger, credits_of
+from p2pdiloco.credits.records import HistoryRecord
+from p2pdiloco.credits.store import HistoryStore, VersionLine
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.wording import short_peer
+from p2pdiloco.daemon.history.fetching import Filling, pull_page
+from p2pdiloco.daemon.history.queries import MAX_ROWS, CreditsAnswer, CreditsQuery
+from p2pdiloco.daemon.run_files.listing import ListedRun, peers_of, pull_manifest
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import verify
+from p2pdiloco.ports import Transport
+
+MAX_LEARNERS = 1_000_000
+MAX_LINES = 3
+"""Branches of a fragment that are looked at, where members stand on several."""
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """Wish of whoever asks for credits."""
+
+    join: tuple[str, ...]
+    run: str = ""
+    bucket_s: int = 0
+    verify: bool = False
+    history: Path | None = None
+    """Folder in which to keep what was fetched, for the next time."""
+    timeout_s: float = 20.0
+
+    @property
+    def needs_history(self) -> bool:
+        """True: a keeper's sums do not answer it."""
+        return self.verify or bool(self.bucket_s)
+
+
+class Collected(Struct, kw_only=True):
+    """Credits of a run, and where they are from."""
+
+    run: str
+    run_name: str
+    manifest: SignedManifest
+    credits: Credits
+    names: dict[str, str]
+    keepers: list[str]
+    """Members that keep the history."""
+    members: int
+    """Members that said on which versions they stand."""
+    checked: int | None = None
+    """Number of signatures that were checked; None: the sums are a keeper's word."""
+    counted_here: bool = False
+    tips: list[Tip] = field(default_factory=list)
+    """Heads that were counted back from, of every fragment."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what does not agree, or cannot be told."""
+
+
+class _Folder:
+    """History in a folder of this program. Implements `FetchedInto`."""
+
+    def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
+        self.store = HistoryStore(folder)
+        self._progress, self._came = progress, 0
+
+    async def line(self, fragment: int, tip: Tip) -> VersionLine:
+        return await asyncio.to_thread(self.store.line, fragment, tip.number, tip.digest)
+
+    async def add(self, records: Sequence[HistoryRecord]) -> None:
+        for record in records:
+            self.store.append(record)
+        self._came += len(records)
+        self._progress(self._came)
+
+
+async def collect(wish: Wish, progress: Callable[[int], None]) -> Collected:
+    """Ask the members of a run, and count. `progress` hears how many versions have come.
+
+    Raises:
+        UserError: nobody answers, or there is nothing to tell from.
+    """
+    search = Search(wish.run, peers_of(wish.join))
+    async with visiting(wish.join, search, wish.timeout_s) as (transport, report):
+        hosts = [*search.joined, report.answered_by]
+        found = await pull_manifest(transport, ListedRun(report.run_id, [report.run_name]), hosts)
+        if found is None:
+            raise UserError("nobody gives the manifest of the run", "try again, or join through another peer")
+        signed, manifest = found
+        reached = await reach(transport, report.run_id, search.joined)
+        if report.answered_by not in reached.peers:
+            reached.peers.append(report.answered_by)
+        asking = _Asking(transport, report.run_id, search.joined, reached)
+        await asking.look()
+        notes: list[str] = []
+        collected = Collected(
+            run=report.run_id,
+            run_name=manifest.run.name,
+            manifest=signed,
+            credits=Credits((), manifest.sync.fragments, 0, 0, 0),
+            names=asking.names(),
+            keepers=list(asking.answers),
+            members=len(asking.stands),
+            notes=notes,
+        )
+        if asking.answers and not wish.needs_history:
+            collected.credits = await asking.told(notes)
+            collected.names = asking.names()
+        else:
+            await asking.counted(wish, collected, progress)
+        return collected
+
+
+class _Asking:
+    """Questions to the members of one run."""
+
+    def __init__(self, transport: Transport, run: str, joined: Sequence[str], reached: Reached) -> None:
+        self._transport, self._run, self._joined = transport, run, frozenset(joined)
+        self._reached = reached
+        self.stands: dict[str, dict[int, Vouch]] = {}
+        self.answers: dict[str, CreditsAnswer] = {}
+        self._names: dict[str, str] = {}
+
+    async def look(self) -> None:
+        """Ask all on which versions they stand, and who keeps the history what it says."""
+        peers = self._reached.peers
+        query, sums = wire.StandsQuery(self._run), CreditsQuery(self._run)
+        stands = await asyncio.gather(*(ask(self._transport, p, query, wire.Stands) for p in peers))
+        answers = await asyncio.gather(*(ask(self._transport, p, sums, CreditsAnswer) for p in peers))
+        for peer, stood, answer in zip(peers, stands, answers, strict=True):
+            if stood is not None:
+                self.stands[peer] = {version.fragment: version for version in stood.versions}
+            if answer is not None:
+                self.answers[peer] = answer
+                self._names.update((row.peer, row.name) for row in answer.rows if row.name)
+
+    def names(self) -> dict[str, str]:
+        """Names of learners: their own records' where there are any, else what keepers remember."""
+        return self._names | {peer: name for peer, name in self._reached.names.items() if name}
+
+    # --- a keeper's sums -----------------------------------------------------------------------------
+
+    async def told(self, notes: list[str]) -> Credits:
+        """Take the sums of the keeper that knows most, and compare them with the others'."""
+        best = max(
+            self.answers,
+            key=lambda p: (-self.answers[p].before_fragment_tokens, self.answers[p].fragment_tokens),
+        )
+        rows = await self._rows(best)
+        for peer, answer in self.answers.items():
+            if peer != best and (why := _disagreement(self.answers[best], answer)):
+                notes.append(f"…{short_peer(peer)} and …{short_peer(best)} disagree: {why}; see --verify")
+        answer = self.answers[best]
+        return Credits(
+            rows=tuple(rows),
+            fragments=answer.fragments,
+            fragment_tokens=answer.fragment_tokens,
+            before_fragment_tokens=answer.before_fragment_tokens,
+            uncredited_fragment_tokens=answer.uncredited_fragment_tokens,
+            missing=dict(answer.missing),
+            doubts=dict(answer.doubts),
+        )
+
+    async def _rows(self, keeper: str) -> list[CreditRow]:
+        """Ask a keeper for all its rows."""
+        first = self.answers[keeper]
+        lines = list(first.rows)
+        while len(lines) < min(first.learners, MAX_LEARNERS):
+            query = CreditsQuery(self._run, len(lines))
+            more = await ask(self._transport, keeper, query, CreditsAnswer)
+            if more is None or not more.rows:
+                break
+            lines += more.rows
+        self._names.update((line.peer, line.name) for line in lines if line.name)
+        unique = {line.peer: line for line in lines}
+        return [
+            CreditRow(
+                peer=line.peer,
+                fragment_tokens=line.fragment_tokens,
+                tokens=line.fragment_tokens // first.fragments,
+                claimed_tokens=line.claimed_tokens,
+                inner_steps=line.inner_steps,
+                contributions=line.contributions,
+                first_s=line.first_s,
+                last_s=line.last_s,
+            )
+            for line in unique.values()
+        ]
+
+    # --- the history itself --------------------------------------------------------------------------
+
+    async def counted(self, wish: Wish, collected: Collected, progress: Callable[[int], None]) -> None:
+        """Fetch what is missing of the history, and count it here."""
+        if not self.stands:
+            raise UserError(
+                "no member that answers has a version yet", "the first merges of a run take a while"
+            )
+        with tempfile.TemporaryDirectory(prefix="p2pdiloco-credits-") as folder:
+            place = wish.history / self._run[:16] if wish.history is not None else Path(folder)
+            into, ledgers = _Folder(place, progress), []
+            givers = sorted(self._reached.peers, key=lambda peer: peer not in self.answers)
+            filling = Filling(self._run, partial(pull_page, self._transport), givers)
+            for fragment in range(collected.credits.fragments):
+                line = await self._line(fragment, into, filling, collected)
+                signatures = Signatures(self._run, fragment, verify) if wish.verify else None
+                ledger = FragmentLedger(self._run, fragment)
+                if line is not None:
+                    ledger = await asyncio.to_thread(
+                        partial(
+                            count,
+                            into.store,
+                            self._run,
+                            fragment,
+                            line,
+                            bucket_s=wish.bucket_s,
+                            signatures=signatures,
+                        )
+                    )
+                    collected.tips.append(line)
+                if signatures is not None:
+                    collected.checked = (collected.checked or 0) + signatures.checked
+                ledgers.append(ledger)
+            collected.credits = credits_of(ledgers)
+            collected.counted_here = True
+            for peer, why in filling.refusals.items():
+                if why.startswith("false-history"):
+                    collected.notes.append(f"…{short_peer(peer)} gave false records, which were refused")
+
+    async def _line(self, fragment: int, into: _Folder, filling: Filling, collected: Collected) -> Tip | None:
+        """Fetch the line on which most members stand, those first that a person named. None: no version."""
+        voices = {peer: stood[fragment] for peer, stood in self.stands.items() if fragment in stood}
+        best: tuple[tuple[int, int, int], Tip, int] | None = None
+        left = dict(voices)
+        for _ in range(MAX_LINES):
+            if not left:
+                break
+            newest = max(left.values(), key=lambda v: (v.number, v.digest))
+            tip = Tip(newest.number, newest.digest)
+            await filling.fill(into, fragment, tip)
+            line = await into.line(fragment, tip)
+            known = dict(enumerate(line.digests, line.first)) | {tip.number: tip.digest}
+            here = {p for p, v in voices.items() if known.get(v.number) == v.digest or v.number < line.first}
+            left = {p: v for p, v in left.items() if p not in here}
+            support = len(here & self._joined), len(here), tip.number
+            if best is None or support > best[0]:
+                best = support, tip, len(voices) - len(here)
+        if best is None:
+            return None
+        if best[2]:
+            collected.notes.append(
+                f"fragment {fragment}: {best[2]} of {len(voices)} members stand on another branch"
+            )
+        return best[1]
+
+
+def _disagreement(one: CreditsAnswer, other: CreditsAnswer) -> str:
+    """Say in what two keepers cannot both be right; empty: nothing is seen."""
+    if one.tips == other.tips and not one.missing and not other.missing:
+        return "" if one.rows == other.rows or _figures(one) == _figures(other) else "of the same versions"
+    if other.before_fragment_tokens or one.before_fragment_tokens:
+        return ""  # one of them did not keep all of it
+    if other.fragment_tokens > one.fragment_tokens or len(one.rows) == MAX_ROWS:
+        return ""
+    mine = {row.peer: row.fragment_tokens for row in one.rows}
+    more = [row.peer for row in other.rows if row.fragment_tokens > mine.get(row.peer, 0)]
+    return f"of …{short_peer(more[0])}'s tokens" if more else ""
+
+
+def _figures(answer: CreditsAnswer) -> list[tuple[str, int, int]]:
+    return [(row.peer, row.fragment_tokens, row.contributions) for row in answer.rows]

@@ -1,0 +1,268 @@
+"""`p2pdiloco credits` among members: sums, counting with signatures, keepers that lie, certificates."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_kit import Neighbourhood, QuickMember, Rogue, until
+from msgspec.structs import replace
+from rich.console import Console
+
+from p2pdiloco.cli import main as cli_main
+from p2pdiloco.cli.credits import collecting, papers, view
+from p2pdiloco.cli.credits.collecting import Collected, Wish, collect
+from p2pdiloco.credits.certificate import read_certificate, signed_certificate, text_of
+from p2pdiloco.credits.ledger import CreditRow, Credits
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.history import keeping
+from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import PullSource
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
+
+
+async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **wish: Any) -> Collected:
+    """What somebody collects who joins through these, the first of which reports."""
+    first = next(m for m in members if isinstance(m, QuickMember))
+
+    @contextlib.asynccontextmanager
+    async def visiting(*_: Any) -> AsyncIterator[Any]:
+        yield peer.transport, first.report.status(0.0)
+
+    async def reach(*_: Any) -> collecting.Reached:
+        return collecting.Reached([_id(m) for m in members], {})
+
+    monkeypatch.setattr(collecting, "visiting", visiting)
+    monkeypatch.setattr(collecting, "reach", reach)
+    return await collect(Wish(join=(), **wish), lambda versions: None)
+
+
+def _id(peer: Any) -> str:
+    return peer.core.shared.me if isinstance(peer, QuickMember) else peer.id
+
+
+async def settled(member: QuickMember) -> int:
+    """Wait until a keeper has counted all that it holds; the tokens of all fragments."""
+    keeper = member.keeper
+    assert keeper is not None
+
+    def tokens() -> int:
+        return sum(fragment.chain.head.tokens for fragment in member.core.fragments)
+
+    await until(lambda: keeper.credits.fragment_tokens == tokens() > 0, "all is counted")
+    return tokens()
+
+
+async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        two = await hood.member("two")
+        await hood.round(one, two)
+        await hood.round(one, two, fragment=1)
+        tokens, visitor = await settled(one), await hood.rogue()
+        told = await asked(monkeypatch, visitor, one, two)
+        assert told.keepers == [_id(one)] and told.checked is None and not told.counted_here
+        found = await asked(monkeypatch, visitor, two, one, verify=True)
+        assert found.credits.rows == told.credits.rows and not found.notes
+        assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
+        assert found.checked == sum(row.contributions for row in found.credits.rows) + sum(
+            fragment.chain.head.number for fragment in one.core.fragments
+        )
+        days = await asked(monkeypatch, visitor, one, two, bucket_s=86_400, history=tmp_path / "kept")
+        assert sum(row.fragment_tokens for row in days.credits.rows) == tokens
+        assert all(row.begins_s for row in days.credits.rows) and list((tmp_path / "kept").rglob("*.log"))
+        # The output, in its three forms.
+        lines = list(csv.DictReader(io.StringIO(view.as_csv(found))))
+        assert {line["peer"]: int(line["fragment_tokens"]) for line in lines} == {
+            row.peer: row.fragment_tokens for row in found.credits.rows
+        }
+        report = json.loads(view.as_json(found))
+        assert report["signatures_checked"] == found.checked and report["missing_before"] == {}
+        console = Console(record=True, width=100, file=io.StringIO())
+        console.print(view.render(found, 1, False))
+        text = console.export_text()
+        assert "1 more: --top 2" in text and "signatures of learners and syncers checked" in text
+
+
+async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Neighbourhood(tmp_path, log_versions=2, max_base_age_versions=2) as hood:
+        one = await hood.member("one", genesis=True)
+        two = await hood.member("two")
+        for _ in range(6):
+            await hood.round(one, two)
+        found = await asked(monkeypatch, await hood.rogue(), one, two)
+        assert not found.keepers and found.credits.missing[0] > 1
+        rest = sum(row.fragment_tokens for row in found.credits.rows)
+        assert rest and rest + found.credits.before_fragment_tokens == found.credits.fragment_tokens
+        words = " ".join(line for line, _ in view.words(found))
+        assert "No member that answers keeps the history" in words and "are missing" in words
+
+
+class Liar:
+    """Says that it keeps the history, and answers as `says` and `gives` make it."""
+
+    def __init__(self, rogue: Rogue, honest: QuickMember) -> None:
+        self.rogue, self.honest, self.id = rogue, honest, rogue.id
+        rogue.on_message = self._answer  # type: ignore[method-assign]
+        rogue.pulls = lambda pull: self.gives
+        self.gives: Any = None
+
+    def says(self, answer: CreditsAnswer) -> CreditsAnswer:
+        return answer
+
+    async def _answer(self, _sender: str, data: bytes) -> bytes:
+        query = wire.decode(data[1:], wire.Query)  # type: ignore[arg-type]
+        if isinstance(query, CreditsQuery):
+            assert self.honest.keeper is not None
+            return wire.encode(self.says(self.honest.keeper.answer(query.offset)))
+        return wire.encode(self.honest.report.stands())
+
+
+async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        two = await hood.member("two")
+        await hood.round(one, two)
+        tokens = await settled(one)
+        liar = Liar(await hood.rogue(), one)
+        liar.says = lambda answer: replace(  # type: ignore[method-assign]
+            answer, rows=tuple(replace(row, fragment_tokens=7 * row.fragment_tokens) for row in answer.rows)
+        )
+        visitor = await hood.rogue()
+        told = await asked(monkeypatch, visitor, one, liar)
+        assert any("disagree: of the same versions" in note for note in told.notes)
+        # Its records are not of the versions that were asked for: refused, and another gives them.
+        head = one.core.fragments[1].chain.signed
+        page = keeping.HistoryRecord(1, head)
+        from p2pdiloco.credits.records import framed
+
+        header = wire.encode(collecting_header())
+        liar.gives = PullSource(header, (framed(page),), lambda: None)
+        found = await asked(monkeypatch, visitor, liar, one, two, verify=True)
+        assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
+        assert any("false records" in note for note in found.notes)
+
+
+def collecting_header() -> Any:
+    from p2pdiloco.daemon.history.queries import HistoryHeader
+
+    return HistoryHeader(1, True)
+
+
+def collected(names: dict[str, str], key: Identity, manifest: Any) -> Collected:
+    rows = tuple(
+        CreditRow(peer, 4000 - n, 1000 - n, 1000, 10, 8, 1_800_000_000, 1_800_086_400)
+        for n, peer in enumerate(names)
+    )
+    credits = Credits(rows, 4, sum(row.fragment_tokens for row in rows), 0, 0)
+    return Collected(
+        run="ab" * 32, run_name="test", manifest=manifest, credits=credits, names=names, keepers=[],
+        members=1, checked=9, counted_here=True,
+    )  # fmt: skip
+
+
+def test_names_are_no_formulas_of_a_spreadsheet() -> None:
+    names = {"12D3KooA": "=1+1", "12D3KooB": "@x", "12D3KooC": 'a,"b"\n', "12D3KooD": "-2", "12D3KooE": "Ada"}
+    lines = list(csv.DictReader(io.StringIO(view.as_csv(collected(names, Identity.generate(), None)))))
+    assert [line["name"] for line in lines] == ["'=1+1", "'@x", 'a,"b"·', "'-2", "Ada"]
+    assert lines[0]["first"] == "2027-01-15T08:00Z"
+
+
+async def test_a_certificate_is_checked_and_proven(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        run = hood.run
+    folder, volunteer = tmp_path / "keeper", tmp_path / "ada"
+    key = Identity.load_or_create(folder / "identity.key")
+    ada = Identity.load_or_create(volunteer / "identity.key")
+    found = collected({ada.peer_id: "ada", key.peer_id: "host"}, key, run.signed)
+    out = tmp_path / "ada.json"
+    papers.certify(found, "ada", out, folder)
+    assert cli_main.run(["credits", "--check", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"peer {ada.peer_id} (ada) has 1.0k tokens (1000)" in said.replace("1k", "1.0k")
+        and key.peer_id in said
+    )
+    word = "the word of somebody who wants to know"
+    assert cli_main.run(["credits", "--check", str(out), "--prove", word, "--data-dir", str(volunteer)]) == 0
+    proof = capsys.readouterr().out.strip()
+    line = ["credits", "--check", str(out), "--word", word, "--proof", proof]
+    assert cli_main.run(line) == 0 and "has the key of the peer" in capsys.readouterr().out
+    assert cli_main.run([*line[:4], "another word", *line[5:]]) == 1
+    assert cli_main.run(["credits", "--check", str(out), "--prove", word, "--data-dir", str(folder)]) == 2
+    assert "the certificate is of peer" in capsys.readouterr().err
+    # Changed, or signed in the owner's name by another.
+    out.write_text(out.read_text().replace('"tokens": 1000', '"tokens": 1001'))
+    assert cli_main.run(["credits", "--check", str(out)]) == 1
+    assert "did not sign this" in capsys.readouterr().out
+    papers.certify(found, "ada", out, folder)
+    forged = replace(
+        read_certificate(out.read_bytes()), role="owner", manifest=papers.encode_signed(run.signed).hex()
+    )
+    out.write_text(text_of(signed_certificate(forged, key)))
+    assert cli_main.run(["credits", "--check", str(out)]) == 1
+    assert "the run's owner signed it, and that is not so" in capsys.readouterr().out
+    out.write_text("{}")
+    assert cli_main.run(["credits", "--check", str(out)]) == 2
+
+
+async def test_an_owners_certificate_proves_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        signed = hood.run.signed
+    owner, ada = Identity.load_or_create(tmp_path / "o" / "owner.key"), Identity.generate()
+    signed = papers_manifest(signed, owner)
+    found = collected({ada.peer_id: "ada"}, owner, signed)
+    found.run = papers.run_id(signed)
+    papers.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
+    assert cli_main.run(["credits", "--check", str(tmp_path / "c.json")]) == 0
+    assert f"by the run's owner {owner.peer_id}" in capsys.readouterr().out
+    found.notes.append("a member says something else")
+    with pytest.raises(UserError, match="nothing is certified of a history with doubts"):
+        papers.certify(found, "ada", tmp_path / "d.json", tmp_path / "o")
+    with pytest.raises(UserError, match="0 learners"):
+        papers.peer_meant(found, "nobody")
+
+
+def papers_manifest(signed: Any, owner: Identity) -> Any:
+    """The same run, as this owner signs it."""
+    from p2pdiloco.config.loader import manifest_from_canonical
+    from p2pdiloco.config.signing import sign_manifest
+
+    manifest = manifest_from_canonical(signed.manifest)
+    return sign_manifest(manifest, signed.genesis_digest, owner, owner.peer_id)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--prove", "x"],
+        ["--certificate", "c.json"],
+        ["--peer", "ada"],
+        ["--check", "none.json", "--word", "x"],
+        ["--check", "none.json"],
+    ],
+)
+def test_flags_that_do_not_fit_are_a_sentence(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.run(["credits", *line]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
