@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import click
 
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
-from p2pdiloco.cli.doctor.command import doctor
 from p2pdiloco.cli.credits.command import credits_command
+from p2pdiloco.cli.doctor.command import doctor
 from p2pdiloco.cli.guided.join import join
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.logto.command import log_to

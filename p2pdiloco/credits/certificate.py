@@ -25,7 +25,7 @@ Role = Literal["owner", "keeper"]
 Verify = Callable[[str, bytes, bytes], bool]
 
 
-class Signs(Protocol):
+class SigningKey(Protocol):
     """Key of whoever signs."""
 
     peer_id: str
@@ -41,8 +41,8 @@ class CertifiedHead(Struct, frozen=True, forbid_unknown_fields=True):
     digest: Hex
 
 
-class Certificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Certificate of one peer's work in one run. Field order is what the signature covers."""
+class CreditCertificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CreditCertificate of one peer's work in one run. Field order is what the signature covers."""
 
     format: Literal["p2pdiloco-credits-1"] = "p2pdiloco-credits-1"
     run: Text
@@ -72,40 +72,40 @@ class Certificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     signature: Hex = ""
 
 
-def _covered(certificate: Certificate) -> bytes:
+def _covered(certificate: CreditCertificate) -> bytes:
     return _SIGNED + msgspec.json.encode(msgspec.structs.replace(certificate, signature=""))
 
 
-def signed_certificate(certificate: Certificate, key: Signs) -> Certificate:
+def signed_certificate(certificate: CreditCertificate, key: SigningKey) -> CreditCertificate:
     """Sign a certificate."""
     unsigned = msgspec.structs.replace(certificate, signer=key.peer_id)
     return msgspec.structs.replace(unsigned, signature=key.sign(_covered(unsigned)).hex())
 
 
-def text_of(certificate: Certificate) -> str:
+def text_of(certificate: CreditCertificate) -> str:
     """Write a certificate down as JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(certificate), indent=2).decode() + "\n"
 
 
-def read_certificate(content: bytes) -> Certificate:
+def read_certificate(content: bytes) -> CreditCertificate:
     """Read a certificate. Raises: UserError (it is none)."""
     try:
-        return msgspec.json.decode(content[:MAX_CERTIFICATE_BYTES], type=Certificate)
+        return msgspec.json.decode(content[:MAX_CERTIFICATE_BYTES], type=CreditCertificate)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"it is no certificate of credits: {str(error)[:120]}") from error
 
 
-def is_signed(certificate: Certificate, verify: Verify) -> bool:
+def is_signed(certificate: CreditCertificate, verify: Verify) -> bool:
     """Tell whether its signer signed it as it is."""
     return verify(certificate.signer, _covered(certificate), bytes.fromhex(certificate.signature))
 
 
-def _proof_of(certificate: Certificate, word: str) -> bytes:
+def _proof_of(certificate: CreditCertificate, word: str) -> bytes:
     digest = hashlib.sha256(_covered(certificate)).digest()
     return _PROVEN + digest + word.encode()
 
 
-def prove(certificate: Certificate, word: str, key: Signs) -> str:
+def prove(certificate: CreditCertificate, word: str, key: SigningKey) -> str:
     """Sign a word that somebody chose, as the peer that the certificate is of. Raises: UserError."""
     if key.peer_id != certificate.peer:
         raise UserError(
@@ -115,7 +115,7 @@ def prove(certificate: Certificate, word: str, key: Signs) -> str:
     return key.sign(_proof_of(certificate, word)).hex()
 
 
-def is_proven(certificate: Certificate, word: str, proof: str, verify: Verify) -> bool:
+def is_proven(certificate: CreditCertificate, word: str, proof: str, verify: Verify) -> bool:
     """Tell whether the peer that the certificate is of has signed the word."""
     try:
         signature = bytes.fromhex(proof)

@@ -34,7 +34,7 @@ from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.finding.sharing import Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.history.fetching import Filling, pull_page
-from p2pdiloco.daemon.history.keeping import Keeper
+from p2pdiloco.daemon.history.keeping import HistoryKeeper
 from p2pdiloco.daemon.history.serving import HistoryDoor
 from p2pdiloco.daemon.holdings import RunHoldings
 from p2pdiloco.daemon.learner.course import RunCourse
@@ -138,11 +138,11 @@ class Member:
             self._guide()
 
     def _keep_history(self) -> None:
-        self.keeper: Keeper | None = None
+        self.keeper: HistoryKeeper | None = None
         """Keeper of the run's history, if this node keeps it."""
         if self.settings.keep_history:
             folder = self.holdings.store.folder / "history"
-            self.keeper = Keeper(self.run.id, len(self.run.layouts), folder, self.presence.names)
+            self.keeper = HistoryKeeper(self.run.id, len(self.run.layouts), folder, self.presence.names)
             for fragment in self.core.fragments:
                 self.keeper.begin(fragment.chain.logged_all())
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.credits import collecting, papers, view
-from p2pdiloco.cli.credits.collecting import Collected, Wish, collect
+from p2pdiloco.cli.credits.collecting import CreditsWish, RunCredits, collect
 from p2pdiloco.credits.certificate import read_certificate, signed_certificate, text_of
 from p2pdiloco.credits.ledger import CreditRow, Credits
 from p2pdiloco.daemon import wire
@@ -34,7 +34,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
 
 
-async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **wish: Any) -> Collected:
+async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **wish: Any) -> RunCredits:
     """What somebody collects who joins through these, the first of which reports."""
     first = next(m for m in members if isinstance(m, QuickMember))
 
@@ -47,7 +47,7 @@ async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **w
 
     monkeypatch.setattr(collecting, "visiting", visiting)
     monkeypatch.setattr(collecting, "reach", reach)
-    return await collect(Wish(join=(), **wish), lambda versions: None)
+    return await collect(CreditsWish(join=(), **wish), lambda versions: None)
 
 
 def _id(peer: Any) -> str:
@@ -166,13 +166,13 @@ def collecting_header() -> Any:
     return HistoryHeader(1, True)
 
 
-def collected(names: dict[str, str], key: Identity, manifest: Any) -> Collected:
+def collected(names: dict[str, str], key: Identity, manifest: Any) -> RunCredits:
     rows = tuple(
         CreditRow(peer, 4000 - n, 1000 - n, 1000, 10, 8, 1_800_000_000, 1_800_086_400)
         for n, peer in enumerate(names)
     )
     credits = Credits(rows, 4, sum(row.fragment_tokens for row in rows), 0, 0)
-    return Collected(
+    return RunCredits(
         run="ab" * 32, run_name="test", manifest=manifest, credits=credits, names=names, keepers=[],
         members=1, checked=9, counted_here=True,
     )  # fmt: skip

@@ -36,8 +36,8 @@ MAX_LINES = 3
 """Branches of a fragment that are looked at, where members stand on several."""
 
 
-class Wish(Struct, frozen=True, kw_only=True):
-    """Wish of whoever asks for credits."""
+class CreditsWish(Struct, frozen=True, kw_only=True):
+    """CreditsWish of whoever asks for credits."""
 
     join: tuple[str, ...]
     run: str = ""
@@ -53,7 +53,7 @@ class Wish(Struct, frozen=True, kw_only=True):
         return self.verify or bool(self.bucket_s)
 
 
-class Collected(Struct, kw_only=True):
+class RunCredits(Struct, kw_only=True):
     """Credits of a run, and where they are from."""
 
     run: str
@@ -91,7 +91,7 @@ class _Folder:
         self._progress(self._came)
 
 
-async def collect(wish: Wish, progress: Callable[[int], None]) -> Collected:
+async def collect(wish: CreditsWish, progress: Callable[[int], None]) -> RunCredits:
     """Ask the members of a run, and count. `progress` hears how many versions have come.
 
     Raises:
@@ -107,10 +107,10 @@ async def collect(wish: Wish, progress: Callable[[int], None]) -> Collected:
         reached = await reach(transport, report.run_id, search.joined)
         if report.answered_by not in reached.peers:
             reached.peers.append(report.answered_by)
-        asking = _Asking(transport, report.run_id, search.joined, reached)
+        asking = _CreditsAsking(transport, report.run_id, search.joined, reached)
         await asking.look()
         notes: list[str] = []
-        collected = Collected(
+        collected = RunCredits(
             run=report.run_id,
             run_name=manifest.run.name,
             manifest=signed,
@@ -128,7 +128,7 @@ async def collect(wish: Wish, progress: Callable[[int], None]) -> Collected:
         return collected
 
 
-class _Asking:
+class _CreditsAsking:
     """Questions to the members of one run."""
 
     def __init__(self, transport: Transport, run: str, joined: Sequence[str], reached: Reached) -> None:
@@ -206,7 +206,9 @@ class _Asking:
 
     # --- the history itself --------------------------------------------------------------------------
 
-    async def counted(self, wish: Wish, collected: Collected, progress: Callable[[int], None]) -> None:
+    async def counted(
+        self, wish: CreditsWish, collected: RunCredits, progress: Callable[[int], None]
+    ) -> None:
         """Fetch what is missing of the history, and count it here."""
         if not self.stands:
             raise UserError(
@@ -243,7 +245,9 @@ class _Asking:
                 if why.startswith("false-history"):
                     collected.notes.append(f"…{short_peer(peer)} gave false records, which were refused")
 
-    async def _line(self, fragment: int, into: _Folder, filling: Filling, collected: Collected) -> Tip | None:
+    async def _line(
+        self, fragment: int, into: _Folder, filling: Filling, collected: RunCredits
+    ) -> Tip | None:
         """Fetch the line on which most members stand, those first that a person named. None: no version."""
         voices = {peer: stood[fragment] for peer, stood in self.stands.items() if fragment in stood}
         best: tuple[tuple[int, int, int], Tip, int] | None = None

@@ -93,7 +93,7 @@ def _ask(
     from rich.console import Console
 
     from p2pdiloco.cli.credits import papers, view
-    from p2pdiloco.cli.credits.collecting import Wish, collect
+    from p2pdiloco.cli.credits.collecting import CreditsWish, collect
     from p2pdiloco.cli.status import local_addresses
     from p2pdiloco.cli.visitor import visit
     from p2pdiloco.config.folders import expanded
@@ -101,7 +101,7 @@ def _ask(
     addresses, wanted = joined_through(join, run)
     certificate, peer = paper
     history = more["history"]
-    wish = Wish(
+    wish = CreditsWish(
         join=addresses or local_addresses(data_dir),
         run=wanted,
         bucket_s=BUCKETS[by or ""],

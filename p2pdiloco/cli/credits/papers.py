@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.cli.credits.collecting import Collected
+from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.credits.view import moment
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.signing import check_signature, decode_signed, encode_signed, run_id
 from p2pdiloco.credits.certificate import (
     MAX_CERTIFICATE_BYTES,
-    Certificate,
     CertifiedHead,
+    CreditCertificate,
     is_proven,
     is_signed,
     prove,
@@ -42,7 +42,7 @@ def own_key(data_dir: Path | None, name: str = "identity.key") -> Identity:
     return Identity.load_or_create(path)
 
 
-def peer_meant(found: Collected, wanted: str) -> str:
+def peer_meant(found: RunCredits, wanted: str) -> str:
     """Find the learner that is meant by an id, its end, or a name. Raises: UserError."""
     rows = [row.peer for row in found.credits.rows]
     named = [peer for peer in rows if found.names.get(peer) == wanted]
@@ -56,7 +56,7 @@ def peer_meant(found: Collected, wanted: str) -> str:
     return fitting[0]
 
 
-def certify(found: Collected, wanted: str, out: Path, data_dir: Path | None) -> None:
+def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) -> None:
     """Write a certificate of what was counted here. The run's owner signs with its key, others with their
     node's.
 
@@ -75,7 +75,7 @@ def certify(found: Collected, wanted: str, out: Path, data_dir: Path | None) -> 
     )
     key = own_key(data_dir, "owner.key" if is_owner else "identity.key")
     row = next(row for row in found.credits.rows if row.peer == peer)
-    certificate = Certificate(
+    certificate = CreditCertificate(
         run=found.run,
         run_name=found.run_name,
         peer=peer,
@@ -98,7 +98,7 @@ def certify(found: Collected, wanted: str, out: Path, data_dir: Path | None) -> 
     click.echo(f"{out}: {words_of(certificate)}", err=True)
 
 
-def words_of(certificate: Certificate) -> str:
+def words_of(certificate: CreditCertificate) -> str:
     """Word what a certificate says."""
     name = f" ({clean(certificate.name)})" if certificate.name else ""
     period = " to ".join(filter(None, (moment(certificate.first_s, True), moment(certificate.last_s, True))))
@@ -113,7 +113,7 @@ def words_of(certificate: Certificate) -> str:
     )
 
 
-def load(path: Path) -> Certificate:
+def load(path: Path) -> CreditCertificate:
     """Load a certificate. Raises: UserError."""
     try:
         with path.open("rb") as file:
@@ -145,7 +145,7 @@ def check(path: Path, word: str, proof: str) -> int:
     return 0
 
 
-def signer_words(certificate: Certificate) -> str:
+def signer_words(certificate: CreditCertificate) -> str:
     """Say who signed. Raises: RemoteError (it says owner, and is none)."""
     signer, at = clean(certificate.signer), moment(certificate.issued_s)
     if certificate.role == "keeper":

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2pdiloco.cli.credits.collecting import Collected
+from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.credits.ledger import CreditRow
 from p2pdiloco.daemon.display.wording import count, short_peer
 from p2pdiloco.printable import clean, json_line
@@ -41,7 +41,7 @@ def cell(text: str) -> str:
     return f"'{text}" if text[:1] in FORMULA and text else text
 
 
-def as_csv(found: Collected) -> str:
+def as_csv(found: RunCredits) -> str:
     """Table with one line for each learner, or each learner and stretch of time."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -54,7 +54,7 @@ def as_csv(found: Collected) -> str:
     return out.getvalue()
 
 
-def as_json(found: Collected) -> str:
+def as_json(found: RunCredits) -> str:
     """One JSON object."""
     credits = found.credits
     rows: list[dict[str, Any]] = [
@@ -94,7 +94,7 @@ def as_json(found: Collected) -> str:
     )
 
 
-def render(found: Collected, top: int, buckets: bool) -> RenderableType:
+def render(found: RunCredits, top: int, buckets: bool) -> RenderableType:
     """Table for people, with what it is worth below it."""
     rows = found.credits.rows
     shown = rows if buckets else rows[:top]
@@ -109,7 +109,7 @@ def render(found: Collected, top: int, buckets: bool) -> RenderableType:
     return Group(*parts)
 
 
-def _table(found: Collected, rows: tuple[CreditRow, ...], buckets: bool) -> Table:
+def _table(found: RunCredits, rows: tuple[CreditRow, ...], buckets: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     if buckets:
         table.add_column("from", no_wrap=True)
@@ -128,7 +128,7 @@ def _table(found: Collected, rows: tuple[CreditRow, ...], buckets: bool) -> Tabl
     return table
 
 
-def words(found: Collected) -> list[tuple[str, str]]:
+def words(found: RunCredits) -> list[tuple[str, str]]:
     """Sentences, with a style each, on what the figures are worth."""
     credits, fragments = found.credits, max(1, found.credits.fragments)
     lines: list[tuple[str, str]] = []
@@ -150,7 +150,7 @@ def words(found: Collected) -> list[tuple[str, str]]:
     return lines
 
 
-def _worth(found: Collected) -> str:
+def _worth(found: RunCredits) -> str:
     if found.checked is not None:
         heads = f"the heads of {found.members} members" if found.members != 1 else "the heads of 1 member"
         return f"Counted here from {heads}; {found.checked} signatures of learners and syncers checked."

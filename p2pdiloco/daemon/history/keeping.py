@@ -40,8 +40,8 @@ EMPTY = Credits((), 1, 0, 0, 0)
 T = TypeVar("T")
 
 
-class Keeper:
-    """Keeper of one run's history."""
+class HistoryKeeper:
+    """HistoryKeeper of one run's history."""
 
     def __init__(self, run: str, fragments: int, folder: Path, names: Mapping[str, str]) -> None:
         """`folder`: of the history; `names`: of members, as they were seen last."""

@@ -16,7 +16,7 @@ from p2pdiloco.credits.audit import Tip
 from p2pdiloco.credits.records import HistoryRecord, framed
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES, HISTORY_S, Budget, Enough
-from p2pdiloco.daemon.history.keeping import Keeper
+from p2pdiloco.daemon.history.keeping import HistoryKeeper
 from p2pdiloco.daemon.history.queries import (
     PAGE_BYTES,
     CreditsAnswer,
@@ -38,7 +38,7 @@ class HistoryDoor:
     """Giver of a run's history and credits."""
 
     def __init__(
-        self, run: str, log: Log, keeper: Keeper | None, now: Callable[[], float] = time.monotonic
+        self, run: str, log: Log, keeper: HistoryKeeper | None, now: Callable[[], float] = time.monotonic
     ) -> None:
         """`keeper`: None: this node keeps no history."""
         self._run, self._log, self._keeper = run, log, keeper

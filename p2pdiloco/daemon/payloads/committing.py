@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.daemon.history.keeping import Keeper
+from p2pdiloco.daemon.history.keeping import HistoryKeeper
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.durable import Durable
@@ -27,7 +27,7 @@ class Committing:
         log: UpdateLog,
         durable: Durable,
         learner: LearnerLink,
-        keeper: Keeper | None = None,
+        keeper: HistoryKeeper | None = None,
     ) -> None:
         """`me`: our peer id; our own versions' updates are on the disk already. `keeper`: of the run's
         history."""
