@@ -6,7 +6,8 @@
 Real nodes on loopback at the pace that they make (`--min-step-s` slows it down).
 Of every daemon and its network process (p2pd) the resident memory that is its own is read every ten seconds,
 not that of files and of what it shares with its learner. After `--warm-up-s` a line is fitted through them.
-Nobody is killed and nothing measured meanwhile: what grows, grows by versions and messages.
+Nobody is killed and nothing measured meanwhile: what grows, grows by versions and messages. States are saved, which
+is when old updates are deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from benchkit import MIB, NEVER, arguments, finish, running_swarm
+from benchkit import MIB, arguments, finish, running_swarm
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.lab.swarm.event_log import Tail
 from p2pdiloco.lab.swarm.swarm import SwarmNode
@@ -89,7 +90,7 @@ def per_thousand(samples: Sequence[Sample], figure: str) -> float:
 
 def watch(args: argparse.Namespace) -> list[Watched]:
     """Run the nodes, read their state, and say once a minute where they are."""
-    flags = [*NEVER, "--min-step-s", str(args.min_step_s)]
+    flags = ["--eval-every-s", "100000", "--min-step-s", str(args.min_step_s)]
     with (
         tempfile.TemporaryDirectory(prefix="p2pdiloco-soak-") as text,
         running_swarm(Path(text), for_run(args.preset, "bench-soak"), args.nodes, *flags) as swarm,

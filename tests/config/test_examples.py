@@ -8,12 +8,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from msgspec import Struct
 
+from p2pdiloco.cli.group import cli
+from p2pdiloco.cli.options import known_variables
 from p2pdiloco.config.settings import (
     BootstrapSettings,
     NodeSettings,
     check_bootstrap,
+    check_environment,
     check_node,
     load_settings_table,
 )
@@ -56,7 +60,7 @@ def test_every_key_is_in_the_example_and_shown_defaults_are_true(
 def test_an_operators_folder_holds_no_python(role: str) -> None:
     names = {path.name for path in (ROOT / role).iterdir()}
     wanted = {"Containerfile", "RUNBOOK.md", f"{role}.toml", f"p2pdiloco-{role}.service"}
-    assert names == wanted | ({"requirements.txt"} if role == "bootstrap" else set())
+    assert names == wanted | ({"requirements.txt", "compose.yaml"} if role == "bootstrap" else set())
     assert tomllib.loads((ROOT / role / f"{role}.toml").read_text(encoding="utf-8"))
 
 
@@ -65,3 +69,30 @@ def test_an_image_has_an_init_as_its_first_process(role: str) -> None:
     """Python hears no SIGTERM before it has a handler, if it is the first process."""
     entry = re.search(r"^ENTRYPOINT (.*)$", (ROOT / role / "Containerfile").read_text(), re.MULTILINE)
     assert entry is not None and entry[1] == f'["tini", "--", "p2pdiloco", "{role}"]'
+
+
+@pytest.mark.parametrize("role", ["node", "bootstrap"])
+def test_an_image_is_built_of_all_that_the_package_names(role: str) -> None:
+    """A licence that is named and not there ends the build."""
+    copied = " ".join(
+        re.findall(r"^COPY (.*) \S+$", (ROOT / role / "Containerfile").read_text(), re.MULTILINE)
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {*project["license-files"], project["readme"], "pyproject.toml", "setup.py"} <= set(copied.split())
+
+
+def test_the_compose_file_speaks_of_settings_ports_and_files_that_exist() -> None:
+    path = ROOT / "bootstrap" / "compose.yaml"
+    services = yaml.safe_load(path.read_text(encoding="utf-8"))["services"]
+    assert {"bootstrap", "node-1", "node-2"} <= set(services)
+    for name, service in services.items():
+        if "build" not in service:
+            continue
+        check_environment(service["environment"], known_variables(cli))
+        build = service["build"]
+        image = (path.parent / build["context"] / build["dockerfile"]).read_text(encoding="utf-8")
+        assert set(build["args"]) <= set(re.findall(r"^ARG (\w+)", image, re.MULTILINE)), name
+        inside = {port.rpartition(":")[2] for port in service["ports"]}
+        assert inside <= set(re.findall(r"(\d+)/tcp", image)), name
+        pages = [port for port in service["ports"] if port.endswith(":8080")]
+        assert pages and all(port.startswith("127.0.0.1:") for port in pages), "for this machine only"
