@@ -16,6 +16,7 @@ from p2pdiloco.core.api.effects import CommitVersion
 from p2pdiloco.daemon.learner.failures import Failures
 from p2pdiloco.daemon.learner.host import LearnerExited, MakeHost, OnEvent
 from p2pdiloco.daemon.learner.learner_count import KnowsLearners, LearnerCount
+from p2pdiloco.daemon.learner.learner_status import core_status
 from p2pdiloco.daemon.learner.silence import TICK_S, Silence
 from p2pdiloco.daemon.learner.slots import Slot
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -81,6 +82,11 @@ class LearnerLink:
     def pid(self) -> int | None:
         """Process id of the learner."""
         return self._host.pid
+
+    @property
+    def rests_for_owner(self) -> bool:
+        """True: it rests for its machine's owner, and all that it made is merged."""
+        return self.status is not None and self.status.handed_over
 
     # --- life ----------------------------------------------------------------------------------------
 
@@ -173,9 +179,9 @@ class LearnerLink:
     async def evaluate(self) -> float | None:
         """Let the learner measure the held-out loss of the global parameters, and wait until it has.
 
-        Returns the seconds that it took; None: this learner has ended, or takes no commands."""
+        Returns the seconds that it took; None: it has ended, takes no commands, or rests for its owner."""
         self._measuring = asyncio.get_running_loop().create_future()
-        if not self._ready or not self._host.send(ch.Evaluate()):
+        if not self._ready or self.rests_for_owner or not self._host.send(ch.Evaluate()):
             return None
         return await self._measuring
 
@@ -282,7 +288,7 @@ class LearnerLink:
                 self.status = event
                 if event.loss is not None:
                     self._failures.made_step()
-                self._post(self._core_status(event))
+                self._post(core_status(event))
                 self.count_learners()
             case ch.Evaluated():
                 self._measured(event.took_s)
@@ -294,12 +300,6 @@ class LearnerLink:
             case _:
                 pass
         self._tell(event)
-
-    def _core_status(self, found: ch.Status) -> ev.LearnerStatus:
-        step, tokens = found.inner_step, found.tokens_total
-        # Who rests with all handed over is no learner for the others: no round waits for it.
-        pace = found.tokens_per_s, found.step_time_s
-        return ev.LearnerStatus(not found.handed_over, step, tokens, *pace, found.loss)
 
     def count_learners(self) -> None:
         """Tell the learner how many there are, if that has changed."""

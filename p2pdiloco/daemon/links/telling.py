@@ -66,9 +66,8 @@ class LinkTeller:
     def _tell_uplink(self, members: int) -> None:
         """Tell the core what our link carries, or is permitted to. With others' links it decides how often
         we hold an office."""
-        status = self._learner.status
         # A machine that rests for its owner leaves offices to others, as one with a thin uplink does.
-        rests = status is not None and status.handed_over
+        rests = self._learner.rests_for_owner
         rate = 0.0 if rests else self._watch.office_bits_per_s(members)
         if rate != self._shared.uplink.bits_per_s:
             self._post(ev.UplinkMeasured(rate))

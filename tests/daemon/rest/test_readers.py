@@ -39,3 +39,40 @@ def test_mains_are_told_where_there_is_a_battery():
     ]:
         with mock.patch.object(psutil, "sensors_battery", lambda found=battery: found, create=True):
             assert mains() is told
+
+
+class FakeDriver:
+    """NVIDIA's library with two GPUs, the second of which tells no power."""
+
+    def __init__(self):
+        self.begun = 0
+
+    def nvmlInit_v2(self):
+        self.begun += 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count):
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, device):
+        device._obj.value = 100 + index
+        return 0
+
+    def nvmlDeviceGetTemperature(self, device, sensor, value):
+        assert sensor == 0
+        value._obj.value = device.value - 30
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, device, value):
+        value._obj.value = 210_500
+        return 0 if device.value == 100 else 3
+
+
+def test_nvidias_driver_is_asked_where_it_is(tmp_path):
+    driver = FakeDriver()
+    with mock.patch("ctypes.CDLL", lambda name: driver):
+        sensors = Sensors(tmp_path)
+    assert (sensors.hottest_c(), sensors.power_w(), driver.begun) == ((71.0, "GPU"), 210.5, 1)
+    driver.nvmlDeviceGetCount_v2 = lambda count: 999  # the driver is gone, or is being replaced
+    assert (sensors.hottest_c(), sensors.power_w()) == (None, None)
