@@ -20,6 +20,7 @@ import click
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.credits.command import credits_command
 from p2pdiloco.cli.doctor.command import doctor
+from p2pdiloco.cli.examples import COMPLETION, with_examples
 from p2pdiloco.cli.guided.join import join
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.logto.command import log_to
@@ -56,6 +57,9 @@ for command in (invite, *COMMANDS, can_join):
     cli.add_command(command)
 for command in (export, generate, evaluate, checkpoint, log_to, credits_command):
     cli.add_command(command)
+
+
+with_examples(cli).epilog = COMPLETION
 
 
 def run(arguments: Sequence[str]) -> int:

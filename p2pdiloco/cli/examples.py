@@ -1,0 +1,47 @@
+"""Examples of commands, one line that can be typed at the end of their `--help`, where the text has none."""
+
+from __future__ import annotations
+
+import click
+
+LINK = "p2pdiloco:1s3cc..."
+ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
+EXAMPLES = {
+    "run new": "run new shakespeare --preset small --admission invite",
+    "run check": "run check run.toml",
+    "run link": "run link shakespeare --qr-file shakespeare.svg",
+    "run amend": "run amend shakespeare --pause --message 'back on monday'",
+    "plan": "plan run.toml --upload 20Mbit",
+    "bootstrap": "bootstrap --run run.toml --listen /ip4/0.0.0.0/tcp/31337",
+    "node": f"node {LINK} --name anna --max-upload 20Mbit",
+    "join": f"join {LINK}",
+    "status": f"status --join {LINK}",
+    "demo": "demo --nodes 3 --seconds 60",
+    "chaos": "chaos --nodes 5 --minutes 10 --out chaos",
+    "simulate": "simulate --seeds 100",
+    "invite": "invite shakespeare --uses 5 --expires 7d --name anna --link",
+    "ban": "ban shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "unban": "unban shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "revoke": "revoke shakespeare anna",
+    "admit": "admit shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "dismiss": "dismiss shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "vouch": "vouch shakespeare",
+    "can-join": f"can-join {LINK}",
+    "export": f"export --join {LINK} --out my-model",
+    "generate": f"generate --join {LINK} --prompt 'To be'",
+    "eval": f"eval --join {LINK}",
+    "checkpoint": f"checkpoint --join {LINK} --out theta.safetensors",
+}
+"""Commands by what is typed after `p2pdiloco`."""
+COMPLETION = 'Completion of words by TAB, in bash: eval "$(_P2PDILOCO_COMPLETE=bash_source p2pdiloco)"'
+
+
+def with_examples(group: click.Group, before: str = "") -> click.Group:
+    """Put the examples under the help of a group's commands."""
+    for name, command in group.commands.items():
+        path = f"{before}{name}"
+        if isinstance(command, click.Group):
+            with_examples(command, f"{path} ")
+        elif path in EXAMPLES:
+            command.epilog = f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"
+    return group
