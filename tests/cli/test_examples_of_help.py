@@ -32,7 +32,7 @@ def examples(command: click.Command) -> list[list[str]]:
     context = click.Context(command, max_content_width=200, terminal_width=200)
     _, found, text = command.get_help(context).partition("Example:")
     lines = [line.strip() for line in text.splitlines()] if found else []
-    said = [re.split(r" {3,}", line)[0] for line in lines if line.startswith("p2pdiloco ")]
+    said = [re.split(r" {3,}| > ", line)[0] for line in lines if line.startswith("p2pdiloco ")]
     return [shlex.split(line)[1:] for line in said]
 
 

@@ -11,8 +11,8 @@ import click
 
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.link import warn_of_addresses
+from p2pdiloco.cli.membership.qr import check_qr_file, save_qr, show_qr
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
-from p2pdiloco.cli.qr import check_qr_file, save_qr, show_qr
 from p2pdiloco.config.units import parse_life
 
 OWNED_DIR = partial(

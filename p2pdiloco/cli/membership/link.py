@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from p2pdiloco.cli.membership.qr import check_qr_file, save_qr, show_qr
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
-from p2pdiloco.cli.qr import check_qr_file, save_qr, show_qr
 
 
 @click.command("link", cls=SpacedLists)
