@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -65,10 +66,12 @@ def _dies_with_us() -> None:
 
 
 class Chromium:
-    """The browser. `with Chromium(folder) as browser: page = browser.page()`."""
+    """The browser. `with Chromium() as browser: page = browser.page()`."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: of its profile and everything else that it writes."""
+    def __init__(self) -> None:
+        # Of its profile and everything else that it writes. There are sockets in it, so its name is short.
+        self._folder = tempfile.TemporaryDirectory(prefix="chromium-", dir="/tmp", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
         self._profile = folder / "profile"
         self._home = folder / "home"
         self._home.mkdir(parents=True)
@@ -132,6 +135,7 @@ class Chromium:
                 member.kill()
         self._process.wait(END_S)
         _, left = psutil.wait_procs([m for m in members if m.pid != self._process.pid], END_S)
+        self._folder.cleanup()
         assert not left, f"Chromium left {left}"
 
 

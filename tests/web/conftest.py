@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ from page_server import PageServer
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+def browser() -> Iterator[Chromium]:
     """A browser of this worker's."""
     if program() is None:
         pytest.skip("no Chromium is installed here (apt install chromium)")
-    with Chromium(tmp_path_factory.mktemp("chromium")) as started:
+    with Chromium() as started:
         yield started
 
 
@@ -69,9 +68,3 @@ def looks(browser: Chromium) -> Iterator[Looks]:
         made.check()
     finally:
         made.close()
-
-
-@pytest.fixture
-def picture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where a picture goes."""
-    return tmp_path / f"{request.node.name}.png"

@@ -109,6 +109,34 @@ def _credits(now_s: float) -> tuple[CreditView, ...]:
     )
 
 
+def _marks(now_s: float) -> tuple[Mark, ...]:
+    """Somebody leaves in good order; later somebody dies who was syncer of three fragments."""
+    told: tuple[tuple[float, MarkKind, str, int | None, int], ...] = (
+        (5900, MarkKind.JOIN, "heard of for the first time", 4, 1),
+        (4100, MarkKind.JOIN, "heard of for the first time", 5, 1),
+        (3900, MarkKind.COURSE, "amendment 1: the schedule is 153M tokens", None, 1),
+        (3300, MarkKind.LEAVE, "said good-bye", 6, 1),
+        (3298, MarkKind.ELECTION, "elected with 4 of 5 votes", 2, 3),
+        (1700, MarkKind.FAULT, "the learner of this node ended (signal 9) and was started again", None, 1),
+        (240, MarkKind.OFFICE, "takes office", 0, 1),
+        (68, MarkKind.SILENT, "not counted on: silent or unreachable", 3, 1),
+        (66, MarkKind.SUSPICION, "three of us do not hear it", 3, 1),
+        (64, MarkKind.ELECTION, "elected with 4 of 5 votes", 4, 3),
+    )
+    return tuple(
+        Mark(
+            at_s=now_s - ago_s,
+            kind=kind,
+            words=words,
+            peer="" if index is None else peer(index),
+            name="" if index is None else NAMES[index],
+            fragment=17 if kind is MarkKind.OFFICE else None,
+            times=times,
+        )
+        for ago_s, kind, words, index, times in told
+    )
+
+
 def scene(now_s: float, own: bool = True, fragments: int = 24) -> RunView:
     """Six members: one is behind, one went silent; a syncer was lost and another elected."""
     curve, forecast = _curve(now_s)
@@ -139,29 +167,7 @@ def scene(now_s: float, own: bool = True, fragments: int = 24) -> RunView:
             tokens_per_s=0.0,
         ),
     )
-    marks = (
-        Mark(at_s=now_s - 5900, kind=MarkKind.JOIN, words="eva came", peer=peer(4)),
-        Mark(at_s=now_s - 4100, kind=MarkKind.JOIN, words="old laptop came", peer=peer(5)),
-        Mark(at_s=now_s - 3900, kind=MarkKind.COURSE, words="amendment 1: the schedule is 153M tokens"),
-        Mark(at_s=now_s - 3300, kind=MarkKind.LEAVE, words="fukuoka-2 said good-bye", peer=peer(6)),
-        Mark(
-            at_s=now_s - 3298, kind=MarkKind.ELECTION, words="fragments 4, 9, 11: c3-lab is elected", times=3
-        ),
-        Mark(
-            at_s=now_s - 1700,
-            kind=MarkKind.FAULT,
-            words="the learner of this node ended (signal 9) and was started again",
-        ),
-        Mark(at_s=now_s - 240, kind=MarkKind.OFFICE, words="fragment 17: anna takes office", fragment=17),
-        Mark(at_s=now_s - 68, kind=MarkKind.SILENT, words="dmitri went silent", peer=peer(3)),
-        Mark(
-            at_s=now_s - 66,
-            kind=MarkKind.SUSPICION,
-            words="fragment 20: dmitri is not counted on any more",
-            fragment=20,
-        ),
-        Mark(at_s=now_s - 64, kind=MarkKind.ELECTION, words="fragments 2, 6, 20: eva is elected", times=3),
-    )
+    marks = _marks(now_s)
     public = PublicView(
         run_name="library-of-small-things",
         run_id="5f0c2a91b7d4e6f8" * 4,

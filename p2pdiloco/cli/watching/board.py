@@ -20,12 +20,12 @@ from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.units import parse_every
 from p2pdiloco.config.watching_settings import BoardSettings
-from p2pdiloco.daemon.display.snapshot import SETTLED
 from p2pdiloco.daemon.run_files.listing import ListedRun, PublishedRun, peers_of, pull_manifest
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, invariant
 from p2pdiloco.ports import Transport
 from p2pdiloco.printable import clean
 from p2pdiloco.release import VERSION
+from p2pdiloco.web.asked_source import middle
 from p2pdiloco.web.joining import join_view
 from p2pdiloco.web.making import public_view
 from p2pdiloco.web.view import JoinView, RunView, encode_view
@@ -157,13 +157,12 @@ async def _watch(
 
 
 def view_of(heard: Sequence[HeardReport], now: float, join: JoinView) -> RunView:
-    """Make the view of the answers that are about as new as the newest: of several the one in the middle, by
-    merged tokens, as one that lies is seldom there."""
+    """Make the view of the one in the middle of the answers that are about as new as the newest."""
     invariant(bool(heard), "a board without an answer")
     newest_s = max(one.at_s for one in heard)
     fresh = [one for one in heard if newest_s - one.at_s <= LOST_S / 4]
-    settled = [one for one in fresh if one.report.state in SETTLED] or fresh
-    chosen = sorted(settled, key=lambda one: one.report.course.tokens)[len(settled) // 2]
+    report = middle([one.report for one in fresh])
+    chosen = next(one for one in fresh if one.report is report)
     at_s = time.time() - (now - chosen.at_s)
     return RunView(role="board", version=VERSION, public=public_view(chosen.report, at_s, join=join))
 

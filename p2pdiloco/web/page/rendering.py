@@ -59,6 +59,7 @@ class Page:
         )
         self._env.filters.update(
             age=wording.age,
+            ago=wording.ago,
             amount=wording.amount,
             grouped=wording.grouped,
             loss=wording.loss,

@@ -58,6 +58,11 @@ def age(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"
 
 
+def ago(seconds: float) -> str:
+    """Word how long ago something was: "just now", "42 s ago"."""
+    return "just now" if abs(seconds) < NOW_S else f"{age(seconds)} ago"
+
+
 def stamp(at_s: float) -> str:
     """Word a time for machines and for a hint: ISO 8601, UTC; empty for what is no time of a calendar."""
     try:

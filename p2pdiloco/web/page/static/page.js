@@ -18,9 +18,11 @@ export function age(seconds) {
   return s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${Math.round(s / 86400)} days`;
 }
 
+export const ago = (seconds) => (Math.abs(seconds) < 2 ? "just now" : `${age(seconds)} ago`);
+
 function tick(root = document) {
   for (const item of root.querySelectorAll("time[data-at]")) {
-    const text = age(now() - item.dataset.at);
+    const text = ("ago" in item.dataset ? ago : age)(now() - item.dataset.at);
     if (item.textContent !== text) item.textContent = text;
     if (!item.title) item.title = new Date(item.dataset.at * 1000).toLocaleString();
   }
@@ -94,7 +96,7 @@ function watch() {
   // A board is as old as its file; a live page as what it last heard.
   const old = live === "poll" ? Date.now() / 1000 - made_s > OLD_AFTER_S : silent_s > OLD_AFTER_S;
   if (old !== is_old || !heard_ms) say(!old);
-  if (shown) shown.textContent = `${age(Date.now() / 1000 - made_s)} ago`.replace("now ago", "now");
+  if (shown) shown.textContent = ago(Date.now() / 1000 - made_s);
 }
 
 function listen() {
