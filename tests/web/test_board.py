@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Looks
 from msgspec.structs import replace
+from page_looks import Looks
 from page_scene import scene, with_public
 
 from p2pdiloco.adapters.disk.files import Files

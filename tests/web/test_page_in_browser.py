@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import Looks
 from msgspec.structs import replace
+from page_looks import Looks
 from page_scene import NAMES, member, scene, several, with_public
 from page_server import PageServer
 
