@@ -21,12 +21,13 @@ from p2pdiloco.daemon.display.history import History, load_history, save_history
 from p2pdiloco.daemon.display.series import sane
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
 from p2pdiloco.daemon.finding.asking import ask_status, listed_members
+from p2pdiloco.daemon.history.asking import AskedCredits
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.joining import join_view
-from p2pdiloco.web.making import SAME_CLOCK_S, public_view
+from p2pdiloco.web.making import SAME_CLOCK_S, credit_views, public_view
 from p2pdiloco.web.view import LinkView, OwnView, PublicView, RunChoice, RunView
 from p2pdiloco.web.words import NodeWord, Pulse
 
@@ -47,6 +48,7 @@ class _WatchedRun:
     def __init__(self, history: History) -> None:
         self.history = history
         self.report: StatusReport | None = None
+        self.credits = AskedCredits()
         self.asked_at_s = 0.0
 
     def take(self, report: StatusReport, now_s: float) -> None:
@@ -108,7 +110,8 @@ class AskedSource:
         report = replace(
             known.report, curve=history.curve.points, marks=history.marks.events, clock_s=known.asked_at_s
         )
-        view = public_view(report, known.asked_at_s, owner, history.since_s, join)
+        credits = credit_views(known.credits.answer)
+        view = public_view(report, known.asked_at_s, owner, history.since_s, join, credits)
         is_old = now_s - known.asked_at_s > OLD_S
         return replace(view, made_at_s=round(now_s, 1), pulse=Pulse.UNKNOWN if is_old else view.pulse)
 
@@ -150,6 +153,9 @@ class AskedSource:
                 break
         if answers:
             self._of(run).take(middle(answers), time.time())
+            here = set(self._transport.connected())
+            asked = [peer for peer in members if peer in here]
+            await self._of(run).credits.look(self._transport, run.id, asked)
 
     def _of(self, run: PublishedRun) -> _WatchedRun:
         known = self._watched.get(run.id)

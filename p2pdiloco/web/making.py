@@ -6,9 +6,11 @@ import math
 
 from p2pdiloco.daemon.display.series import sane
 from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, FragmentRow, NewestRow, StatusReport, sane_loss
+from p2pdiloco.daemon.history.queries import CreditLine, CreditsAnswer
 from p2pdiloco.web.forecast import forecast
 from p2pdiloco.web.people import member_views, silent_views
 from p2pdiloco.web.view import (
+    MAX_CREDITS,
     CreditView,
     DataView,
     JoinView,
@@ -161,3 +163,27 @@ def _marks(report: StatusReport, names: dict[str, str], shift_s: float, now_s: f
 def _data(report: StatusReport) -> DataView | None:
     data = report.data
     return None if data is None else DataView(epoch=data.epoch, shards=data.shards, begun=data.begun)
+
+
+def credit_views(answer: CreditsAnswer | None, own: str = "") -> tuple[CreditView, ...]:
+    """Make the rows of a keeper's answer; none of nobody's. `own`: a peer whose row is there in any case."""
+    if answer is None:
+        return ()
+    lines = sorted(answer.rows, key=lambda line: (-line.fragment_tokens, line.peer))
+    shown = lines[:MAX_CREDITS]
+    mine = [line for line in lines[MAX_CREDITS:] if line.peer == own]
+    if mine:
+        shown = [*shown[:-1], *mine]
+    return tuple(_credit_view(line, answer.fragments) for line in shown)
+
+
+def _credit_view(line: CreditLine, fragments: int) -> CreditView:
+    return CreditView(
+        peer=line.peer,
+        name=line.name,
+        tokens=line.fragment_tokens // fragments,
+        steps=line.inner_steps,
+        contributions=line.contributions,
+        first_at_s=float(line.first_s) or None,
+        last_at_s=float(line.last_s) or None,
+    )

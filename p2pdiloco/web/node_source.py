@@ -14,7 +14,7 @@ from p2pdiloco.daemon.display.snapshot import NodeSnapshot, status_of
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.joining import join_view
-from p2pdiloco.web.making import public_view
+from p2pdiloco.web.making import credit_views, public_view
 from p2pdiloco.web.view import ContributionsView, LinkView, OwnView, RunView
 from p2pdiloco.web.words import Control, NodeWord
 
@@ -43,12 +43,14 @@ class NodeSource:
         now_s = time.time()
         snapshot = member.report.snapshot(self._monotonic())
         history = member.diary.history
+        told = member.keeper.answer(0) if member.keeper is not None else None
         public = public_view(
             status_of(snapshot),
             now_s,
             owner=member.run.signed.owner,
             since_s=history.since_s,
             join=join_view(member.run, member.peer.transport.addresses()),
+            credits=credit_views(told, snapshot.peer),
             at_s=history.version_at_s,
         )
         own = own_view(snapshot, history, member.meters.link, self._rates, self._controls)

@@ -20,6 +20,8 @@ from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.units import parse_every
 from p2pdiloco.config.watching_settings import BoardSettings
+from p2pdiloco.daemon.history.asking import AskedCredits
+from p2pdiloco.daemon.history.queries import CreditsAnswer
 from p2pdiloco.daemon.run_files.listing import ListedRun, PublishedRun, peers_of, pull_manifest
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, invariant
 from p2pdiloco.ports import Transport
@@ -27,7 +29,7 @@ from p2pdiloco.printable import clean
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.asked_source import middle
 from p2pdiloco.web.joining import join_view
-from p2pdiloco.web.making import public_view
+from p2pdiloco.web.making import credit_views, public_view
 from p2pdiloco.web.view import JoinView, RunView, encode_view
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 86400.0
@@ -111,9 +113,10 @@ async def _keep(settings: BoardSettings, board: Board, every_s: float) -> None:
             async with visiting(settings.join, search, settings.timeout_s) as (transport, report):
                 asked = AskedMembers(search, report.run_id, time.monotonic)
                 asked.take(report)
-                join = await _join(transport, asked, settings)
+                join, credits = await _join(transport, asked, settings), AskedCredits()
                 if not every_s:
-                    board.write(view_of(list(asked.answers.values()), time.monotonic(), join))
+                    await credits.look(transport, report.run_id, [*asked.answers])
+                    board.write(view_of([*asked.answers.values()], time.monotonic(), join, credits.answer))
                     return
                 said = ""
                 await _watch(transport, asked, board, every_s, join)
@@ -132,16 +135,17 @@ async def _watch(
     transport: Transport, asked: AskedMembers, board: Board, every_s: float, join: JoinView
 ) -> None:
     """Write again and again, until nobody has answered for long."""
-    watching = asyncio.create_task(asked.watch(transport))
+    watching, credits = asyncio.create_task(asked.watch(transport)), AskedCredits()
     faulty = False
     try:
         while True:
+            await credits.look(transport, next(iter(asked.answers.values())).report.run_id, [*asked.answers])
             now = time.monotonic()
             newest_s = max(heard.at_s for heard in asked.answers.values())
             if now - newest_s > max(LOST_S, ROUNDS * every_s):
                 return
             try:
-                board.write(view_of(list(asked.answers.values()), now, join))
+                board.write(view_of(list(asked.answers.values()), now, join, credits.answer))
                 faulty = False
             except StorageError as error:
                 if not board.written:
@@ -156,7 +160,9 @@ async def _watch(
             await watching
 
 
-def view_of(heard: Sequence[HeardReport], now: float, join: JoinView) -> RunView:
+def view_of(
+    heard: Sequence[HeardReport], now: float, join: JoinView, credits: CreditsAnswer | None = None
+) -> RunView:
     """Make the view of the one in the middle of the answers that are about as new as the newest."""
     invariant(bool(heard), "a board without an answer")
     newest_s = max(one.at_s for one in heard)
@@ -164,7 +170,8 @@ def view_of(heard: Sequence[HeardReport], now: float, join: JoinView) -> RunView
     report = middle([one.report for one in fresh])
     chosen = next(one for one in fresh if one.report is report)
     at_s = time.time() - (now - chosen.at_s)
-    return RunView(role="board", version=VERSION, public=public_view(chosen.report, at_s, join=join))
+    public = public_view(chosen.report, at_s, join=join, credits=credit_views(credits))
+    return RunView(role="board", version=VERSION, public=public)
 
 
 async def _join(transport: Transport, asked: AskedMembers, settings: BoardSettings) -> JoinView:
