@@ -8,10 +8,12 @@ https://github.com/multiformats/multiaddr/blob/master/protocols/DNSADDR.md
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +25,9 @@ RESOLV_CONF = Path("/etc/resolv.conf")
 PORT = 53
 TIMEOUT_S = 2.0
 ROUNDS = 2
+WALK_S = 15.0
+"""Time for all names that are looked up at one start, those behind names included: whoever owns a name could
+let us follow slow ones for hours."""
 MAX_SERVERS = 3
 MAX_PEERS = 32
 MAX_DEPTH = 3
@@ -46,10 +51,11 @@ def peers_behind(addresses: Sequence[str], may_fail: bool = False) -> tuple[str,
     """
     found: list[str] = []
     faults: list[str] = []
+    until_s = time.monotonic() + WALK_S
     for address in addresses:
         check_join_address(address)
         try:
-            found += _listed(address, 0) if address.startswith(DNSADDR) else [address]
+            found += _listed(address, 0, until_s) if address.startswith(DNSADDR) else [address]
         except NotListed as error:
             faults.append(str(error))
     if faults and not found and not may_fail:
@@ -67,11 +73,13 @@ class NotListed(Exception):
     """Error: nothing usable is found behind a name."""
 
 
-def _listed(address: str, depth: int) -> list[str]:
+def _listed(address: str, depth: int, until_s: float) -> list[str]:
     """List the addresses behind /dnsaddr/NAME, or /dnsaddr/NAME/p2p/ID: of this peer. Raises: NotListed."""
     name, _, peer = address.removeprefix(DNSADDR).partition("/p2p/")
     texts = [
-        text.removeprefix("dnsaddr=") for text in txt_records(f"_dnsaddr.{name}") if "dnsaddr=" in text[:8]
+        text.removeprefix("dnsaddr=")
+        for text in txt_records(f"_dnsaddr.{name}", until_s)
+        if "dnsaddr=" in text[:8]
     ]
     found: list[str] = []
     for text in texts[:MAX_PEERS]:
@@ -80,7 +88,7 @@ def _listed(address: str, depth: int) -> list[str]:
                 check_join_address(text)
                 if depth + 1 < MAX_DEPTH:
                     with contextlib.suppress(NotListed):  # another one may lead somewhere
-                        found += _listed(text, depth + 1)
+                        found += _listed(text, depth + 1, until_s)
                 continue
             check_peer_address(text)
         except ConfigError as error:
@@ -107,8 +115,8 @@ def nameservers() -> list[tuple[str, int]]:
     return [(host, PORT) for host in found[:MAX_SERVERS] or ["127.0.0.1"]]
 
 
-def txt_records(name: str) -> list[str]:
-    """Ask this machine's name servers for the TXT records of a name.
+def txt_records(name: str, until_s: float) -> list[str]:
+    """Ask this machine's name servers for the TXT records of a name, until a time of the monotonic clock.
 
     Raises: NotListed (none of them answers, or it is no name).
     """
@@ -119,8 +127,10 @@ def txt_records(name: str) -> list[str]:
     why = "there is no name server"
     for _ in range(ROUNDS):
         for server in nameservers():
+            if time.monotonic() >= until_s:
+                raise NotListed(f"the name {name} cannot be looked up in time: {why}")
             try:
-                return _texts(_answer(server, asked + b"\0" + struct.pack("!2H", _TXT, _IN)))
+                return _texts(_answer(server, asked + b"\0" + struct.pack("!2H", _TXT, _IN), until_s))
             except OSError as error:
                 why = f"{server[0]}: {error.strerror or error}"
             except (ValueError, IndexError, struct.error):
@@ -135,24 +145,45 @@ def _label(text: str) -> bytes:
     return label
 
 
-def _answer(server: tuple[str, int], question: bytes) -> bytes:
+def _answer(server: tuple[str, int], question: bytes, until_s: float) -> bytes:
     """Ask a server, by TCP if the answer is too long for UDP. Raises: OSError, ValueError."""
     number = secrets.randbits(16)
     more = b"\0" + struct.pack("!2HIH", _OPT, _UDP_BYTES, 0, 0)
     query = _HEADER.pack(number, 0x0100, 1, 0, 0, 1) + question + more
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as udp:
-        udp.settimeout(TIMEOUT_S)
+        udp.settimeout(_left_s(until_s))
         udp.connect(server)
         udp.send(query)
         answer = udp.recv(1 << 16)
     if struct.unpack_from("!H", answer, 2)[0] & _TRUNCATED:
-        with socket.create_connection(server, TIMEOUT_S) as tcp, tcp.makefile("rb") as stream:
+        until_s = min(until_s, time.monotonic() + TIMEOUT_S)  # for all of it, however it trickles in
+        with socket.create_connection(server, _left_s(until_s)) as tcp:
             tcp.sendall(struct.pack("!H", len(query)) + query)
-            answer = stream.read(struct.unpack("!H", stream.read(2))[0])
+            answer = _exactly(tcp, struct.unpack("!H", _exactly(tcp, 2, until_s))[0], until_s)
     if struct.unpack_from("!H", answer)[0] != number:
         raise ValueError("another question's")
     return answer
+
+
+def _left_s(until_s: float) -> float:
+    """Compute for how long to wait for a server. Raises: TimeoutError."""
+    left_s = min(TIMEOUT_S, until_s - time.monotonic())
+    if left_s <= 0:
+        raise TimeoutError(errno.ETIMEDOUT, "no answer in time")
+    return left_s
+
+
+def _exactly(tcp: socket.socket, size: int, until_s: float) -> bytes:
+    """Receive so many bytes. Raises: OSError, ValueError (there are fewer)."""
+    found = b""
+    while len(found) < size:
+        tcp.settimeout(_left_s(until_s))
+        more = tcp.recv(size - len(found))
+        if not more:
+            raise ValueError("cut")
+        found += more
+    return found
 
 
 def _texts(answer: bytes) -> list[str]:

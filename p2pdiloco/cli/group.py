@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
 import click
 
@@ -35,6 +37,7 @@ from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.cli.watching.command import board, top
 from p2pdiloco.config.settings import check_environment
+from p2pdiloco.config.strict import read_toml
 from p2pdiloco.errors import UserError, without_torch
 from p2pdiloco.printable import clean
 from p2pdiloco.release import VERSION
@@ -106,8 +109,18 @@ def _logs_json(arguments: Sequence[str]) -> bool:
     words = " ".join(arguments).replace("--log=", "--log ")
     if "--log " in words:
         return "--log json" in words
-    return (
-        bool(arguments)
-        and arguments[0] in ("node", "bootstrap")
-        and os.environ.get("P2PDILOCO_LOG") == "json"
-    )
+    if not arguments or arguments[0] not in ("node", "bootstrap"):
+        return False
+    asked = os.environ.get("P2PDILOCO_LOG") or _log_of_settings_file(arguments)
+    return asked == "json"
+
+
+def _log_of_settings_file(arguments: Sequence[str]) -> object:
+    """Read what the settings file says of the log, whatever else is wrong with it, and with the flags."""
+    named = [following for word, following in pairwise(arguments) if word == "--config"]
+    named += [word.removeprefix("--config=") for word in arguments if word.startswith("--config=")]
+    path = named[-1] if named else os.environ.get("P2PDILOCO_CONFIG", "")
+    try:
+        return read_toml(Path(path)).get(arguments[0], {}).get("log") if path else None
+    except (UserError, AttributeError):  # which is said, as far as it is what is wrong
+        return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +29,8 @@ from p2pdiloco.ports import Transport
 MAX_ASKED = 16
 """Members that are asked in one round before the list is looked up again."""
 PAUSE_S = 0.5
+PIPE_CELLS = 1000
+"""Columns where there is no terminal whose width would bound them; nothing is padded to it."""
 SAY_AFTER_S = 4.0
 """Whoever waits longer than this wants to know what for."""
 logger = logging.getLogger(__name__)
@@ -47,7 +51,9 @@ def run(settings: StatusSettings) -> int:
     if settings.json:
         print(status_json(report))
     else:
-        Console().print(render_status(report))
+        # Rich would take a pipe for a terminal of 80 columns, and cut what a reader may want whole.
+        cut = sys.stdout.isatty() or "COLUMNS" in os.environ
+        Console(width=None if cut else PIPE_CELLS).print(render_status(report))
     return 0
 
 

@@ -166,3 +166,20 @@ def test_nobody_there_and_nobody_in_time_have_one_exit_status() -> None:
         with pytest.raises(Unreachable, match=words) as told:
             status.run(StatusSettings(join=nobody, timeout_s=timeout_s))
         assert told.value.exit_status == 4
+
+
+def test_what_is_written_to_a_pipe_is_not_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = "said " * 40
+    report = StatusReport(
+        run_name="test", run_id=RUN, answered_by="x", state="training", recent=(start,), link="l " * 80
+    )
+    monkeypatch.setattr(status, "visit", lambda body: (body.close(), report)[1])
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert status.run(StatusSettings(join=("/ip4/192.0.2.1/tcp/1/p2p/x",))) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert start.rstrip() in [line.rstrip() for line in lines] and max(map(len, lines)) < 250
+    monkeypatch.setenv("COLUMNS", "100")
+    status.run(StatusSettings(join=("/ip4/192.0.2.1/tcp/1/p2p/x",)))
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100

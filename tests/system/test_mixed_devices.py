@@ -47,4 +47,4 @@ def test_a_gpu_and_a_cpu_hold_the_same_bits(tmp_path: Path) -> None:
         gpu.terminate()
         again = swarm.node("gpu", bootstrap, "--device", ACCELERATORS[0])
         swarm.until(lambda: again.inner_step() > 0, "it to be back")
-        assert "of 4 of 4 fragments all" in again.said(), again.tail()
+        assert "all of it in 4 of 4 fragments" in again.said(), again.tail()

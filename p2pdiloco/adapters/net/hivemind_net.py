@@ -187,8 +187,8 @@ class HivemindTransport(Endpoint):
             logger.warning("p2pd has not come back within %(waited_s)g s", {"waited_s": DIAL_TIMEOUT_S})
 
     async def meet(self, peer: str) -> float:
-        """Enter a peer that is connected into the DHT's routing table, whatever its clock says; returns by how
-        many seconds that is ahead of ours.
+        """Enter a connected peer into the DHT's routing table, whatever its clock says; returns by how many
+        seconds that is ahead of ours.
 
         Raises: PeerUnreachable.
         """

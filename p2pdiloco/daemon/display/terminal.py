@@ -215,14 +215,15 @@ def _peer_lines(snapshot: NodeSnapshot, blocks: list[list[Text]], rows: int) -> 
 
 
 def _peer_block(row: PeerRow, width: int) -> list[Text]:
-    """Draw a peer; where a line is too narrow, it goes without the id's end, and its roles below."""
+    """Draw a peer; where a line is too narrow, it goes without the id's end, if it has a name, and its roles
+    below."""
     roles = ", ".join(w for w in ("" if row.reach == "direct" else clean(row.reach), role_text(row)) if w)
     seen = "never heard" if row.last_seen_s is None else f"{duration(row.last_seen_s)} ago"
     style = "" if row.confirmed else "yellow"
-    for short in (f"…{short_peer(row.peer):<6} ", ""):
+    end = f"…{short_peer(row.peer):<6}"
+    for name, short in ((row.name or "-", f"{end} "), (row.name or end, "")):
         figures = (
-            f"{fit(row.name or '-', 12)} {short}step {row.inner_step:<7} "
-            f"{count(row.tokens_per_s):>5} tok/s {seen:>11}"
+            f"{fit(name, 12)} {short}step {row.inner_step:<7} {count(row.tokens_per_s):>5} tok/s {seen:>11}"
         )
         if cell_len(figures) + 2 + cell_len(roles) <= width:
             return [Text(f"{figures}  {roles}".rstrip(), style=style)]

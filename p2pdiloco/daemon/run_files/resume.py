@@ -59,8 +59,8 @@ class Resume:
         if left:
             whole, rest = modes.count("all"), modes.count("rest")
             logger.info(
-                "what the last life left unmerged is taken up: of %(whole)d of %(fragments)d fragments "
-                "all, of %(rest)d what was made after the contribution that a syncer may have",
+                "what the last life left unmerged is taken up: all of it in %(whole)d of %(fragments)d "
+                "fragments, in %(rest)d what was made after the contribution that a syncer may have",
                 {"whole": whole, "fragments": len(modes), "rest": rest},
             )
         return modes

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 
@@ -145,6 +146,41 @@ def test_no_more_peers_are_found_than_anybody_dials(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         dns,
         "txt_records",
-        lambda name: [f"dnsaddr=/ip4/1.2.3.4/tcp/{i}/p2p/{PEERS[len(name) % 3]}" for i in range(1, 99)],
+        lambda name, until_s: [
+            f"dnsaddr=/ip4/1.2.3.4/tcp/{i}/p2p/{PEERS[len(name) % 3]}" for i in range(1, 99)
+        ],
     )
     assert len(peers_behind(["/dnsaddr/a.example", "/dnsaddr/bb.example"])) == dns.MAX_PEERS
+
+
+def test_all_names_together_have_a_bound_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer comes late, and names twenty more."""
+    now, asked = 0.0, []
+
+    def slowly(name: str, until_s: float) -> list[str]:
+        nonlocal now
+        if now >= until_s:
+            raise dns.NotListed("late")
+        asked.append(name)
+        now += 1.5
+        return [f"dnsaddr=/dnsaddr/{i}.{len(asked)}.example" for i in range(20)]
+
+    monkeypatch.setattr(dns, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(dns, "txt_records", slowly)
+    with pytest.raises(UserError):
+        peers_behind(["/dnsaddr/a.example", "/dnsaddr/b.example"])
+    assert now < dns.WALK_S + 1.5 and len(asked) == 10
+
+
+@pytest.mark.net
+def test_an_answer_that_trickles_in_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dns, "TIMEOUT_S", 0.3)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"ab")
+        with pytest.raises(TimeoutError):
+            dns._exactly(ours, 3, time.monotonic() + 0.3)
+        theirs.sendall(b"xyz")
+        assert dns._exactly(ours, 3, time.monotonic() + 0.3) == b"xyz"
+    with pytest.raises(TimeoutError, match="no answer in time"):
+        dns._left_s(time.monotonic() - 1.0)

@@ -189,3 +189,11 @@ def test_folded() -> None:
 
 def test_one_of_something_is_not_several() -> None:
     assert [counted(number, "member") for number in (0, 1, 2)] == ["0 members", "1 member", "2 members"]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_peer_without_a_name_is_known_by_its_id(width: int) -> None:
+    shown = snapshot(peers=3, fragments=4)
+    peers = tuple(replace(row, name="", reach="outbound only") for row in shown.peers)
+    text = "\n".join(printed(render(replace(shown, peers=peers)), width, 40))
+    assert all(f"…{row.peer[-6:]}" in text for row in peers), text
