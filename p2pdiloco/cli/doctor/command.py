@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import click
+from msgspec import structs
 
 from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES
 from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, setting
-from p2pdiloco.config.addresses import check_join_address
 from p2pdiloco.config.watching_settings import DoctorSettings
 from p2pdiloco.printable import clean, json_line
 
@@ -44,12 +44,13 @@ def doctor(**values: Any) -> int:
     Example: p2pdiloco doctor --join /dns/example.org/tcp/31337/p2p/12D3Koo... --run NAME
     """
     settings = build(DoctorSettings, values)
-    for address in settings.join:
-        check_join_address(address)
     from p2pdiloco.cli.doctor.examining import examine
     from p2pdiloco.cli.doctor.looking import all_of
     from p2pdiloco.cli.visitor import visit
+    from p2pdiloco.daemon.admission.link import way_of
 
+    way = way_of(settings.join, settings.run)  # names are looked up later, as something to look at
+    settings = structs.replace(settings, join=tuple(way.join), run=way.run)
     found = visit(all_of(examine(settings), settings.timeout_s, partial(_print, as_json=settings.json)))
     status = exit_status(found)
     if not settings.json:
