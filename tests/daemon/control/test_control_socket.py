@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pdiloco.daemon.control import client as client_module
 from p2pdiloco.daemon.control import server as server_module
 from p2pdiloco.daemon.control.client import NodeSilent, ask
 from p2pdiloco.daemon.control.controls import ControlState
@@ -99,6 +100,22 @@ async def test_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(server_module, "is_owner", lambda _connection: False)
     reply = await asked(tmp_path, Request("pause"))
     assert (reply.ok, reply.said) == (False, "this node belongs to another user") and not controls.words
+    await server.close()
+
+
+@pytest.mark.parametrize(("user", "is_taken"), [(0, True), (4711, False)])
+async def test_a_socket_of_another_user_is_root_s_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, is_taken: bool
+) -> None:
+    server = ControlServer(tmp_path, Told())
+    await server.start()
+    monkeypatch.setattr(client_module, "is_owner", lambda _connection: False)
+    monkeypatch.setattr(client_module.os, "geteuid", lambda: user)
+    if is_taken:
+        assert (await asked(tmp_path, Request("state"))).ok
+    else:
+        with pytest.raises(UserError, match="belongs to another user"):
+            await asked(tmp_path, Request("state"))
     await server.close()
 
 
