@@ -250,6 +250,8 @@ OWN = (
 )
 FIGURES = (*PUBLIC, *OWN)
 BUILD = "build"
+OF_EVERY_PROGRAM = ("node_state", "node_sent_bytes_total", "node_received_bytes_total")
+"""Figures of `OWN` that a bootstrap has, too."""
 NONE_YET = PublicView(run_name="", run_id="", made_at_s=0.0)
 
 
@@ -293,7 +295,7 @@ def _family(figure: Figure, views: Iterable[RunView]) -> Metric:
         if figure.is_public:
             if view.public is None:
                 continue
-        elif view.own is None:
+        elif view.own is None or (view.role != "node" and figure.name not in OF_EVERY_PROGRAM):
             continue
         public, own = view.public or NONE_YET, view.own or OwnView(state=NodeWord.JOINING)
         for labels, value in figure.samples(public, own):

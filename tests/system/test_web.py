@@ -1,0 +1,127 @@
+"""The web page of real processes: a node's, a bootstrap's, and a real Prometheus that scrapes both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from system_kit import PACE, Daemon, Swarm
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+
+def page_of(daemon: Daemon) -> str:
+    """The address of its page, without the token."""
+    return daemon.printed().partition("web page: ")[2].partition("?")[0]
+
+
+def ask(daemon: Daemon, path: str, token: bool = True) -> Any:
+    request = urllib.request.Request(page_of(daemon) + path)
+    if token:
+        request.add_header("Authorization", f"Bearer {(daemon.data_dir / 'web.token').read_text().strip()}")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        text = answer.read().decode()
+    return json.loads(text) if text.startswith("{") else text
+
+
+def test_a_run_in_a_browser_and_in_prometheus(swept_swarm: Swarm) -> None:
+    swarm = swept_swarm
+    bootstrap = swarm.start(
+        "bootstrap", "bootstrap", "--run", str(swarm.manifest()), "--web", "0", "--web-public"
+    )
+    swarm.until(lambda: bootstrap.address() and "p2pdiloco node" in bootstrap.printed(), "a bootstrap")
+    join = ["--join", bootstrap.address() or "", *PACE, "--yes"]
+    one = swarm.start("one", "node", *join, "--name", "one", "--genesis", "--web", "0")
+    swarm.until(lambda: page_of(one), "its page, before the run")
+    two = swarm.start("two", "node", *join, "--name", "two")
+    swarm.training(one, two)
+
+    def merged_both() -> bool:
+        public = ask(one, "view")["public"]
+        return bool(public["pulse"] == "alive" and public["newest"]["contributors"] == 2)
+
+    swarm.until(merged_both, "a merge of both on the page")
+    view = ask(one, "view")
+    assert view["own"]["state"] == "training" and ask(one, "healthz", token=False) == "training\n"
+    assert [(m["name"], m["is_me"], m["in_last_merge"]) for m in view["public"]["members"]] == [
+        ("one", True, True),
+        ("two", False, True),
+    ]
+    swarm.until(lambda: ask(one, "view")["own"]["contributions"]["merged"] > 0, "a contribution of its own")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(one, "view", token=False)
+
+    # The bootstrap is no member: it asks those that are, and shows what anybody may see.
+    swarm.until(
+        lambda: ask(bootstrap, "view", token=False)["public"]["pulse"] == "alive", "the run at the bootstrap"
+    )
+    shown = ask(bootstrap, "view", token=False)
+    assert shown["own"] is None and {m["name"] for m in shown["public"]["members"]} == {"one", "two"}
+    assert shown["public"]["join"]["link"].startswith("p2pdiloco:")
+    assert ask(bootstrap, "healthz", token=False) == "serving\n"
+
+    if shutil.which("prometheus") is not None:
+        scrape(swarm, one, bootstrap)
+
+    # Who dies is seen on the page, and why.
+    two.kill()
+    swarm.until(lambda: state_of(one, "two") == ("silent", "silent"), "the death of two on the page")
+    assert any(mark["kind"] == "silent" for mark in ask(one, "view")["public"]["marks"])
+    one.terminate()
+    assert (one.data_dir / "runs").glob("*/history.json")
+
+
+def state_of(daemon: Daemon, name: str) -> tuple[str, str]:
+    members = ask(daemon, "view")["public"]["members"]
+    return next(((m["state"], m["why"]) for m in members if m["name"] == name), ("", ""))
+
+
+def scrape(swarm: Swarm, *daemons: Daemon) -> None:
+    """Let a real Prometheus read their figures, with their tokens."""
+    folder = swarm.folder / "prometheus"
+    folder.mkdir()
+    jobs = [
+        {
+            "job_name": daemon.name,
+            "authorization": {"credentials_file": str(daemon.data_dir / "web.token")},
+            "static_configs": [{"targets": [page_of(daemon).removeprefix("http://").rstrip("/")]}],
+        }
+        for daemon in daemons
+    ]
+    rules = Path(__file__).parents[2] / "bootstrap" / "alerts.yml"
+    config = {"global": {"scrape_interval": "1s"}, "rule_files": [str(rules)], "scrape_configs": jobs}
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        at = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={at}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(["prometheus", *words], cwd=folder, stdout=log, stderr=log)
+    try:
+        for daemon in daemons:
+            query = f'p2pdiloco_run_versions_total{{job="{daemon.name}"}}'
+            swarm.until(lambda query=query: value(at, query) > 0, f"{query} in Prometheus")
+            assert value(at, f'up{{job="{daemon.name}"}}') == 1
+        assert value(at, 'p2pdiloco_node_state{job="one",state="training"}') == 1
+        assert value(at, 'p2pdiloco_node_state{job="bootstrap",state="serving"}') == 1
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def value(at: str, query: str) -> float:
+    """Of a query's only answer; 0: there is none (yet)."""
+    words = urllib.parse.urlencode({"query": query})
+    try:
+        with urllib.request.urlopen(f"http://{at}/api/v1/query?{words}", timeout=5) as answer:
+            results = json.load(answer)["data"]["result"]
+    except (OSError, ValueError):
+        return 0.0  # it starts
+    return float(results[0]["value"][1]) if results else 0.0

@@ -1,0 +1,151 @@
+"""Figures: every name is documented, every expression knows its names, nothing of the owner's is public."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from web_example import example_public, example_view
+from web_kit import Shown
+
+from p2pdiloco.web.metrics import FIGURES, PREFIX, Metrics
+from p2pdiloco.web.sources import Starting, Views
+from p2pdiloco.web.view import RunChoice, RunView
+
+ROOT = Path(__file__).parents[2]
+UNITS = ("seconds", "bytes_total", "tokens_total", "tokens", "per_second", "nats", "_total")
+COUNTS = {
+    "run_pulse",
+    "run_last_merge_contributors",
+    "run_members",
+    "run_members_known",
+    "node_state",
+    "node_resting",
+}
+COUNTS |= {"node_contributions_waiting", "node_link_behind", "node_offices"}
+"""Names of plain numbers of something, which have no unit."""
+
+
+def exported(text: str) -> set[str]:
+    return {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+
+
+def test_every_exported_name_is_in_the_table_and_the_table_has_no_other() -> None:
+    text = Metrics(Views(Shown())).exposition(is_owner=True).decode()
+    document = (ROOT / "docs" / "metrics.md").read_text()
+    shown = {name for name in re.findall(r"^\| `(p2pdiloco_\w+)` ", document, flags=re.MULTILINE)}
+    assert shown == {PREFIX + figure.name for figure in FIGURES}
+    assert exported(text) - {"p2pdiloco_build"} - shown == {
+        n for n in exported(text) if n.startswith("process_")
+    }
+    assert all(f"`{name}`" in document for name in exported(text))
+    for figure in FIGURES:
+        assert f"| {figure.help} |" in document
+        assert figure.name in COUNTS or figure.name.endswith(UNITS), "its unit"
+        assert figure.counts == figure.name.endswith("_total")
+
+
+def test_figures_are_those_of_the_page() -> None:
+    lines = Metrics(Views(Shown())).exposition(is_owner=True).decode().splitlines()
+    run = f'run="{"5f0c" * 16}"'
+    for line in (
+        f"p2pdiloco_run_versions_total{{{run}}} 326.0",
+        f"p2pdiloco_run_version_age_seconds{{{run}}} 4.0",
+        f'p2pdiloco_run_members{{{run},state="silent"}} 1.0',
+        f'p2pdiloco_node_state{{{run},state="training"}} 1.0',
+        f'p2pdiloco_node_contributions_refused_total{{reason="stale-base",{run}}} 3.0',
+    ):
+        assert line in lines
+
+
+def test_anybody_sees_the_run_only() -> None:
+    public = Metrics(Views(Shown())).exposition(is_owner=False).decode()
+    assert "p2pdiloco_run_versions_total" in public and "node" not in public.replace('role="node"', "")
+    assert "process_" not in public
+
+
+def test_a_bootstrap_has_figures_of_all_its_runs_and_none_of_a_learner() -> None:
+    class Two:
+        def view(self, run: str) -> RunView | None:
+            ids = ("aa" * 32, "bb" * 32)
+            shown = replace(example_public(0.0), run_id=run or ids[0])
+            runs = tuple(RunChoice(run_id=known, run_name="r") for known in ids)
+            return replace(example_view(), role="bootstrap", public=shown, runs=runs)
+
+    text = Metrics(Views(Two())).exposition(is_owner=True).decode()
+    assert text.count("\np2pdiloco_run_versions_total{") == 2 and "\np2pdiloco_node_step" not in text
+
+
+def test_before_there_is_a_run_there_is_a_state() -> None:
+    text = Metrics(Views(Starting("node", "", ""))).exposition(is_owner=True).decode()
+    assert 'p2pdiloco_node_state{run="",state="joining"} 1.0' in text and "run_versions_total{" not in text
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "grafana.json"])
+def test_what_operators_copy_uses_names_that_exist(file: str) -> None:
+    text = (ROOT / "bootstrap" / file).read_text()
+    known = exported(Metrics(Views(Shown())).exposition(is_owner=True).decode())
+    used = set(re.findall(r"\b(?:p2pdiloco_(?:run|node)|process)_\w+", text))
+    assert used and used <= known
+
+
+def test_the_dashboard_is_one() -> None:
+    board = json.loads((ROOT / "bootstrap" / "grafana.json").read_text())
+    places = [tuple(panel["gridPos"][key] for key in "xywh") for panel in board["panels"]]
+    assert len(set(places)) == len(places) and all(x + w <= 24 for x, _, w, _ in places)
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_rules_and_example_are_what_prometheus_takes(tmp_path: Path) -> None:
+    folder = ROOT / "bootstrap"
+    subprocess.run(
+        ["promtool", "check", "rules", str(folder / "alerts.yml")], check=True, capture_output=True
+    )
+    token = tmp_path / "web.token"
+    token.write_text("x")
+    text = (folder / "prometheus.yml").read_text()
+    (tmp_path / "alerts.yml").write_text((folder / "alerts.yml").read_text())
+    config = tmp_path / "prometheus.yml"
+    config.write_text(text.replace("/var/lib/p2pdiloco/bootstrap/web.token", str(token)))
+    subprocess.run(["promtool", "check", "config", str(config)], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+@pytest.mark.parametrize(
+    ("alert", "at", "comes"),
+    [
+        ("P2pdilocoRunStandsStill", "9m", False),
+        ("P2pdilocoRunStandsStill", "11m", True),
+        ("P2pdilocoNodeWorkNotMerged", "90m", True),
+        ("P2pdilocoNodeNotTakingPart", "90m", False),
+    ],
+)
+def test_alerts_come_when_they_should_and_not_before(
+    tmp_path: Path, alert: str, at: str, comes: bool
+) -> None:
+    labels = 'instance="box:8080", job="p2pdiloco", run="r"'
+    series = {
+        f'p2pdiloco_run_pulse{{{labels}, pulse="still"}}': "1x120",
+        f'p2pdiloco_node_state{{{labels}, state="training"}}': "1x120",
+        f'p2pdiloco_node_state{{{labels}, state="waiting"}}': "0x120",
+        f"p2pdiloco_node_contributions_merged_total{{{labels}}}": "7x120",
+        'up{instance="box:8080", job="p2pdiloco"}': "1x120",
+    }
+    one = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": []}],
+    }
+    path = tmp_path / "tests.yml"
+    rules = [str(ROOT / "bootstrap" / "alerts.yml")]
+    path.write_text(json.dumps({"rule_files": rules, "evaluation_interval": "1m", "tests": [one]}))
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert (done.returncode != 0) == comes, said
+    assert not comes or f"alertname: {alert}" in said  # it is there, and none was expected
