@@ -32,8 +32,8 @@ def ask(daemon: Daemon, path: str, token: bool = True) -> Any:
     return json.loads(text) if text.startswith("{") else text
 
 
-def test_a_run_in_a_browser_and_in_prometheus(swept_swarm: Swarm) -> None:
-    swarm = swept_swarm
+def test_a_run_in_a_browser_and_in_prometheus(visited_swarm: Swarm) -> None:
+    swarm = visited_swarm
     bootstrap = swarm.start(
         "bootstrap", "bootstrap", "--run", str(swarm.manifest()), "--web", "0", "--web-public"
     )
@@ -76,7 +76,7 @@ def test_a_run_in_a_browser_and_in_prometheus(swept_swarm: Swarm) -> None:
     swarm.until(lambda: state_of(one, "two") == ("silent", "silent"), "the death of two on the page")
     assert any(mark["kind"] == "silent" for mark in ask(one, "view")["public"]["marks"])
     one.terminate()
-    assert (one.data_dir / "runs").glob("*/history.json")
+    assert list((one.data_dir / "runs").glob("*/history.json"))
 
 
 def state_of(daemon: Daemon, name: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 from web_example import example_public_only, example_view
@@ -36,3 +37,12 @@ def test_every_word_is_one_word_and_is_explained() -> None:
     for words in (Control, MarkKind, MemberWord, NodeWord, Pulse, Why):
         for word in words:
             assert " " not in word.value and " " in str(word)
+
+
+def test_the_document_lists_all_words_and_no_others() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "web.md").read_text()
+    tables = [table for table in text.partition("## Words")[2].partition("## The past")[0].split("\n\n")[1:]]
+    tables = [table for table in tables if table.startswith("| word")]
+    for words, table in zip((NodeWord, Pulse, MemberWord, Why, MarkKind, Control), tables, strict=True):
+        rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines()[2:]]
+        assert rows == [(f"`{word.value or '-'}`", str(word)) for word in words]
