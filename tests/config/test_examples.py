@@ -60,10 +60,9 @@ def test_every_key_is_in_the_example_and_shown_defaults_are_true(
 def test_an_operators_folder_holds_no_python(role: str) -> None:
     names = {path.name for path in (ROOT / role).iterdir()}
     wanted = {"Containerfile", "RUNBOOK.md", f"{role}.toml", f"p2pdiloco-{role}.service"}
+    watching = {"alerts.yml", "grafana.json", "prometheus.yml"}
     assert names == wanted | (
-        {"requirements.txt", "compose.yaml", "alerts.yml", "grafana.json", "prometheus.yml"}
-        if role == "bootstrap"
-        else set()
+        {"requirements.txt", "compose.yaml", *watching} if role == "bootstrap" else set()
     )
     assert tomllib.loads((ROOT / role / f"{role}.toml").read_text(encoding="utf-8"))
 
