@@ -1,0 +1,62 @@
+"""The page explains its words, and has a look for each; it is a page whatever is known."""
+
+from __future__ import annotations
+
+import html
+import time
+
+import pytest
+from msgspec.structs import replace
+from page_scene import scene, with_public
+
+from p2pdiloco.web.page.rendering import PARTS, Page
+from p2pdiloco.web.page.wording import MEMBER_SHAPES, TONES, WHY
+from p2pdiloco.web.view import NewestView, ProgressView, PublicView, RunView
+from p2pdiloco.web.words import MarkKind, MemberWord, NodeWord, Pulse, Why
+
+
+@pytest.mark.parametrize("kind", [Pulse, MemberWord, Why, NodeWord, MarkKind])
+def test_every_word_is_explained_on_the_page(kind: type[Pulse]) -> None:
+    page = html.unescape(Page().html(scene(time.time())))
+    for word in kind:
+        if word.value:
+            assert f"<dt>{word.value}</dt><dd>{word}</dd>" in page
+
+
+def test_every_word_has_a_look() -> None:
+    assert set(MEMBER_SHAPES) == set(MemberWord) and set(TONES) == {*MemberWord, *Pulse}
+    assert set(WHY) == set(Why) - {Why.NONE}
+
+
+@pytest.mark.parametrize("pulse", Pulse)
+def test_the_first_sentence_is_one_in_every_state(pulse: Pulse) -> None:
+    for newest in (
+        NewestView(),
+        NewestView(fragment=1, number=7, at_s=time.time() - 300, usual_s=20, contributors=2),
+    ):
+        page = Page().html(with_public(scene(time.time()), pulse=pulse, newest=newest))
+        lede = page.split('<p class="lede')[1].split("</p>")[0]
+        assert lede.count("<strong>") == 1 and "None" not in lede
+
+
+def test_a_view_of_which_nothing_is_known_yet_is_a_page() -> None:
+    now_s = time.time()
+    bare = PublicView(run_name="new", run_id="ab" * 32, made_at_s=now_s)
+    for view in (
+        RunView(role="bootstrap", version="1"),
+        RunView(role="node", version="1", own=replace(scene(now_s).own, controls=(), limits={})),
+        RunView(role="board", version="1", public=bare),
+    ):
+        page = Page().html(view)
+        assert page.count("<h1>") == 1 and ">None" not in page and "<form" not in page
+        assert set(Page().parts(view).html) == set(PARTS)
+
+
+def test_a_part_changes_only_when_something_happens() -> None:
+    now_s = time.time()
+    page = Page()
+    before, later = page.parts(scene(now_s)), page.parts(with_public(scene(now_s), made_at_s=now_s + 3))
+    assert later.since(before) == {}
+    changed = with_public(scene(now_s), progress=ProgressView(tokens=1, schedule_tokens=2))
+    assert set(page.parts(changed).since(before)) == {"head", "figures"}
+    assert b"\n" not in page.update(scene(now_s))
