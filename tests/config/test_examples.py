@@ -60,10 +60,9 @@ def test_every_key_is_in_the_example_and_shown_defaults_are_true(
 def test_an_operators_folder_holds_no_python(role: str) -> None:
     names = {path.name for path in (ROOT / role).iterdir()}
     wanted = {"Containerfile", "RUNBOOK.md", f"{role}.toml", f"p2pdiloco-{role}.service"}
-    watching = {"alerts.yml", "grafana.json", "prometheus.yml"}
-    assert names == wanted | (
-        {"requirements.txt", "compose.yaml", *watching} if role == "bootstrap" else set()
-    )
+    if role == "bootstrap":
+        wanted |= {"requirements.txt", "compose.yaml", "prometheus.yml", "alerts.yml", "grafana.json"}
+    assert names == wanted
     assert tomllib.loads((ROOT / role / f"{role}.toml").read_text(encoding="utf-8"))
 
 
@@ -99,3 +98,24 @@ def test_the_compose_file_speaks_of_settings_ports_and_files_that_exist() -> Non
         assert inside <= set(re.findall(r"(\d+)/tcp", image)), name
         pages = [port for port in service["ports"] if port.endswith(":8080")]
         assert pages and all(port.startswith("127.0.0.1:") for port in pages), "for this machine only"
+
+
+def test_the_compose_file_s_prometheus_asks_its_services_where_their_pages_are() -> None:
+    path = ROOT / "bootstrap" / "compose.yaml"
+    compose = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for config in compose["configs"].values():
+        assert "content" in config or (path.parent / config["file"]).is_file()
+    watching = yaml.safe_load(compose["configs"]["prometheus"]["content"])
+    built = {name: service for name, service in compose["services"].items() if "build" in service}
+    targets = {
+        target: job["authorization"]["credentials_file"]
+        for job in watching["scrape_configs"]
+        for target in job["static_configs"][0]["targets"]
+    }
+    assert set(targets) == {f"{service['hostname']}:8080" for service in built.values()}
+    for target, token in targets.items():
+        name, role = target.partition(":")[0], Path(token).parent.name
+        assert token == f"/{name}/{role}/web.token"
+        assert f"{name}:/{name}:ro" in compose["services"]["prometheus"]["volumes"]
+        image = (path.parent / ".." / built[name]["build"]["dockerfile"]).read_text(encoding="utf-8")
+        assert f"P2PDILOCO_DATA_DIR=/data/{role}" in image
