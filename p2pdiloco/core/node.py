@@ -326,9 +326,6 @@ class Core:
         self._at(event.fragment).learner_applied(event)
 
     def _on_status(self, event: ev.LearnerStatus, now: float) -> None:
-        if event.running != self._shared.learning:  # rounds wait for one learner more, or less
-            for fragment in self.fragments:
-                fragment.touch()
         self._heartbeats.learner_status(event, now)
 
     def _on_learner_lost(self, _event: ev.LearnerLost, now: float) -> None:

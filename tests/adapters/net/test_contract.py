@@ -131,6 +131,8 @@ async def test_push(swarm: Swarm) -> None:
     sink = at_b.sinks[0]
     assert bytes(sink.data) == whole and sink.finished and at_b.senders == {a.peer_id}
     assert (a.payload_bytes(), b.payload_bytes()) == ((len(whole), 0), (0, len(whole)))
+    went, came = a.carried_bytes()[0], b.carried_bytes()[1]  # with what carries it
+    assert len(whole) < went < 1.1 * len(whole) + 10_000 and len(whole) < came < 1.1 * len(whole) + 10_000
     assert await a.push(b.peer_id, b"0", [], 5.0) == (True, b"got 0")
 
 
