@@ -179,7 +179,8 @@ class Member:
         turns = Turns(run.id, self._me, settings.eval_every_s, FIRST_EVALUATION_S, group.term_versions)
         alone = settings.evaluate == "each"
         self.measurements = Measurements(turns, vault, group.log_versions, alone, self._counts)
-        ours = OurRecord(self._incarnation, settings.name, self.core.shared, self.measurements)
+        known = self.core.shared, self.measurements, settings.keep_history
+        ours = OurRecord(self._incarnation, settings.name, *known)
         keep = partial(save_peers, self._data_dir)
         guests = self.membership.introductions
         worked = self.core.shared.has_worked

@@ -265,6 +265,8 @@ class Presence(Wire, frozen=True, tag=True):
     """True: others can dial it. False: they need not try for long, it dials them."""
     heldout: HeldoutLoss | None = None
     """Newest held-out loss that it has measured itself."""
+    keeps_history: bool = False
+    """True: it keeps the run's history, and tells credits (`daemon.history`)."""
 
 
 class Reading(Wire, frozen=True, tag=True):

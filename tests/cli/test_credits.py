@@ -18,6 +18,7 @@ from rich.console import Console
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.credits import collecting, papers, view
 from p2pdiloco.cli.credits.collecting import CreditsWish, RunCredits, collect
+from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.credits.certificate import read_certificate, signed_certificate, text_of
 from p2pdiloco.credits.ledger import CreditRow, Credits
 from p2pdiloco.daemon import wire
@@ -26,6 +27,7 @@ from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource
+from p2pdiloco.release import WIRE_VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -266,3 +268,33 @@ def papers_manifest(signed: Any, owner: Identity) -> Any:
 def test_flags_that_do_not_fit_are_a_sentence(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_main.run(["credits", *line]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+async def test_of_many_members_those_that_keep_the_history_are_asked(tmp_path: Path) -> None:
+    """Anybody may say so in its record: a few places are kept for them, no more."""
+    record = wire.Presence(WIRE_VERSION, 7, "", ("/ip4/127.0.0.1/tcp/1",))
+
+    class Crowd:
+        def __init__(self, says: int) -> None:
+            self.says = says
+
+        async def get_records(self, _key: str) -> dict[str, bytes]:
+            keeps = [index >= 100 - self.says for index in range(100)]
+            return {f"p{i}": wire.encode(replace(record, keeps_history=k)) for i, k in enumerate(keeps)}
+
+        async def connect(self, peer: str, addresses: object) -> None:
+            pass
+
+    crowd: Any = Crowd(1)
+    assert "p99" in (await reach(crowd, "run", ())).peers
+    crowd = Crowd(50)
+    peers = (await reach(crowd, "run", ())).peers
+    assert "p50" in peers and sum(int(peer[1:]) < 50 for peer in peers) >= 10
+
+
+async def test_a_keepers_record_says_so(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        other = (await hood.rogue()).transport
+        found = await other.get_records(wire.members_key(hood.run.id))
+        assert wire.decode(found[_id(one)], wire.Presence).keeps_history

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -15,6 +15,7 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
 MAX_ASKED = 16
+MAX_KEEPERS = 6
 ASK_TIMEOUT_S = 5.0
 LOOKS, PAUSE_S = 3, 0.5
 T = TypeVar("T")
@@ -43,11 +44,7 @@ async def reach(transport: Transport, run: str, joined: Iterable[str], called: s
         if records:
             break
         await asyncio.sleep(PAUSE_S)
-    for peer, value in records.items():
-        try:
-            record = wire.decode(value, wire.Presence)
-        except RemoteError:
-            continue
+    for peer, record in _keepers_first(records):
         if record.wire_version != WIRE_VERSION:
             found.versions.add(record.wire_version)
             continue
@@ -64,6 +61,20 @@ async def reach(transport: Transport, run: str, joined: Iterable[str], called: s
         for answer in await asyncio.gather(*(ask(transport, p, query, wire.NameAnswer) for p in found.peers)):
             found.lately.update(answer.peers if answer is not None else ())
     return found
+
+
+def _keepers_first(records: Mapping[str, bytes]) -> list[tuple[str, wire.Presence]]:
+    """Read records; a few of those that say that they keep the run's history come first."""
+    keepers: list[tuple[str, wire.Presence]] = []
+    others: list[tuple[str, wire.Presence]] = []
+    for peer, value in records.items():
+        try:
+            record = wire.decode(value, wire.Presence)
+        except RemoteError:
+            continue
+        first = record.keeps_history and len(keepers) < MAX_KEEPERS
+        (keepers if first else others).append((peer, record))
+    return keepers + others
 
 
 async def ask(transport: Transport, peer: str, query: Wire, answer: type[T]) -> T | None:

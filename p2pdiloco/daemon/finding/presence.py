@@ -87,8 +87,16 @@ class Guests(Protocol):
 class OurRecord:
     """Presence record of our own, made of what others know of us."""
 
-    def __init__(self, incarnation: int, name: str, reaches: KnowsReach, heldout: KnowsHeldout) -> None:
+    def __init__(
+        self,
+        incarnation: int,
+        name: str,
+        reaches: KnowsReach,
+        heldout: KnowsHeldout,
+        keeps_history: bool = False,
+    ) -> None:
         self.incarnation = incarnation
+        self._keeps_history = keeps_history
         self._name = name
         self._reaches = reaches
         self._heldout = heldout
@@ -111,6 +119,7 @@ class OurRecord:
             tuple(addresses[:MAX_ADDRESSES]),
             self._reaches.reach is Reach.DIRECT,
             self._heldout.own,
+            self._keeps_history,
         )
 
 

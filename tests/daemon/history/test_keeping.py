@@ -42,6 +42,10 @@ async def asked(peer: Any, member: QuickMember, offset: int = 0) -> CreditsAnswe
     return wire.decode(await peer.transport.send(member.core.shared.me, query, 2.0), CreditsAnswer)
 
 
+def _id(member: QuickMember) -> str:
+    return member.core.shared.me
+
+
 def tip_of(member: QuickMember, fragment: int = 0) -> Tip:
     return Tip.of(member.core.fragments[fragment].chain.head)
 
@@ -88,6 +92,8 @@ async def test_a_stranger_reads_and_checks_the_history_itself(tmp_path: Path) ->
             page = await pull_page(stranger.transport, giver.core.shared.me, wanted)
             assert [r.version.header.number for r in page] == list(range(tip.number, 0, -1))
             assert all(bool(r.at_s) == (giver is one) for r in page), "only a keeper knows when"
+        budget = one.peer.door._history._budget  # type: ignore[union-attr]
+        assert budget._left(stranger.id) < HISTORY_BYTES and budget._left(_id(two)) == HISTORY_BYTES
         history = HistoryStore(tmp_path / "asker")
         for record in page:
             history.append(record)

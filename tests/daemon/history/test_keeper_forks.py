@@ -1,0 +1,131 @@
+"""A keeper whose chain is replaced: it counts the new line, and gets what it lacks of it from others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from credits_kit import chain, record
+from daemon_kit import until
+from kit import RUN, child
+
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.credits.records import HistoryRecord
+from p2pdiloco.credits.store import HistoryStore
+from p2pdiloco.daemon.history import keeping
+from p2pdiloco.daemon.history.fetching import FalseHistory, Filling, check_page
+from p2pdiloco.daemon.history.keeping import HistoryKeeper
+from p2pdiloco.daemon.history.queries import PullHistory
+from p2pdiloco.errors import RemoteError, StorageError
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(keeping, "AGAIN_S", 0.01)
+
+
+class Others:
+    """Peers: one that has versions, one that gives others than it is asked for, one that is gone."""
+
+    def __init__(self, versions: Sequence[SignedVersion]) -> None:
+        self.versions = {version.header.digest(): version for version in versions}
+        self.asked: list[tuple[str, int]] = []
+
+    async def pull(self, peer: str, asked: PullHistory) -> list[HistoryRecord]:
+        self.asked.append((peer, asked.number))
+        if peer == "gone":
+            raise RemoteError("not-here")
+        digest, page = asked.digest, []
+        while len(page) < 2 and digest in self.versions:  # pages of two
+            page.append(record(self.versions[digest]))
+            digest = self.versions[digest].header.parent
+        if peer == "liar":
+            page = [record(version) for version in list(self.versions.values())[:2]]
+        check_page(asked, page)
+        return page
+
+
+@asynccontextmanager
+async def keeper_in(folder: Path, others: Others) -> AsyncIterator[HistoryKeeper]:
+    keeper = HistoryKeeper(RUN, 1, folder, {"p3": "cleo"})
+    task = asyncio.create_task(keeper.watch(lambda: Filling(RUN, others.pull, ["gone", "liar", "good"])))
+    try:
+        yield keeper
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        keeper.close()
+
+
+def branch() -> tuple[list[SignedVersion], list[SignedVersion]]:
+    """Two branches that part after version 5: one of 8 versions, a heavier one of 11."""
+    versions = chain(8, ("p1", "p2"))
+    other = [child(versions[4].header, "p3", ("p1", "p3"))]
+    for _ in range(5):
+        other.append(child(other[-1].header, "p3", ("p1", "p3")))
+    return versions, other
+
+
+async def test_the_line_of_the_new_head_is_counted(tmp_path: Path) -> None:
+    versions, other = branch()
+    others = Others(other)
+    async with keeper_in(tmp_path, others) as keeper:
+        for version in versions:
+            keeper.note(version)
+        await until(lambda: keeper.credits.fragment_tokens == versions[-1].header.tokens, "all is counted")
+        assert {row.peer: row.tokens for row in keeper.credits.rows} == {"p1": 320, "p2": 320}
+        keeper.note(other[-1])  # a state was copied: what lies between is not here
+        await until(lambda: keeper.credits.fragment_tokens == other[-1].header.tokens, "the new line")
+        await until(lambda: not keeper.credits.missing, "the rest of it")
+        assert {row.peer: row.tokens for row in keeper.credits.rows} == {"p1": 440, "p2": 200, "p3": 240}
+        assert keeper.answer(0).rows[1].name == "cleo" and not keeper.credits.doubts
+        numbers = [number for peer, number in others.asked if peer == "good"]
+        assert sorted(set(numbers), reverse=True)[:3] == [10, 8, 6] and min(numbers) == 6, (
+            "no more than is missing"
+        )
+        keeper.note(child(other[-1].header, "p3", ("p3",)))
+        await until(lambda: keeper.credits.fragment_tokens == other[-1].header.tokens + 40, "it goes on")
+
+
+async def test_a_disk_that_is_full_for_a_while_costs_nothing_that_others_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions, _ = branch()
+    real = HistoryStore.append
+    full = [True]
+
+    def append(self: HistoryStore, saved: HistoryRecord) -> None:
+        if full[0] and saved.version.header.number > 3:
+            raise StorageError("cannot save: the disk is full")
+        real(self, saved)
+
+    monkeypatch.setattr(HistoryStore, "append", append)
+    async with keeper_in(tmp_path, Others(versions)) as keeper:
+        for version in versions[:-1]:
+            keeper.note(version)
+        await until(lambda: keeper.credits.fragment_tokens == versions[2].header.tokens, "what had room")
+        full[0] = False
+        keeper.note(versions[-1])
+        await until(lambda: keeper.credits.fragment_tokens == versions[-1].header.tokens, "all")
+        await until(lambda: not keeper.credits.missing, "the gap is filled")
+
+
+async def test_a_peer_that_gives_false_records_is_not_asked_again() -> None:
+    versions, _ = branch()
+    others = Others(versions)
+    head = versions[-1].header
+    asked = PullHistory(RUN, 0, head.number, head.digest())
+    with pytest.raises(FalseHistory):
+        await others.pull("liar", asked)
+    good = await others.pull("good", asked)
+    for wrong in ([*good, good[0]], good[::-1], [], [good[0], record(versions[0])]):
+        with pytest.raises(FalseHistory):
+            check_page(asked, wrong)
+    with pytest.raises(FalseHistory):
+        check_page(PullHistory("other", 0, head.number, head.digest()), good)
+    with pytest.raises(FalseHistory):
+        check_page(PullHistory(RUN, 1, head.number, head.digest()), good)
