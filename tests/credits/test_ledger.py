@@ -131,6 +131,24 @@ def test_what_a_claim_beyond_all_measure_counts(tmp_path: Path) -> None:
     assert ledger.tokens == header.tokens and not ledger.uncredited_tokens
 
 
+def test_who_was_away_is_credited_for_the_versions_that_it_makes_up_for() -> None:
+    """As the chain counts it: the limit holds for every version since the learner's last one."""
+    ledger = FragmentLedger(RUN, 0)
+    first = chain(1, ("p1", "p2"))[0].header
+    stamps = {"p1": NEVER, "p2": NEVER}
+    works = {"p1": 40, "p2": 40}, {"p2": 40}, {"p2": 40}, {"p1": 300, "p2": 900}
+    for number, work in enumerate(works, 1):
+        parts = []
+        for peer, tokens in work.items():
+            before, stamps[peer] = stamps[peer], Stamp(1, number)
+            parts.append(Contributor(peer, stamps[peer], tokens, 4, before))
+        counted = ledger.tokens + (400 if number == 4 else sum(work.values()))
+        header = replace(first, number=number, contributors=tuple(parts), tokens=counted)
+        ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
+    assert not ledger.doubts
+    assert ledger.entries["p1", 0].tokens == 40 + 300 and ledger.entries["p2", 0].tokens == 120 + 100
+
+
 @given(st.lists(st.tuples(st.integers(0, 1 << 62), st.integers(1, 64)), max_size=20), st.integers(0, 1 << 62))
 def test_shares_add_up_and_nobody_gets_more_than_it_claims(weights: list[tuple[int, int]], most: int) -> None:
     shares = shares_of(most, weights)

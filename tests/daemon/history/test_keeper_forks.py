@@ -115,14 +115,14 @@ async def test_a_disk_that_is_full_for_a_while_costs_nothing_that_others_have(
 
 
 async def test_a_peer_that_gives_false_records_is_not_asked_again() -> None:
-    versions, _ = branch()
+    versions, other = branch()
     others = Others(versions)
     head = versions[-1].header
     asked = PullHistory(RUN, 0, head.number, head.digest())
     with pytest.raises(FalseHistory):
         await others.pull("liar", asked)
     good = await others.pull("good", asked)
-    for wrong in ([*good, good[0]], good[::-1], [], [good[0], record(versions[0])]):
+    for wrong in ([*good, good[0]], good[::-1], [], [good[0], record(versions[0])], [record(other[2])]):
         with pytest.raises(FalseHistory):
             check_page(asked, wrong)
     with pytest.raises(FalseHistory):
