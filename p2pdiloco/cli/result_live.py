@@ -8,8 +8,9 @@ digests decide what is taken. Fragments are of the versions that there are when 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from p2pdiloco.config.signing import run_id
 from p2pdiloco.core.api.effects import FetchState
 from p2pdiloco.core.api.types import SignedVersion, signed_bytes
 from p2pdiloco.daemon.bulk.states.copying import Copying
+from p2pdiloco.daemon.display.lasting import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files.initial import given_parameters
@@ -117,6 +119,8 @@ class _Visit:
         self._run = run
         self._given = given
         self._reports = reports
+        self._whole: set[int] = set()
+        """Fragments that are here."""
         with room_for(run.manifest):
             self._vault = Vault.of(run.manifest, run.layouts)
         self._compute = Compute(self._vault, None)
@@ -131,13 +135,33 @@ class _Visit:
         """Fetch the global parameters of all fragments. Raises: UserError."""
         turns = asyncio.Semaphore(AT_ONCE)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._shown(), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._fragment(f.index, turns)) for f in self._run.layouts]
         except* UserError as errors:
             raise errors.exceptions[0] from None
         finally:
             self._compute.close()
         return result_of(self._run, self._vault, [task.result() for task in tasks])
+
+    @contextlib.asynccontextmanager
+    async def _shown(self) -> AsyncIterator[None]:
+        """Show how much is here, meanwhile."""
+        sizes = [self.state_bytes(layout.index) for layout in self._run.layouts]
+
+        async def show(tell: Tell) -> None:
+            while True:
+                here = [
+                    size if f in self._whole else self._copying.here_bytes(f) for f, size in enumerate(sizes)
+                ]
+                tell(sum(here), sum(sizes))
+                await asyncio.sleep(TICK_S)
+
+        with lasting(f"copying the parameters of run {self._run.name}") as tell:
+            showing = asyncio.create_task(show(tell))
+            try:
+                yield
+            finally:
+                showing.cancel()
 
     async def _fragment(self, fragment: int, turns: asyncio.Semaphore) -> SignedVersion:
         why = ""
@@ -152,6 +176,7 @@ class _Visit:
                     version = header.version
                     expected = version.header.state_digest
                     await self._compute.run(self._vault.commit, fragment, version.header.number, expected)
+                    self._whole.add(fragment)
                     return version
                 await asyncio.sleep(RETRY_S * (attempt + 1 < ROUNDS))
         raise UserError(f"nobody gives fragment {fragment} of {self._run.name} ({why})", "try again")

@@ -148,6 +148,7 @@ def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **sourc
 
 def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> dict[str, Any]:
     """Held-out loss and metrics of the parameters, and which ones they are. Raises: UserError."""
+    from p2pdiloco.daemon.display.lasting import lasting, waiting
     from p2pdiloco.learner.device import choose_device, configure
     from p2pdiloco.learner.evaluate import evaluate as measured
     from p2pdiloco.learner.evaluate import heldout_batch
@@ -155,10 +156,13 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
     chosen = choose_device(device)
     configure(chosen, 0)
     task = result.task()
-    read = task.load_data(str(data) if data is not None else None)
+    with waiting("reading the data"):
+        read = task.load_data(str(data) if data is not None else None)
     if read.note:
         click.echo(clean(read.note), err=True)
-    found = measured(task, result.model(chosen).eval(), heldout_batch(task, read.heldout, tokens))
+    batch = heldout_batch(task, read.heldout, tokens)
+    with lasting("measuring on held-out samples") as tell:
+        found = measured(task, result.model(chosen).eval(), batch, tell=tell)
     return {
         "run": result.manifest.run.name,
         "run_id": result.run,

@@ -9,6 +9,7 @@ from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reach import WORDS
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.core.api.types import MAX_VOUCHED, Vouch
+from p2pdiloco.core.following.follower import FollowState
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
@@ -36,6 +37,7 @@ from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.links.linkwatch import LinkWatch
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
+from p2pdiloco.daemon.run_files.footprint import STATE_BYTES
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.errors import RemoteError
@@ -67,6 +69,10 @@ class Traffic:
     def received_bytes(self) -> int:
         """Bytes of payloads that were received."""
         return self._transfers.bytes_in
+
+    def copied(self, fragment: int, size_bytes: int) -> float:
+        """Part of a fragment's state that is here, while it is copied, 0 to 1."""
+        return min(1.0, self._transfers.copying.here_bytes(fragment) / max(1, size_bytes))
 
     def bulk(self) -> dict[str, int]:
         """Count what became of bulk transfers."""
@@ -157,6 +163,7 @@ class Report:
             tokens_total=status.tokens_total if status else 0,
             data=_data_row(status) if status else None,
             step_time_s=status.step_time_s if status else None,
+            copied_share=self._copied_share(),
             peers=tuple(peers[:MAX_PEER_ROWS]),
             peers_total=len(peers),
             fragments=fragments,
@@ -209,6 +216,18 @@ class Report:
     def bearers(self, name: str) -> tuple[str, ...]:
         """List the peers that were called so lately, for the answer to a name query."""
         return self._diary.names.lately(name)[:MAX_BEARERS]
+
+    def _copied_share(self) -> float | None:
+        """Part of the state that is here, if some of it is being copied."""
+        sizes = [layout.numel for layout in self._run.layouts]
+        copied = {
+            fragment.index: self._traffic.copied(fragment.index, STATE_BYTES * sizes[fragment.index])
+            for fragment in self._core.fragments
+            if fragment.follower.state is FollowState.COPYING
+        }
+        if not copied:
+            return None
+        return sum(copied.get(index, 1.0) * numel for index, numel in enumerate(sizes)) / sum(sizes)
 
     def _fragment_rows(self, now: float) -> tuple[FragmentRow, ...]:
         return tuple(self._fragment_row(fragment, now) for fragment in self._core.fragments)

@@ -102,6 +102,11 @@ class Forms:
                 self._forget_recorded()
             self._tell_gain()
 
+    @property
+    def compiles_now(self) -> bool:
+        """True: the next pass is the first one in this form, which compiles it."""
+        return self.form is Form.COMPILED and not self._times_s.get(Form.COMPILED)
+
     def step_took(self, step_s: float, passes: int) -> None:
         """Take the length of the last step, of so many passes."""
         self._alone = passes == 1

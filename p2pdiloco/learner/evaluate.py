@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,12 +32,18 @@ class Evaluation(Struct, frozen=True):
 
 @torch.no_grad()
 def evaluate(
-    task: Task, model: nn.Module, batch: Batch, together: int = 0, precision: str = "auto"
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    together: int = 0,
+    precision: str = "auto",
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Evaluation:
     """The task's figures of this model on a batch of held-out samples (`heldout_batch`), on its device;
     without what a model does in training only. `together`: samples at a time, where several processes compute
     it together (0: it is one alone). `precision` as in `LearnerOptions`, but on CPUs always fp32: it costs
-    little, and machines with and without bf16 then tell the same.
+    little, and machines with and without bf16 then tell the same. `tell` is told how many samples are done,
+    and of how many.
 
     Raises:
         PassTooLarge: they do not fit, and others compute them too.
@@ -44,13 +51,20 @@ def evaluate(
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        return _evaluated(task, model, batch, together, precision)
+        return _evaluated(task, model, batch, together, precision, tell)
     finally:
         for module in trained:
             module.training = True
 
 
-def _evaluated(task: Task, model: nn.Module, batch: Batch, together: int, precision: str) -> Evaluation:
+def _evaluated(
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    together: int,
+    precision: str,
+    tell: Callable[[int, int], None],
+) -> Evaluation:
     device = next(model.parameters()).device
     bf16 = device.type != "cpu" and passes_in_bf16(device, precision)
     count = len(batch[0])
@@ -71,6 +85,7 @@ def _evaluated(task: Task, model: nn.Module, batch: Batch, together: int, precis
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value * len(part[0])
         done += len(part[0])
+        tell(done, count)
     means = {name: total / count for name, total in sums.items()}
     return Evaluation(means.pop("loss"), count * task.tokens_per_sample, means)
 

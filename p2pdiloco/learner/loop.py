@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
 
 MAX_SKIPPED_IN_A_ROW = 10
+COMPILING = "compiling the passes: the next inner step takes as long as that, often a minute"
 
 
 class TrainingDiverged(P2PDilocoError):
@@ -103,6 +104,7 @@ class Training(TrainingCounts):
         self._passes = Passes(task, model, first, options, together, self.bf16)
         self._recorded_update: RecordedUpdate | None = None
         self._records_updates = True
+        self._say: Callable[[str], None] = lambda _text: None
         self._ahead: Batch | None = None
         """Samples of the next step, taken and on their way to the accelerator while that computes."""
 
@@ -115,6 +117,8 @@ class Training(TrainingCounts):
             ChannelBroken: the daemon is gone.
         """
         self._passes.before_step(self.steps_left)
+        if self._passes.compiles_now:
+            self._say(COMPILING)
         began = time.perf_counter()
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps, self.amendment)
         set_learning_rate(self.optimizer, rate)
@@ -137,6 +141,10 @@ class Training(TrainingCounts):
     def samples_at_once(self) -> int:
         """Samples of one pass."""
         return self._passes.samples
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Be told, from now on, of what takes long, before it does."""
+        self._say = say
 
     def take_notes(self) -> list[str]:
         """Remarks for a person since the last call."""

@@ -69,6 +69,11 @@ class Passes:
         """Compile or record, if it is time to; nothing else computes on the device now."""
         self._forms.before_step(steps_left)
 
+    @property
+    def compiles_now(self) -> bool:
+        """True: the next pass compiles, which takes long."""
+        return self._forms.compiles_now
+
     def step_took(self, step_s: float) -> None:
         """Take the length of the last inner step, by which forms of passes are judged."""
         self._forms.step_took(step_s, self.made)

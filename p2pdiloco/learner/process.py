@@ -248,6 +248,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
     for text in (data.note, *hints(options.device, device)):
         if text:
             channel.emit(Note(text[:4096]))
+    training.listen(lambda text: channel.emit(Note(text)))
     if not mailbox.begin():
         ranks.order("end")
         return

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
 from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.daemon.display import lasting
 from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run
 from p2pdiloco.errors import ConfigError, StorageError
@@ -70,8 +72,11 @@ def test_a_model_is_asked_and_measured(tmp_path: Path, capsys: pytest.CaptureFix
     first = capsys.readouterr().out
     assert run(["generate", *source, "--prompt", "def ", "--tokens", "5", "--device", "cpu"]) == 0
     assert first.startswith("def ") and first == capsys.readouterr().out
-    assert run(["eval", *source, "--tokens", "1024", "--device", "cpu", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    with mock.patch.object(lasting, "SAY_AFTER_S", 0.0):
+        assert run(["eval", *source, "--tokens", "1024", "--device", "cpu", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "measuring on held-out samples: 100%" in said.err
+    found = json.loads(said.out)
     assert found["loss"] == pytest.approx(5.5, abs=0.3) and found["tokens"] == 1024
     assert found["versions"] == [0] * 4 and found["run"] == "micro"
     assert run(["eval", *source, "--tokens", "10", "--device", "cpu"]) == 0

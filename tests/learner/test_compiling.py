@@ -70,7 +70,11 @@ def test_it_compiles_after_some_steps_and_says_what_it_gained(compiler):
     steps.make(STEPS)
     assert steps.forms.form is Form.PLAIN and compiler.calls == 0
     gradient = steps.layer.weight.grad.clone()
+    assert not steps.forms.compiles_now
+    steps.forms.before_step(LONG)
+    assert steps.forms.compiles_now, "which is said before it takes a minute"
     steps.make(step_s=34.0)
+    assert not steps.forms.compiles_now
     steps.make(STEPS - 1, step_s=0.25)
     assert steps.forms.form is Form.COMPILED and compiler.calls == STEPS
     assert torch.equal(steps.layer.weight.grad, gradient)

@@ -23,7 +23,7 @@ from p2pdiloco.learner.channel_messages import (
 )
 from p2pdiloco.learner.device import choose_device, hints
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged
+from p2pdiloco.learner.loop import COMPILING, MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged
 from p2pdiloco.learner.optimizer.build import make_optimizer, moments, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
 from p2pdiloco.learner.parallel.ranks import count_ranks
@@ -159,7 +159,10 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
         "peer-a",
         options=PassOptions(compile="always", precision="fp32"),
     )
+    said: list[str] = []
+    training.listen(said.append)
     assert [training.step().loss for _ in range(2)] == expected
+    assert said == ([] if at_once else [COMPILING]), "before it takes a minute"
     bench.mailbox._training = training
     bench.mailbox.boundary(training.step())
     words = "torch.compile failed (no C++ compiler is installed): training without it"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
-from p2pdiloco.daemon.display.progress import owner_text, progress_text
+from p2pdiloco.daemon.display.progress import copied_text, owner_text, progress_text
 from p2pdiloco.daemon.display.snapshot import DataRow, NodeSnapshot
 from p2pdiloco.daemon.display.transfer_text import transfer_text
 from p2pdiloco.daemon.display.wording import count, duration, folded, loss_text, short_peer, size, sparkline
@@ -50,6 +50,7 @@ def _parts(snapshot: NodeSnapshot) -> dict[str, Text]:
         "name": Text.assemble((clean(snapshot.name) or "node", "bold"), f" …{short_peer(snapshot.peer)}"),
         "run": Text.assemble("run ", (clean(snapshot.run_name), "bold"), f" {clean(snapshot.run_id[:8])}"),
         "state": Text(snapshot.state, STATE_STYLES.get(snapshot.state, "bold yellow")),
+        "copied": Text(copied_text(snapshot.copied_share), "bold yellow"),
         "device": Text(clean(snapshot.device)),
         "data": Text(data_text(snapshot.data) if snapshot.data else ""),
         "step": Text(f"step {snapshot.inner_step}{age_text(snapshot.learner_age_s)}"),

@@ -37,3 +37,8 @@ def owner_text(row: CourseRow) -> str:
     if row.message:
         words.append(f"the owner says: {clean(row.message)}")
     return "; ".join(words)
+
+
+def copied_text(share: float | None) -> str:
+    """Word how much of the state is here, while it is copied: "state 37 %"; empty: it is not."""
+    return "" if share is None else f"state {math.floor(100 * share)} %"

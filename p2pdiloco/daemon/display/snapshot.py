@@ -196,6 +196,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     data: DataRow | None = None
     """Progress in the data; None: no learner of ours reads any (yet)."""
     step_time_s: float | None = None
+    copied_share: float | None = None
+    """Part of the run's state that is here, while some of it is copied from peers, 0 to 1; else None."""
     peers: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS)] = ()
     """Other members, without this node."""
     peers_total: Natural = 0

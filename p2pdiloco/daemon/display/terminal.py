@@ -15,7 +15,7 @@ from rich.text import Text
 
 from p2pdiloco.daemon.display.header import header
 from p2pdiloco.daemon.display.keys import HELP
-from p2pdiloco.daemon.display.progress import progress_text
+from p2pdiloco.daemon.display.progress import copied_text, progress_text
 from p2pdiloco.daemon.display.snapshot import FragmentRow, NodeSnapshot, PeerRow, offices_of
 from p2pdiloco.daemon.display.wording import (
     count,
@@ -62,6 +62,8 @@ def log_line(snapshot: NodeSnapshot) -> str:
         f"versions {versions_text(snapshot.fragments)}",
         f"syncer of {ranges(offices_of(snapshot))}",
     ]
+    if snapshot.copied_share is not None:
+        parts.insert(0, copied_text(snapshot.copied_share))
     if snapshot.course.schedule_tokens:
         parts.append(progress_text(snapshot.course))
     return "  ".join(parts)
@@ -79,6 +81,7 @@ def log_fields(snapshot: NodeSnapshot) -> dict[str, object]:
         "heldout_loss": snapshot.heldout_loss,
         "tokens_per_s": snapshot.tokens_per_s,
         "step_time_s": snapshot.step_time_s,
+        "copied_share": snapshot.copied_share,
         "tokens_total": snapshot.tokens_total,
         "run_tokens": snapshot.run_tokens,
         "run_versions": snapshot.run_versions,

@@ -99,6 +99,11 @@ class Copying:
         self.from_others_bytes = 0
         """Bytes of them that came from others than the core named."""
 
+    def here_bytes(self, fragment: int) -> int:
+        """Count what is here of a fragment's state, as far as it is being copied."""
+        copy = self._kept.get(fragment)
+        return 0 if copy is None else copy.here_bytes
+
     async def fetch(self, effect: ef.FetchState) -> wire.StateHeader:
         """Fetch a whole state into the spare, checked. Raises: TransportError, RemoteError."""
         named = effect.peer

@@ -66,6 +66,12 @@ class StateCopy:
         return self.header.version.header.state_digest if self.header else b""
 
     @property
+    def here_bytes(self) -> int:
+        """Number of bytes that are here."""
+        missing = sum(end - start for start, end in self.missing)
+        return self.size - missing - sum(part.end - part.have for part in self.active)
+
+    @property
     def complete(self) -> bool:
         """True: all of it is here."""
         return not self.missing and not self.active
