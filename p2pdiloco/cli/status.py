@@ -18,6 +18,7 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, StatusSettings
+from p2pdiloco.daemon.control.client import away_words
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
 from p2pdiloco.daemon.finding.asking import ask_status, listed_members
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
@@ -74,6 +75,7 @@ def local_addresses(folder: Path | None) -> tuple[str, ...]:
 
     Raises:
         Unreachable: none runs.
+        NoNodes: it is away from its run for now, by its owner's wish.
         StorageError: the folder cannot be read.
     """
     defaults = [settings().data_dir for settings in (NodeSettings, BootstrapSettings)]
@@ -81,6 +83,10 @@ def local_addresses(folder: Path | None) -> tuple[str, ...]:
     folders = [path for path in map(expanded, usual) if folder is not None or path.is_dir()]
     for path in folders:
         if is_in_use(path) and (found := load_own_addresses(path)):
+            if words := away_words(path):
+                raise NoNodes(
+                    f"the node here has left its run for now; {words}", "ask another: --join ADDRESS"
+                )
             return tuple(found)
     where = " or ".join(map(str, folders or usual))
     raise Unreachable(

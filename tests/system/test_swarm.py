@@ -153,6 +153,8 @@ def its_owner_stops_it_for_a_while(swarm: Swarm, node: Daemon, other: Daemon) ->
     swarm.until(lambda: state()["state"] == "away", "it to leave for the budget's sake")
     assert "used up" in state()["rest"]["words"]
     assert node.child("p2pd") is None and node.events("leave")[-1].reason == "nothing was pending"
+    asked = swarm.command("status", "--data-dir", str(node.data_dir))
+    assert asked.returncode == 3 and "the node here has left its run for now; idle: " in asked.stderr
     swarm.advance(other, FRAGMENTS, 2)
     tell("limits", "--max-transfer", "none")
     step = len(node.events("progress"))

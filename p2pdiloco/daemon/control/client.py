@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+from p2pdiloco.daemon.control.controls import AWAY
 from p2pdiloco.daemon.control.server import is_owner
 from p2pdiloco.daemon.control.wire_lines import (
     MAX_LINE_BYTES,
@@ -19,7 +20,7 @@ from p2pdiloco.daemon.control.wire_lines import (
 from p2pdiloco.errors import UserError
 from p2pdiloco.notes import DAMAGE
 
-TIMEOUT_S = 10.0
+TIMEOUT_S, AWAY_TIMEOUT_S = 10.0, 2.0
 
 
 class NodeSilent(UserError):
@@ -51,6 +52,16 @@ def ask(data_dir: Path, request: Request, timeout_s: float = TIMEOUT_S) -> Reply
         ) from error
     except DAMAGE as error:
         raise NodeSilent(f"the node at {path} answers in words of another version") from error
+
+
+def away_words(data_dir: Path) -> str:
+    """Say why the node that runs here is away from its run for now, with no connection to anybody; empty: it
+    is not, or does not say."""
+    with contextlib.suppress(UserError):
+        state = ask(data_dir, Request("state"), AWAY_TIMEOUT_S).state
+        if state is not None and state.state == AWAY:
+            return state.rest.words if state.rest is not None else "away"
+    return ""
 
 
 def _line(connection: socket.socket) -> bytes:

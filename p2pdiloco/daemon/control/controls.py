@@ -6,13 +6,14 @@ token. All answers are one line for people; a wish that cannot be is a `UserErro
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from p2pdiloco.daemon.display.snapshot import RestRow, TransferRow
 
-Value = Annotated[str, Meta(max_length=64)]
+AWAY = "away"
+"""State of a node that has left its run for now, and comes back by itself."""
 
 
 class LimitRow(Struct, frozen=True, kw_only=True):

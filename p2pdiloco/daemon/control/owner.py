@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from p2pdiloco.config.owner.own_limits import limits_of
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import service
-from p2pdiloco.daemon.control.controls import ControlState, LimitRow
+from p2pdiloco.daemon.control.controls import AWAY, ControlState, LimitRow
 from p2pdiloco.daemon.display.snapshot import RestRow, TransferRow
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.governor import handed_over
@@ -139,7 +139,7 @@ class NodeControls:
         """See `OwnerControls.state`."""
         member = self._member
         peer, name, run_name = member.names() if member is not None else ("", self._given.name, "")
-        elsewhere = "away" if self.away.is_set() else "joining"
+        elsewhere = AWAY if self.away.is_set() else "joining"
         return ControlState(
             peer=peer,
             name=name,
