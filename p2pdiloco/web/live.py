@@ -68,11 +68,16 @@ class ViewChannel:
             watcher.put(None)
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(PERIOD_S)
-            if self._renew():
-                for watcher in self._watchers:
-                    watcher.put(self._event)
+        try:
+            while True:
+                await asyncio.sleep(PERIOD_S)
+                if self._renew():
+                    for watcher in self._watchers:
+                        watcher.put(self._event)
+        finally:  # if the view cannot be made, nobody may take the last one for live
+            if self._task is asyncio.current_task():
+                self._task = None
+                self.close()
 
     def _renew(self) -> bool:
         """Look again; return whether there is something new."""

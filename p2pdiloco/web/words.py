@@ -17,10 +17,7 @@ class NodeWord(Reason):
     WAITING = "waiting", "no member of the run answers yet"
     CATCHING_UP = "catching-up", "copies what the others hold"
     TRAINING = "training", "makes inner steps and contributes"
-    RESTING = (
-        "resting",
-        "a full member that makes no steps: its own user or a rule of this machine wants it so",
-    )
+    IDLE = "idle", "a full member that makes no steps: its own user or a rule of this machine wants it so"
     PAUSED = "paused", "the run's owner has paused the run"
     ENDED = "ended", "the run is over; this node gives its result to whoever asks"
     LEAVING = "leaving", "finishes what is in flight, saves, and ends"

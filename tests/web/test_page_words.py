@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import time
+from typing import get_args
 
 import pytest
 from msgspec.structs import replace
 from page_scene import scene, with_public
 
+from p2pdiloco.daemon.display.snapshot import NodeState
+from p2pdiloco.web import live
 from p2pdiloco.web.page.rendering import PARTS, Page
 from p2pdiloco.web.page.wording import MEMBER_SHAPES, TONES, WHY
 from p2pdiloco.web.view import NewestView, ProgressView, PublicView, RunView
@@ -21,6 +24,10 @@ def test_every_word_is_explained_on_the_page(kind: type[Pulse]) -> None:
     for word in kind:
         if word.value:
             assert f"<dt>{word.value}</dt><dd>{word}</dd>" in page
+
+
+def test_every_state_of_a_node_is_a_word() -> None:
+    assert {state.replace(" ", "-") for state in get_args(NodeState)} < {word.value for word in NodeWord}
 
 
 def test_every_word_has_a_look() -> None:
@@ -60,3 +67,14 @@ def test_a_part_changes_only_when_something_happens() -> None:
     changed = with_public(scene(now_s), progress=ProgressView(tokens=1, schedule_tokens=2))
     assert set(page.parts(changed).since(before)) == {"head", "figures"}
     assert b"\n" not in page.update(scene(now_s))
+
+
+async def test_who_watches_is_let_go_when_the_view_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PERIOD_S", 0.001)
+    views = [scene(time.time())]
+    channel = live.ViewChannel(views.pop, Page().update)  # the second look fails
+    events = [event async for event in channel.watch()]
+    assert events[0] == live.FIRST and events[1].startswith(b"data: ") and len(events) == 2
+    assert channel.watchers == 0
+    with pytest.raises(IndexError):  # and whoever comes now is not shown the last one as live
+        await anext(channel.watch())

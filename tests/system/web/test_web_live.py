@@ -44,6 +44,13 @@ def test_a_peer_that_is_killed_shows(visited_swarm: Swarm) -> None:
         page.until(f"{ROW.replace('NAME', 'two')}?.innerText.includes('silent')", "the peer that died", 60.0)
         page.until("document.querySelector('#happened ol').innerText.includes('two')", "what happened", 60.0)
 
+        # The owner of the machine wants it for something else, and gives it back.
+        page.js("document.querySelector('form[action$=pause] button').click()")
+        page.until("document.querySelector('.state').innerText === 'idle'", "the rest", 60.0)
+        page.js("document.querySelector('form[action$=resume] button').click()")
+        page.until("document.querySelector('.state').innerText === 'training'", "training again", 60.0)
+        assert page.text("#said") and "Not done" not in page.text("#said")
+
         assert page.js("document.documentElement.scrollWidth") <= 360
         foreign = [url for url in page.asked if not url.startswith(("http://127.0.0.1:", "about:"))]
         assert (page.said, foreign) == ([], [])
