@@ -11,6 +11,7 @@ from typing import Any, get_args
 import click
 from msgspec.structs import replace
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, config_option, setting
 from p2pdiloco.config.lab_settings import ChaosSettings, DemoSettings
@@ -66,7 +67,7 @@ WEB: dict[str, Any] = {
 JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("bootstrap"))
 @BOOTSTRAP(
     "--run",
     multiple=True,
@@ -78,6 +79,7 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 @BOOTSTRAP("--data-dir", type=FILE, help="Folder of the identity and the signed manifests.")
 @BOOTSTRAP("--listen", "--host_maddrs", **LISTEN)
 @BOOTSTRAP("--announce", "--announce_maddrs", **ANNOUNCE)
+@BOOTSTRAP("--lan", is_flag=True, help="Announce it in the local network, to everybody there (extra lan).")
 @BOOTSTRAP("--relay/--no-relay", field="relay", help="Relay for peers behind NATs; bounded. Default: relay.")
 @BOOTSTRAP("--max-upload", **UPLOAD)
 @BOOTSTRAP("--max-download", **DOWNLOAD)
@@ -95,7 +97,7 @@ def bootstrap(**values: Any) -> int | None:
     return run_bootstrap(settings)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("node"))
 @click.argument(
     "invite", metavar="[LINK|INVITE]", required=False, default="", envvar=known_variable("--invite")
 )
@@ -126,6 +128,11 @@ def bootstrap(**values: Any) -> int | None:
     "--reachability",
     type=click.Choice(get_args(Reachability)),
     help="Whether others can dial this node; auto: it asks them.",
+)
+@NODE(
+    "--lan",
+    is_flag=True,
+    help="Announce this node in the local network; without --join: find a run there (extra lan).",
 )
 @NODE(
     "--relay/--no-relay",
@@ -186,14 +193,16 @@ def node(**values: Any) -> int | None:
     remembered.
     """
     from p2pdiloco.daemon.admission.own import with_invite
+    from p2pdiloco.daemon.finding.lan import with_nearby
 
-    settings = check_node(with_invite(build(NodeSettings, values)))
+    given = with_nearby(with_invite(build(NodeSettings, values)), lambda text: click.echo(text, err=True))
+    settings = check_node(given)
     from p2pdiloco.daemon.node import run_node
 
     return run_node(settings)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("status"))
 @STATUS("--join", *JOIN_ALIASES, **JOIN)
 @STATUS(
     "--data-dir",
@@ -217,7 +226,7 @@ def status(**values: Any) -> int | None:
     return run(settings)
 
 
-@click.command()
+@click.command(epilog=example("demo"))
 @DEMO("--nodes", type=click.IntRange(1, 64), help="Nodes, beside the bootstrap.")
 @DEMO("--seconds", type=Number(min=1, max=1e6), help="Seconds of training.")
 @click.option("--no-kill", is_flag=True, envvar="P2PDILOCO_NO_KILL", show_envvar=True, help="Kill nobody.")
@@ -233,7 +242,7 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     return run(settings)
 
 
-@click.command()
+@click.command(epilog=example("chaos"))
 @CHAOS("--nodes", type=click.IntRange(2, 64), help="Nodes, beside the bootstrap.")
 @CHAOS("--preset", help="Run to train.")
 @CHAOS("--minutes", type=Number(min=0.1, max=1e5), help="Minutes of training under faults.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 LINK = "p2pdiloco:1s3cc..."
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
 EXAMPLES = {
@@ -33,15 +31,11 @@ EXAMPLES = {
     "checkpoint": f"checkpoint --join {LINK} --out theta.safetensors",
 }
 """Commands by what is typed after `p2pdiloco`."""
-COMPLETION = 'Completion of words by TAB, in bash: eval "$(_P2PDILOCO_COMPLETE=bash_source p2pdiloco)"'
+COMPLETION = (
+    '\b\nWords are completed by TAB, in bash, after\n  eval "$(_P2PDILOCO_COMPLETE=bash_source p2pdiloco)"'
+)
 
 
-def with_examples(group: click.Group, before: str = "") -> click.Group:
-    """Put the examples under the help of a group's commands."""
-    for name, command in group.commands.items():
-        path = f"{before}{name}"
-        if isinstance(command, click.Group):
-            with_examples(command, f"{path} ")
-        elif path in EXAMPLES:
-            command.epilog = f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"
-    return group
+def example(path: str) -> str:
+    """Word the end of a command's help."""
+    return f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"

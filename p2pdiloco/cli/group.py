@@ -22,7 +22,7 @@ import click
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.credits.command import credits_command
 from p2pdiloco.cli.doctor.command import doctor
-from p2pdiloco.cli.examples import COMPLETION, with_examples
+from p2pdiloco.cli.examples import COMPLETION
 from p2pdiloco.cli.guided.join import join
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.logto.command import log_to
@@ -45,7 +45,9 @@ from p2pdiloco.release import VERSION
 EXIT_USER = 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, epilog=COMPLETION
+)
 @click.version_option(VERSION, prog_name="p2pdiloco")
 def cli() -> None:
     """Train one model together, peer to peer, with Decoupled DiLoCo."""
@@ -60,9 +62,6 @@ for command in (invite, *COMMANDS, can_join):
     cli.add_command(command)
 for command in (export, generate, evaluate, checkpoint, log_to, credits_command):
     cli.add_command(command)
-
-
-with_examples(cli).epilog = COMPLETION
 
 
 def run(arguments: Sequence[str]) -> int:

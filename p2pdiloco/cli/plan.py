@@ -10,6 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.config.manifest import Manifest
@@ -28,7 +29,7 @@ MEMBERS = 8
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
-@click.command("plan")
+@click.command("plan", epilog=example("plan"))
 @click.argument("file", type=FILE, required=False)
 @click.option("--preset", default="", help="Instead of FILE: a preset.")
 @click.option("--upload", default="", metavar="RATE", help="The link's bits per second up, such as 20Mbit.")

@@ -15,6 +15,7 @@ import click
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.outputs import try_file, try_folder
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.result_source import read_result, source_options
 from p2pdiloco.errors import UserError
@@ -29,7 +30,7 @@ DEVICE = click.option(
 WEIGHTS, DESCRIPTION = "model.safetensors", "run.json"
 
 
-@click.command("export")
+@click.command("export", epilog=example("export"))
 @source_options
 @click.option("--out", type=FILE, required=True, metavar="FOLDER", help="Folder to write, made if missing.")
 @click.option("--force", is_flag=True, help="Also into a folder in which there is something.")
@@ -62,7 +63,7 @@ def export(out: Path, force: bool, **source: Any) -> None:
         click.echo(f'load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")', err=True)
 
 
-@click.command("generate")
+@click.command("generate", epilog=example("generate"))
 @source_options
 @click.option("--prompt", default="\n", help="Text to go on with; - reads it from the input.")
 @click.option(
@@ -117,7 +118,7 @@ def _prompt(given: str) -> str:
     return text
 
 
-@click.command("eval")
+@click.command("eval", epilog=example("eval"))
 @source_options
 @click.option("--data", type=FILE, help="The run's data as `p2pdiloco node --data` has it.")
 @click.option(
@@ -174,7 +175,7 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
     }
 
 
-@click.command("checkpoint")
+@click.command("checkpoint", epilog=example("checkpoint"))
 @source_options
 @click.option("--out", type=FILE, required=True, metavar="FILE", help="File to write (safetensors).")
 def checkpoint(out: Path, **source: Any) -> None:

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.disk.outputs import try_file
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.membership.link import link
 from p2pdiloco.cli.membership.notices import amend
 from p2pdiloco.cli.options import FILE, WORDS
@@ -43,7 +44,7 @@ run_group.add_command(amend)
 run_group.add_command(link)
 
 
-@run_group.command("new")
+@run_group.command("new", epilog=example("run new"))
 @click.argument("name", required=False, default="")
 @click.option("--guide", is_flag=True, help="Ask for all of it at the terminal, step by step.")
 @click.option(
@@ -232,7 +233,7 @@ def _with_admission(manifest: Manifest, mode: str | None, listen: tuple[str, ...
     return msgspec.structs.replace(manifest, admission=section)
 
 
-@run_group.command("check")
+@run_group.command("check", epilog=example("run check"))
 @click.argument("file", type=FILE)
 def check(file: Path) -> None:
     """Check a run.toml and say what it describes."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ MOST_DRAWN = 64
 MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "strangers", "wan")
 
 
-@click.command("simulate")
+@click.command("simulate", epilog=example("simulate"))
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="First seed (default 0).")
 @click.option("--seeds", type=click.IntRange(min=1), default=None, help="How many seeds from there on.")
 @click.option(

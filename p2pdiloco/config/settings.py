@@ -71,6 +71,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Addresses to tell others instead of those found out (behind a forwarded port)."""
     reachability: Reachability = "auto"
     """Reachability of this node from outside; auto: it asks peers."""
+    lan: bool = False
+    """Announcing this node in the local network, to everybody there, and finding a run there if nobody says
+    whom to join."""
     relay: bool = True
     """Permission to use relays, bounded: to be reached where nobody can dial us, to reach others, to relay
     for them."""
@@ -152,6 +155,8 @@ class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     data_dir: Path = Path("~/.p2pdiloco/bootstrap")
     listen: tuple[str, ...] = ANY_ADDRESS
     announce: tuple[str, ...] = ()
+    lan: bool = False
+    """Announcing this bootstrap and its runs in the local network, to everybody there."""
     relay: bool = True
     """Relay for peers that nobody can dial, within bounds."""
     max_upload: str = ""

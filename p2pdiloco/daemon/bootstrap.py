@@ -15,11 +15,13 @@ from msgspec import structs
 
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.disk.run_store import run_folder, signed_files
+from p2pdiloco.adapters.lan import check_lan
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.config.web_address import parse_web
 from p2pdiloco.daemon.finding.dial_back import DialBack
+from p2pdiloco.daemon.finding.lan import announce_runs
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -50,6 +52,8 @@ WATCH_S = 30.0
 
 def run_bootstrap(settings: BootstrapSettings) -> int:
     """Run a bootstrap peer until it is told to stop. Returns the exit status."""
+    if settings.lan:
+        check_lan()
     # Who has runs to serve does so without those that it once joined.
     has_runs = bool(signed_files(settings.data_dir))
     join = peers_to_join(settings, has_runs)
@@ -123,6 +127,7 @@ class _Bootstrap:
         print_join(addresses, served)
         async with asyncio.TaskGroup() as group:
             group.create_task(publish_runs(self._transport, self._door.runs))
+            group.create_task(announce_runs(self._transport, self._door.runs, self._settings.lan))
             group.create_task(self._watch())
             if self._settings.web:
                 source = AskedSource(self._transport, self._door.published, self._settings.data_dir)

@@ -31,6 +31,7 @@ from p2pdiloco.daemon.display.outlet import end_at_once
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.terminal import log_fields, log_line
 from p2pdiloco.daemon.finding.dial_back import DialBack
+from p2pdiloco.daemon.finding.lan import announce_runs
 from p2pdiloco.daemon.finding.peers_file import peers_file, save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import Reachability
@@ -193,6 +194,7 @@ async def _membership(
     life = Life(member)
     views.enter(NodeSource(member, controls), controls)
     listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
+    announcing = asyncio.create_task(announce_runs(peer.transport, peer.door.runs, settings.lan))
     showing = asyncio.create_task(_show(member, settings, recent))
     training = asyncio.create_task(life.run())
     stopping = asyncio.create_task(stop.wait())
@@ -207,9 +209,9 @@ async def _membership(
             training.cancel()
             await life.leave()
     finally:
-        for task in (stopping, going, listing, training, showing):
+        for task in (stopping, going, listing, announcing, training, showing):
             task.cancel()
-        results = await asyncio.gather(training, listing, showing, return_exceptions=True)
+        results = await asyncio.gather(training, listing, announcing, showing, return_exceptions=True)
         await life.close()
         controls.detach()
         if leaving is not None and controls.away.is_set():

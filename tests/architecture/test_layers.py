@@ -137,6 +137,7 @@ THIRD_PARTY = {
         "psutil",
         "safetensors",
         "uvloop",
+        "zeroconf",
     },
     "credits": {"msgspec"},
     "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},

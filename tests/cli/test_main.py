@@ -115,7 +115,8 @@ def test_every_flag_arrives(called: list[Any], tmp_path: Path) -> None:
         "--micro-batch-tokens 7 --learner-nice 8 --daemon-nice 9 --min-step-s 0.5 "
         "--reachability private --no-relay --learner-socket /s --learner-wait-s 9 --evaluate each "
         "--result-dir /r --result-every 3merges --result-keep 2 --keep-history --max-transfer 2GB/month "
-        "--hours 22-7 --when-idle 10min --not-on-battery --max-temperature 80 --max-power 250 --web 8080"
+        "--hours 22-7 --when-idle 10min --not-on-battery --max-temperature 80 --max-power 250 --web 8080 "
+        "--lan"
     )
     assert cli_main.run(line.split()) == 0
     (settings,) = called

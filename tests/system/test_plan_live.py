@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from system_kit import Swarm
+from system_kit import PACE, Swarm
+
+from p2pdiloco.daemon.admission.link import read_word
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
 def test_the_link_is_measured_and_the_plan_is_of_the_run_that_the_peer_lists(visited_swarm: Swarm) -> None:
-    address = visited_swarm.bootstrap().address() or ""
+    bootstrap = visited_swarm.bootstrap("--run", str(visited_swarm.manifest()), "--lan")
+    address = bootstrap.address() or ""
     asked = visited_swarm.command("plan", "--join", address, "--json", "--step-s", "1")
     assert asked.returncode == 0, asked.stderr
     (row,) = json.loads(asked.stdout)
@@ -27,3 +30,10 @@ def test_the_link_is_measured_and_the_plan_is_of_the_run_that_the_peer_lists(vis
 
     gone = visited_swarm.command("plan", "--join", "/ip4/127.0.0.1/tcp/1" + address[address.index("/p2p/") :])
     assert gone.returncode == 2 and "None of the initial peers can be reached" in gone.stderr
+
+    # The same bootstrap is found in the local network, by a node to whom nobody says whom to join.
+    pytest.importorskip("zeroconf")
+    word = bootstrap.printed().rpartition("p2pdiloco node ")[2].strip()
+    node = visited_swarm.start("one", "node", "--lan", "--run", read_word(word).run, *PACE)
+    visited_swarm.until(lambda: "run test (" in node.said(), "the run that it found")
+    assert "found in this network: 1 peer of 1 run" in node.said()

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.lan import look_nearby
 from p2pdiloco.cli.guided.autostart import can_start_by_itself
 from p2pdiloco.cli.guided.looking import look_at, takes
 from p2pdiloco.cli.guided.questions import Answers, Question, ask_all, one_of, yes_or_no
@@ -59,7 +60,11 @@ class Guide:
         def was(key: str) -> str:
             return str(before.get(key) or "")
 
-        way = was("invite") or " ".join(before.get("join", ())).partition(" ")[0]
+        way = (
+            was("invite")
+            or (self._nearby() if not given else "")
+            or " ".join(before.get("join", ())).partition(" ")[0]
+        )
         ends = ("start", "service", "save", "quit") if can_start_by_itself() else ("start", "save", "quit")
         service = "; service: now, and by itself from then on" if "service" in ends else ""
         fixed = _way(given) if given else None
@@ -116,6 +121,16 @@ class Guide:
                 before=lambda a: self._show(way_in(a), a),
             ),
         ]
+
+    def _nearby(self) -> str:
+        """Look for runs in the local network, if the library is here: an address of the first, or nothing."""
+        try:
+            found = look_nearby()
+        except UserError:
+            return ""
+        for near in found:
+            click.echo(f"in this network: run {', '.join(near.runs)} at {near.addresses[0]}", err=True)
+        return found[0].addresses[0] if found else ""
 
     def _limits(self, was: Callable[[str], str]) -> list[Question]:
         """List the questions about how much of this machine the run may have, and when."""

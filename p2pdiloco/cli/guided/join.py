@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.options import FILE
 from p2pdiloco.config.settings import NodeSettings
 
@@ -16,7 +17,7 @@ INSTEAD = (
 )
 
 
-@click.command("join")
+@click.command("join", epilog=example("join"))
 @click.argument("link", metavar="[LINK|INVITE|ADDRESS]", required=False, default="")
 @click.option(
     "--data-dir", type=FILE, default=NodeSettings().data_dir, show_default=True, help="Folder of the node."

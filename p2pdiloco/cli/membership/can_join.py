@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.options import FILE, WORDS, Number, SpacedLists
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
@@ -13,7 +14,7 @@ from p2pdiloco.config.settings import NodeSettings
 NO = 1
 
 
-@click.command("can-join", cls=SpacedLists)
+@click.command("can-join", cls=SpacedLists, epilog=example("can-join"))
 @click.argument("run", metavar="RUN|LINK|INVITE")
 @click.option("--join", multiple=True, type=WORDS, metavar="MULTIADDR", help="Peer to ask; may be repeated.")
 @click.option(

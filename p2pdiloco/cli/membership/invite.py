@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.link import warn_of_addresses
 from p2pdiloco.cli.membership.qr import check_qr_file, save_qr, show_qr
@@ -24,7 +25,7 @@ OWNED_DIR = partial(
 )
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("invite"))
 @click.argument("run")
 @click.option("--expires", default="7d", show_default=True, metavar="TIME", help="12h, 7d, 4w, or never.")
 @click.option(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.membership.qr import check_qr_file, save_qr, show_qr
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
 
 
-@click.command("link", cls=SpacedLists)
+@click.command("link", cls=SpacedLists, epilog=example("run link"))
 @click.argument("run", required=False, default="")
 @click.option(
     "--data-dir",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.membership.invite import OWNED_DIR
 from p2pdiloco.cli.options import WORDS, SpacedLists
 from p2pdiloco.errors import UserError
@@ -36,7 +37,7 @@ def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **ch
     publish(run, join, data_dir, asked.make, asked.agree, asked.word)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("ban"))
 @_options
 @click.argument("peer")
 @_YES
@@ -45,7 +46,7 @@ def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: 
     _change_by_peer(run, join, data_dir, verb="ban", entries="banned", word=peer, adds=True, yes=yes)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("unban"))
 @_options
 @click.argument("peer")
 @_YES
@@ -54,7 +55,7 @@ def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
     _change_by_peer(run, join, data_dir, verb="unban", entries="banned", word=peer, adds=False, yes=yes)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("revoke"))
 @_options
 @click.argument("invite")
 def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None) -> None:
@@ -64,7 +65,7 @@ def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None) 
     publish(run, join, data_dir, revoke_invite(run, data_dir, invite))
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("admit"))
 @_options
 @click.argument("peer")
 @_YES
@@ -73,7 +74,7 @@ def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
     _change_by_peer(run, join, data_dir, verb="admit", entries="members", word=peer, adds=True, yes=yes)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("dismiss"))
 @_options
 @click.argument("peer")
 @_YES
@@ -82,7 +83,7 @@ def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, y
     _change_by_peer(run, join, data_dir, verb="dismiss", entries="members", word=peer, adds=False, yes=yes)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("vouch"))
 @_options
 @click.option("--clear", is_flag=True, help="Take the last vouch back.")
 def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -> None:
@@ -97,7 +98,7 @@ def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -
         vouch_for(run, join, data_dir)
 
 
-@click.command(cls=SpacedLists)
+@click.command(cls=SpacedLists, epilog=example("run amend"))
 @_options
 @click.option(
     "--schedule-tokens",

@@ -8,6 +8,7 @@ import sys
 import tomllib
 import types
 
+from p2pdiloco.adapters.lan import Nearby
 from p2pdiloco.cli.guided import guide
 from p2pdiloco.cli.main import main
 from p2pdiloco.config.presets import for_run
@@ -19,6 +20,8 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
 
 OWNER = Identity.from_seed(bytes(32))
+
+NEARBY = Nearby(OWNER.peer_id, (f"/ip4/192.0.2.9/tcp/1/p2p/{OWNER.peer_id}",), ("ab" * 6,))
 
 
 def run_called(name: str) -> PublishedRun:
@@ -46,6 +49,7 @@ def run_node(settings: NodeSettings) -> int:
 
 if __name__ == "__main__":
     guide.look_at = look_at  # type: ignore[assignment]
+    guide.look_nearby = lambda: [NEARBY]  # type: ignore[assignment]
     module = types.ModuleType("p2pdiloco.daemon.node")
     module.run_node = run_node  # type: ignore[attr-defined]
     sys.modules["p2pdiloco.daemon.node"] = module

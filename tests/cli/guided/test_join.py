@@ -100,11 +100,11 @@ def test_it_asks_shows_saves_and_starts(join: Join, tmp_path: Path) -> None:
 def test_an_address_needs_a_run(join: Join, tmp_path: Path) -> None:
     """The id of what was looked at is saved, which is sure, unlike a name."""
     terminal = join()
+    terminal.expect(f"in this network: run {'ab' * 6} at /ip4/192.0.2.9/tcp/1")
     answer(
         terminal,
-        ("Run link, invite, or address", "nonsense"),
-        ("must look like", ""),
-        ("Run link, invite, or address", ADDRESS),
+        ("[/ip4/192.0.2.9/tcp/1", "nonsense"),
+        ("must look like", ADDRESS),
         ("Name or id of the run", "nowhere"),
         ("know no run nowhere", "own-data"),
         ("Name that others see", ""),
