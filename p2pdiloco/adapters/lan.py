@@ -79,9 +79,10 @@ class Announcer:
         if self._zeroconf is None:
             local = all(ipaddress.ip_address(host).is_loopback for host in self._hosts)
             self._zeroconf = AsyncZeroconf(interfaces=["127.0.0.1"] if local else InterfaceChoice.All)
-            await self._zeroconf.async_register_service(info)
+            said = await self._zeroconf.async_register_service(info)
         else:
-            await self._zeroconf.async_update_service(info)
+            said = await self._zeroconf.async_update_service(info)
+        await said  # a repetition of the first would come after the second
         self._runs = wanted
 
     def _info(self, runs: Sequence[str]) -> ServiceInfo:
@@ -125,19 +126,22 @@ class _Heard:
         self.any = threading.Event()
 
     def add_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
-        if len(self.found) >= MAX_FOUND:
-            return
+        if len(self.found) < MAX_FOUND:
+            self._take_in(zeroconf, kind, name)
+
+    def _take_in(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
         info = zeroconf.get_service_info(kind, name, ANSWER_MS)
         peer = nearby_of(info) if info is not None else None
-        if peer is not None:
+        if peer is not None and name.startswith(f"{peer.peer}."):  # nobody speaks for another
             self.found[peer.peer] = peer
             self.any.set()
 
     def update_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
-        """Changes within a look do not matter."""
+        if name.partition(".")[0] in self.found:
+            self._take_in(zeroconf, kind, name)
 
     def remove_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
-        """Good-byes do not matter either: dialling finds out."""
+        """Good-byes do not matter: dialling finds out."""
 
 
 def nearby_of(info: Any) -> Nearby | None:

@@ -110,16 +110,20 @@ async def test_who_has_no_address_here_is_not_announced() -> None:
     await announcer.close()
 
 
-def test_a_crowd_is_cut() -> None:
+def test_a_crowd_is_cut_and_nobody_speaks_for_another() -> None:
     heard = lan._Heard()
-    infos = {str(n): Identity.from_seed(bytes([n]) * 32).peer_id for n in range(lan.MAX_FOUND + 9)}
+    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(lan.MAX_FOUND + 9)]
+    said = {f"{peer}.{lan.SERVICE}": peer for peer in peers} | {f"another.{lan.SERVICE}": PEER}
 
     def info(_kind: str, name: str, _ms: int) -> SimpleNamespace:
-        return announced(properties={b"id": infos[name].encode()})
+        return announced(properties={b"id": said[name].encode()})
 
-    for name in infos:
-        heard.add_service(SimpleNamespace(get_service_info=info), "", name)  # type: ignore[arg-type]
-    assert len(heard.found) == lan.MAX_FOUND and heard.any.is_set()
+    network: Any = SimpleNamespace(get_service_info=info)
+    heard.add_service(network, lan.SERVICE, f"another.{lan.SERVICE}")
+    assert not heard.found and not heard.any.is_set()
+    for name in said:
+        heard.add_service(network, lan.SERVICE, name)
+    assert list(heard.found) == peers[: lan.MAX_FOUND] and heard.any.is_set()
 
 
 def test_without_the_library_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
