@@ -18,6 +18,9 @@ from p2pdiloco.core.chain.scale import MOST_GAP
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
 from p2pdiloco.credits.records import HistoryRecord
 
+MOST = 1 << 62
+"""Limit of figures that follow from claims alone: sums of absurd ones must not be what nobody can encode."""
+
 
 class Doubt(Enum):
     """Reasons for which a part of a version is not credited, or a version is not what it should be."""
@@ -236,8 +239,8 @@ def _row(peer: str, begins_s: int, entry: Entry, fragments: int) -> CreditRow:
         peer=peer,
         fragment_tokens=entry.tokens,
         tokens=entry.tokens // fragments,
-        claimed_tokens=entry.claimed // fragments,
-        inner_steps=entry.inner_steps // fragments,
+        claimed_tokens=min(entry.claimed // fragments, MOST),
+        inner_steps=min(entry.inner_steps // fragments, MOST),
         contributions=entry.contributions,
         first_s=entry.first_s,
         last_s=entry.last_s,

@@ -149,6 +149,19 @@ def test_who_was_away_is_credited_for_the_versions_that_it_makes_up_for() -> Non
     assert ledger.entries["p1", 0].tokens == 40 + 300 and ledger.entries["p2", 0].tokens == 120 + 100
 
 
+def test_sums_of_absurd_claims_can_be_told() -> None:
+    ledger = FragmentLedger(RUN, 0)
+    first = chain(1, ("p1",))[0].header
+    before = NEVER
+    for number in range(1, 9):
+        part = Contributor("p1", Stamp(1, number), 1 << 62, 1 << 62, before)
+        header = replace(first, number=number, contributors=(part,), tokens=40 * number)
+        ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
+        before = part.stamp
+    (row,) = credits_of([ledger]).rows
+    assert (row.fragment_tokens, row.claimed_tokens, row.inner_steps) == (320, 1 << 62, 1 << 62)
+
+
 @given(st.lists(st.tuples(st.integers(0, 1 << 62), st.integers(1, 64)), max_size=20), st.integers(0, 1 << 62))
 def test_shares_add_up_and_nobody_gets_more_than_it_claims(weights: list[tuple[int, int]], most: int) -> None:
     shares = shares_of(most, weights)

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.credits.audit import Tip, count
-from p2pdiloco.credits.ledger import Credits, FragmentLedger, credits_of
+from p2pdiloco.credits.ledger import MOST, Credits, FragmentLedger, credits_of
 from p2pdiloco.credits.names import NamesFile
 from p2pdiloco.credits.records import HistoryRecord
 from p2pdiloco.credits.store import HistoryStore, VersionLine
@@ -199,7 +199,7 @@ class HistoryKeeper:
             CreditLine(
                 row.peer,
                 self.name(row.peer),
-                row.fragment_tokens,
+                min(row.fragment_tokens, MOST),
                 row.claimed_tokens,
                 row.inner_steps,
                 row.contributions,
@@ -210,9 +210,9 @@ class HistoryKeeper:
         )
         return CreditsAnswer(
             found.fragments,
-            found.fragment_tokens,
-            found.before_fragment_tokens,
-            found.uncredited_fragment_tokens,
+            min(found.fragment_tokens, MOST),
+            min(found.before_fragment_tokens, MOST),
+            min(found.uncredited_fragment_tokens, MOST),
             len(found.rows),
             tuple(sorted(found.missing.items())),
             tuple(found.doubts.items()),
