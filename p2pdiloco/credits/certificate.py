@@ -19,8 +19,8 @@ MAX_CERTIFICATE_BYTES = 2 * 1024 * 1024
 _SIGNED, _PROVEN = b"p2pdiloco/1/credits\0", b"p2pdiloco/1/credits-proof\0"
 Text = Annotated[str, Meta(max_length=80)]
 Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
-Hex = Annotated[str, Meta(max_length=256, pattern="^[0-9a-f]*\\Z")]
-ManifestHex = Annotated[str, Meta(max_length=1024 * 1024, pattern="^[0-9a-f]*\\Z")]
+Hex = Annotated[str, Meta(max_length=256, pattern="^([0-9a-f]{2})*\\Z")]
+ManifestHex = Annotated[str, Meta(max_length=1024 * 1024, pattern="^([0-9a-f]{2})*\\Z")]
 Role = Literal["owner", "keeper"]
 Verify = Callable[[str, bytes, bytes], bool]
 

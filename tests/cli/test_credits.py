@@ -223,8 +223,11 @@ async def test_a_certificate_is_checked_and_proven(
     out.write_text(text_of(signed_certificate(forged, key)))
     assert cli_main.run(["credits", "--check", str(out)]) == 1
     assert "the run's owner signed it, and that is not so" in capsys.readouterr().out
-    out.write_text("{}")
-    assert cli_main.run(["credits", "--check", str(out)]) == 2
+    odd = replace(read_certificate(out.read_bytes()), signature="abc")
+    for content in ("{}", "", "[" * 9999, text_of(odd)):
+        out.write_text(content)
+        assert cli_main.run(["credits", "--check", str(out)]) == 2
+        assert "no certificate of credits" in capsys.readouterr().err
 
 
 async def test_an_owners_certificate_proves_itself(
