@@ -25,6 +25,7 @@ from p2pdiloco.daemon.rest.governor import handed_over
 from p2pdiloco.daemon.rest.keeper import WishKeeper
 from p2pdiloco.daemon.rest.reasons import Rest, RestReason
 from p2pdiloco.daemon.rest.sources import OwnersMachine
+from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel_messages as ch
 
 logger = logging.getLogger(__name__)
@@ -196,9 +197,16 @@ class NodeControls:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def may_join(self) -> bool:
-        """Wait until the node may be a member: the month's transfer is not used up. Returns True."""
+        """Wait until the node may be a member: the month's transfer is not used up. Returns True.
+
+        Raises:
+            UserError: it is used up, and a program waits for the node.
+        """
         self.away.clear()
         while self._keeper.is_used_up(self._wall()):
+            if self._given.learner_socket is not None and not self._stop.is_set():
+                hint = "raise it (--max-transfer, or p2pdiloco limits), or wait for the next month"
+                raise UserError("this month's transfer is used up", hint)
             self.away.set()
             service.tell_ready()
             if self._rest is not None:

@@ -34,11 +34,11 @@ class Governor:
     def __init__(self, sources: Sequence[RestSource] = ()) -> None:
         self._sources = list(sources)
         self._held: dict[RestReason, _Held] = {}
+        self._is_changed = False
 
     def use(self, sources: Sequence[RestSource]) -> None:
-        """Go by these sources from now on. A reason of which none is left ends with the next look."""
-        self._sources = list(sources)
-        self._held = {reason: held for reason, held in self._held.items() if reason.is_at_once}
+        """Go by these sources from now on. A reason that none of them finds ends with the next look."""
+        self._sources, self._is_changed = list(sources), True
 
     def look(self, now: float, wall: float, words: Sequence[Finding] = ()) -> Rest | None:
         """Look at everything. `now` is a clock that is never set, `wall` the time of day. `words`: what
@@ -54,7 +54,10 @@ class Governor:
             if held.began_s is None and now - held.seen_first_s >= BEGINS_AFTER_S.get(finding.reason, 0.0):
                 held.began_s = now
         holding = {finding.reason for finding in found}
-        self._held = {r: h for r, h in self._held.items() if r in holding or _lasts(r, h, now)}
+        stays = self._held.items() if not self._is_changed else ()
+        lasting = {reason for reason, held in stays if _lasts(reason, held, now)}
+        self._held = {r: h for r, h in self._held.items() if r in holding | lasting}
+        self._is_changed = False
         resting = [held for held in self._held.values() if held.began_s is not None]
         if not resting:
             return None

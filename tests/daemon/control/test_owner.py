@@ -18,7 +18,7 @@ from p2pdiloco.daemon.control.reins import MemberReins
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.kept_wishes import FILE
 from p2pdiloco.daemon.rest.sources import OwnersMachine
-from p2pdiloco.errors import ConfigError
+from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner import channel_messages as ch
 
 
@@ -190,6 +190,10 @@ async def test_a_session_ends_with_its_budget(tmp_path: Path) -> None:
     owner.reins.carried, owner.reins.handed_over = (100_000, 0), True
     owner.after(2)
     assert owner.stop.is_set() and not owner.controls.away.is_set()
+    owner.controls.close()
+    again = Owner(tmp_path, max_transfer="100kB/month", learner_socket=tmp_path / "s")
+    with pytest.raises(UserError, match="this month's transfer is used up"):
+        await again.controls.may_join()
 
 
 async def test_limits_hold_at_once_and_at_the_next_start(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ def test_other_bounds_hold_at_once():
     world = World()
     world.plugged = False
     assert world.after(10) is RestReason.BATTERY
+    world.governor.use([Battery(lambda: world.plugged)])
+    assert world.after(1) is RestReason.BATTERY, "without a step in between"
     world.governor.use([])
     assert world.after(1) is None
 
