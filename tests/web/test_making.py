@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     PeerRow,
     StatusReport,
+    decode_status,
+    encode_status,
     status_of,
 )
+from p2pdiloco.errors import RemoteError
 from p2pdiloco.web.asked_source import middle
 from p2pdiloco.web.forecast import fit, forecast
 from p2pdiloco.web.making import public_view
@@ -142,3 +146,21 @@ def test_one_liar_among_three_is_not_believed() -> None:
         assert middle([*honest, report(course=CourseRow(tokens=lie))]).course.tokens in (1000, 1010)
     newcomer = report(course=CourseRow(tokens=5), state="joining")
     assert middle([newcomer, honest[0]]) is honest[0] and middle([newcomer]) is newcomer
+
+
+@pytest.mark.parametrize("age", [math.nan, math.inf, -math.inf, 1e300])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda age: {"peers": (row(last_seen_s=age),)},
+        lambda age: {"peers": (row(merged_age_s=age),)},
+        lambda age: {"heldout_age_s": age},
+        lambda age: {"newest": NewestRow(fragment=0, number=3, age_s=age)},
+        lambda age: {"clock_s": age},
+        lambda age: {"curve": (LossPoint(age, 5, 3.0),)},
+        lambda age: {"marks": (PastEvent(age, "silent", "", "ben"),)},
+    ],
+)
+def test_a_time_that_is_none_comes_with_no_report(fields: Any, age: float) -> None:
+    with pytest.raises(RemoteError):
+        decode_status(encode_status(report(**fields(age))))

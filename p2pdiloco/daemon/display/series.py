@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from p2pdiloco.daemon.display.bounds import MAX_LOSS, Line, Natural, Text, Words
+from p2pdiloco.daemon.display.bounds import MAX_LOSS, Line, Natural, Seconds, Text, Words
 
 MAX_POINTS = 256
 MAX_MARKS = 128
@@ -22,7 +22,7 @@ MAX_AGE_S = 20 * 365 * 86_400.0
 class LossPoint(Struct, frozen=True, array_like=True):
     """Held-out loss of the result at a time."""
 
-    at_s: float
+    at_s: Seconds
     """Seconds since 1970."""
     tokens: Natural
     """Tokens merged by then, the mean over fragments."""
@@ -32,7 +32,7 @@ class LossPoint(Struct, frozen=True, array_like=True):
 class PastEvent(Struct, frozen=True, array_like=True):
     """Event on the time axis."""
 
-    at_s: float
+    at_s: Seconds
     kind: Words
     words: Line = ""
     peer: Text = ""

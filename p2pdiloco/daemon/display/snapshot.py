@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, field
 
 from p2pdiloco.core.following.beginning import Grounds
-from p2pdiloco.daemon.display.bounds import MAX_LOSS, HexDigest, Line, Natural, Row, Text, Words
+from p2pdiloco.daemon.display.bounds import MAX_LOSS, HexDigest, Line, Natural, Row, Seconds, Text, Words
 from p2pdiloco.daemon.display.series import Events, Points
 from p2pdiloco.daemon.rest.reasons import RestReason
 from p2pdiloco.errors import RemoteError
@@ -44,7 +44,7 @@ class PeerRow(Row, frozen=True, kw_only=True):
     inner_step: Natural = 0
     tokens_per_s: float = 0.0
     tokens_total: Natural = 0
-    last_seen_s: float | None = None
+    last_seen_s: Seconds | None = None
     """Seconds since its last message; None: it was never heard directly (known from the DHT only)."""
     confirmed: bool = False
     """True: it holds versions that peers confirm."""
@@ -63,7 +63,7 @@ class PeerRow(Row, frozen=True, kw_only=True):
     """Versions of one fragment by which its head is behind ours, of the fragment where that is most."""
     in_last_merge: bool = False
     """True: work of it is in the newest version that came here."""
-    merged_age_s: float | None = None
+    merged_age_s: Seconds | None = None
     """Seconds since a version with work of it came here; None: none did since this node started."""
 
 
@@ -102,7 +102,7 @@ class NewestRow(Row, frozen=True, kw_only=True):
 
     fragment: Natural
     number: Natural
-    age_s: float
+    age_s: Seconds
     """Seconds since it came here."""
     contributors: Natural = 0
     """Number of members whose work is in it."""
@@ -186,7 +186,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Loss of the global parameters Theta on held-out text, nats per token; None: not evaluated yet."""
     heldout_by: Text = ""
     """Peer id of the member that measured it."""
-    heldout_age_s: float | None = None
+    heldout_age_s: Seconds | None = None
     """Seconds since it was measured, or heard of."""
     learner_age_s: float | None = None
     """Seconds since the learner last said how it is doing; None: it never did."""
@@ -233,7 +233,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     transfer: TransferRow | None = None
     """Bytes of this month; None: they are not counted (yet)."""
     in_last_merge: bool = False
-    merged_age_s: float | None = None
+    merged_age_s: Seconds | None = None
     """Part of this node in the last merges, as in `PeerRow`."""
     newest: NewestRow | None = None
     """Version that came last; None: none did since this node started."""
@@ -241,7 +241,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Held-out loss over tokens, as far as this node was there."""
     marks: Events = ()
     """Faults, elections, and members that came and went."""
-    clock_s: float = 0.0
+    clock_s: Seconds = 0.0
     """Seconds since 1970 by this node's clock."""
 
 
@@ -279,7 +279,7 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Progress of the run, for the answering node."""
     start: Grounds | None = None
     """Grounds of the answering node, as in `NodeSnapshot`."""
-    heldout_age_s: float | None = None
+    heldout_age_s: Seconds | None = None
     """Seconds since the held-out loss was measured, or heard of."""
     rest: RestRow | None = None
     """Rest of the answering node, as in `NodeSnapshot`."""
@@ -289,7 +289,7 @@ class StatusReport(Row, frozen=True, kw_only=True):
     curve: Points = ()
     marks: Events = ()
     """Version that came last, curve and marks, as in `NodeSnapshot`; their times are by that node's clock."""
-    clock_s: float = 0.0
+    clock_s: Seconds = 0.0
     """Seconds since 1970 by the answering node's clock."""
 
 
