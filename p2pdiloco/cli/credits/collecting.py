@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -179,15 +180,15 @@ class _CreditsAsking:
         )
 
     async def _rows(self, keeper: str) -> list[CreditRow]:
-        """Ask a keeper for all its rows."""
+        """Ask a keeper for all its rows. An answer that is not full is the last one."""
         first = self.answers[keeper]
-        lines = list(first.rows)
-        while len(lines) < min(first.learners, MAX_LEARNERS):
+        rows = first.rows
+        lines = list(rows)
+        while len(rows) == MAX_ROWS and len(lines) < min(first.learners, MAX_LEARNERS):
             query = CreditsQuery(self._run, len(lines))
             more = await ask(self._transport, keeper, query, CreditsAnswer)
-            if more is None or not more.rows:
-                break
-            lines += more.rows
+            rows = more.rows if more is not None else ()
+            lines += rows
         self._names.update((line.peer, line.name) for line in lines if line.name)
         unique = {line.peer: line for line in lines}
         return [
@@ -249,22 +250,28 @@ class _CreditsAsking:
         self, fragment: int, into: _Folder, filling: Filling, collected: RunCredits
     ) -> Tip | None:
         """Fetch the line on which most members stand, those first that a person named. None: no version."""
-        voices = {peer: stood[fragment] for peer, stood in self.stands.items() if fragment in stood}
-        best: tuple[tuple[int, int, int], Tip, int] | None = None
+        stands = {peer: stood[fragment] for peer, stood in self.stands.items() if fragment in stood}
+        voices = {peer: Tip(stood.number, stood.digest) for peer, stood in stands.items()}
+        said = Counter(voices.values())
+        said.update({tip: len(voices) for peer, tip in voices.items() if peer in self._joined})
+        best: tuple[tuple[int, int, int, int], Tip, int] | None = None
         left = dict(voices)
         for _ in range(MAX_LINES):
             if not left:
                 break
-            newest = max(left.values(), key=lambda v: (v.number, v.digest))
-            tip = Tip(newest.number, newest.digest)
+            # First where most stand, so that who boasts of a version that nobody has hides nobody.
+            tip = max(
+                left.values(), key=lambda tip: (said[tip] if best is None else 0, tip.number, tip.digest)
+            )
             await filling.fill(into, fragment, tip)
             line = await into.line(fragment, tip)
             known = dict(enumerate(line.digests, line.first)) | {tip.number: tip.digest}
-            here = {p for p, v in voices.items() if known.get(v.number) == v.digest or v.number < line.first}
+            here = {p for p, v in voices.items() if known.get(v.number) == v.digest}
             left = {p: v for p, v in left.items() if p not in here}
-            support = len(here & self._joined), len(here), tip.number
+            support = len(here & self._joined), len(here), len(line.digests), tip.number
             if best is None or support > best[0]:
-                best = support, tip, len(voices) - len(here)
+                against = [p for p, v in voices.items() if p not in here and v.number >= line.first]
+                best = support, tip, len(against)
         if best is None:
             return None
         if best[2]:

@@ -1,0 +1,61 @@
+"""`p2pdiloco credits` among members that lie about where they stand, or never stop answering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daemon_kit import Neighbourhood
+from msgspec.structs import replace
+from test_credits import Liar, asked, settled
+
+from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.history.queries import CreditsAnswer
+
+
+class Boaster(Liar):
+    """Says that it stands on a version far ahead, of which it gives nothing."""
+
+    async def _answer(self, sender: str, data: bytes) -> bytes:
+        answer = await super()._answer(sender, data)
+        if not isinstance(wire.decode(data[1:], wire.Query), wire.StandsQuery):  # type: ignore[arg-type]
+            return answer
+        stands = wire.decode(answer, wire.Stands)
+        ahead = tuple(replace(v, number=10**9, digest=b"x" * 32) for v in stands.versions)
+        return wire.encode(replace(stands, versions=ahead))
+
+
+async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        two = await hood.member("two")
+        await hood.round(one, two)
+        tokens = await settled(one)
+        boaster = Boaster(await hood.rogue(), one)
+        boaster.gives = wire.refuse(PullRefusal.NOT_HERE)
+        found = await asked(monkeypatch, await hood.rogue(), one, two, boaster, verify=True)
+        assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
+        assert any("another branch" in note for note in found.notes)
+
+
+async def test_a_keeper_that_gives_a_row_at_a_time_for_ever_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        await hood.round(one)
+        await settled(one)
+        liar = Liar(await hood.rogue(), one)
+        asks: list[CreditsAnswer] = []
+
+        def endless(answer: CreditsAnswer) -> CreditsAnswer:
+            asks.append(answer)
+            assert len(asks) < 5, "asked again and again"
+            return replace(answer, learners=10**6, fragment_tokens=10**9)
+
+        liar.says = endless  # type: ignore[method-assign]
+        await asked(monkeypatch, await hood.rogue(), one, liar)
+        assert len(asks) == 1
