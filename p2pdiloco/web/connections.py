@@ -7,15 +7,28 @@ connection has `HEAD_S` for each request, and ends when nothing of what it was s
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 256
 MAX_PER_HOST = 64
-"""Connections of one host, other than this one."""
+"""Connections of one host, other than this one, or of one network of IPv6 (/64), which has many addresses."""
 HEAD_S = 10.0
 STALLED_S = 20.0
+
+
+def origin_of(client: tuple[str, int] | None) -> str:
+    """Name the host that a connection is from, or its network."""
+    host = client[0] if client is not None else ""
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None or address.is_loopback:
+        return str(address.ipv4_mapped or address)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
 class BoundedProtocol(H11Protocol):
@@ -27,8 +40,8 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, unless there are too many."""
         super().connection_made(transport)
-        host = self.client[0] if self.client is not None else ""
-        of_host = sum(host == getattr(other, "client", ("",))[0] for other in self.connections)
+        host = origin_of(self.client)
+        of_host = sum(host == origin_of(getattr(other, "client", None)) for other in self.connections)
         is_local = host in ("", "127.0.0.1", "::1")
         if len(self.connections) > MAX_CONNECTIONS or (of_host > MAX_PER_HOST and not is_local):
             transport.abort()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -141,12 +140,11 @@ class WebGuard:
         kind, _, word = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self._keys.is_token(word.strip())
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        found = cookies.get(self._keys.cookie_name)
-        return found is not None and self._keys.is_cookie(found.value)
+        # A browser sends what other ports of this host have set, too: that may be odd, or of our name.
+        pairs = (
+            pair.strip().partition("=") for line in headers.getlist("cookie") for pair in line.split(";")
+        )
+        return any(name == self._keys.cookie_name and self._keys.is_cookie(value) for name, _, value in pairs)
 
     def _exchange(self, query: bytes) -> Response:
         """Exchange a token in the address for the cookie, and go on without it."""

@@ -60,7 +60,7 @@ class ViewChannel:
             self._watchers.discard(watcher)
             if not self._watchers and self._task is not None:
                 self._task.cancel()
-                self._task = None
+                self._task = self._shown = None  # the next one is told of now
 
     def close(self) -> None:
         """Let everybody go."""
@@ -130,9 +130,7 @@ class Live:
         """Find the channel of a run. Raises: Full."""
         if sum(channel.watchers for channel in self._channels.values()) >= MAX_WATCHERS:
             raise Full
-        idle = [key for key, channel in self._channels.items() if not channel.watchers]
-        for key in idle:
-            del self._channels[key]
+        # None is taken away: who has asked for one may not watch it yet. There are as many as known runs.
         look = partial(self._views.view, run, is_owner)
         return self._channels.setdefault((run, is_owner), ViewChannel(look, self._encode))
 

@@ -1,0 +1,65 @@
+"""The page's server under attack: many at once, cookies of others, many addresses of one host."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web_kit import served
+
+from p2pdiloco.web.connections import origin_of
+from p2pdiloco.web.live import ViewChannel
+
+pytestmark = pytest.mark.net
+
+
+async def test_many_that_ask_at_once_watch_one_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ViewChannel] = []
+    before = ViewChannel._renew
+
+    def renew(channel: ViewChannel) -> bool:
+        made.append(channel)
+        return before(channel)
+
+    monkeypatch.setattr(ViewChannel, "_renew", renew)
+    async with served(tmp_path) as page:
+        opened = [await asyncio.open_connection("127.0.0.1", page.port) for _ in range(20)]
+        words = f"GET /events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {page.token}\r\n\r\n"
+        for _, writer in opened:
+            writer.write(words.encode())
+        for reader, writer in opened:
+            await asyncio.wait_for(reader.readuntil(b"data: "), 10)
+            writer.close()
+    assert len(set(made)) == 1
+
+
+@pytest.mark.parametrize(
+    "others", ['a={"x":1}; {}', "@a=1; {}", "{name}=evil; {}", "{}; {name}=evil", "a b; {}"]
+)
+async def test_what_other_ports_of_this_host_set_shuts_no_owner_out(tmp_path: Path, others: str) -> None:
+    async with served(tmp_path) as page:
+        first = await page.ask(f"/?token={page.token}", authorization="")
+        word = first.headers["set-cookie"].partition(";")[0]
+        cookie = others.replace("{}", word).replace("{name}", word.partition("=")[0])
+        assert (await page.ask("/view", authorization="", cookie=cookie)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("client", "origin"),
+    [
+        (None, ""),
+        (("192.0.2.1", 1), "192.0.2.1"),
+        (("::ffff:192.0.2.1", 1), "192.0.2.1"),
+        (("::ffff:127.0.0.1", 1), "127.0.0.1"),
+        (("::1", 1), "::1"),
+        (("2001:db8::1", 1), "2001:db8::/64"),
+        (("2001:db8::ffff:1", 1), "2001:db8::/64"),
+        (("fe80::1%eth0", 1), "fe80::/64"),
+    ],
+)
+def test_the_addresses_of_one_network_are_one_host(client: Any, origin: str) -> None:
+    assert origin_of(client) == origin
