@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -130,6 +131,29 @@ def test_a_log_is_followed_over_its_renaming_until_told_to_stop(
     diary.close()
     carried(drawn)
     assert drawn.steps() == list(range(48)) and len(waits) == 6
+
+
+def test_what_is_written_just_before_a_renaming_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary, path = Diary(tmp_path), tmp_path / "events.jsonl"
+    diary.progress(2)
+    reader = EventReader(path)
+    assert len(reader.events(2)) == 2
+    real = os.fstat
+    once: list[int] = []
+
+    def between(descriptor: int) -> os.stat_result:
+        if not once:  # we have read to the end, and do not know yet that it is the end
+            once.append(descriptor)
+            diary.progress(1)
+            diary.close()
+            path.replace(path.with_name("events.jsonl.1"))
+            diary.progress(1)
+        return real(descriptor)
+
+    monkeypatch.setattr(reading, "os", SimpleNamespace(fstat=between, pread=os.pread))
+    assert [event["inner_step"] for event in reader.events(9)] == [2, 3]
 
 
 def test_lines_that_are_torn_or_too_long_or_nonsense_are_passed_over(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from io import StringIO
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
 from p2pdiloco.daemon.display.keys import Move, told_apart
 from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, StatusReport, encode_status
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.errors import PeerUnreachable
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.release import WIRE_VERSION
@@ -295,6 +297,23 @@ async def test_several_are_asked_and_others_when_those_die(network: Network) -> 
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+
+
+async def test_who_does_not_answer_is_left_alone_for_longer_and_longer() -> None:
+    now, dialled = 0.0, []
+
+    async def connect(peer: str, _addresses: tuple[str, ...]) -> None:
+        dialled.append(now)
+        raise PeerUnreachable("gone")
+
+    asked = AskedMembers(Search("", ["a"]), RUN, lambda: now)
+    asked._known["a"].addresses = ("/ip4/203.0.113.1/tcp/1",)
+    while now < 100.0:
+        for peer in asked._due():
+            await asked._ask(SimpleNamespace(connect=connect), peer)  # type: ignore[arg-type]
+        now += 0.25
+    pauses = [round(b - a) for a, b in itertools.pairwise(dialled)]
+    assert pauses == [4, 8, 16, 32], dialled
 
 
 def test_nobody_is_asked_more_than_its_budget_for_strangers_gives(monkeypatch: pytest.MonkeyPatch) -> None:

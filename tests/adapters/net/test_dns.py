@@ -184,3 +184,11 @@ def test_an_answer_that_trickles_in_is_not_waited_for(monkeypatch: pytest.Monkey
         assert dns._exactly(ours, 3, time.monotonic() + 0.3) == b"xyz"
     with pytest.raises(TimeoutError, match="no answer in time"):
         dns._left_s(time.monotonic() - 1.0)
+
+
+def test_nobody_is_asked_any_more_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(dns, "_answer", lambda *question: asked.append(question))
+    with pytest.raises(dns.NotListed, match="cannot be looked up in time"):
+        dns.txt_records("_dnsaddr.boot.example", time.monotonic() - 1.0)
+    assert not asked
