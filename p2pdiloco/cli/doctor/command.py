@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from functools import partial
 from typing import Any
@@ -48,6 +49,7 @@ def doctor(**values: Any) -> int:
     from p2pdiloco.cli.doctor.looking import all_of
     from p2pdiloco.cli.visitor import visit
     from p2pdiloco.daemon.admission.link import way_of
+    from p2pdiloco.daemon.display.wording import counted
 
     way = way_of(settings.join, settings.run)  # names are looked up later, as something to look at
     settings = structs.replace(settings, join=tuple(way.join), run=way.run)
@@ -55,7 +57,8 @@ def doctor(**values: Any) -> int:
     status = exit_status(found)
     if not settings.json:
         counts = {level: sum(finding.level is level for finding in found) for level in Level}
-        click.echo(f"{counts[Level.GOOD]} good, {counts[Level.WARNING]} warnings, {counts[Level.BAD]} bad")
+        warnings = counted(counts[Level.WARNING], "warning")
+        click.echo(f"{counts[Level.GOOD]} good, {warnings}, {counts[Level.BAD]} bad")
     return status
 
 
@@ -65,9 +68,10 @@ def _print(finding: Diagnosis, *, as_json: bool) -> None:
         return
     level = click.style(f"{finding.level.value:<{LEVEL_CELLS}}", fg=COLOURS[finding.level])
     indent = " " * (LEVEL_CELLS + NAME_CELLS + 2)
+    width = max(WIDTH // 2, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
     for number, text in enumerate(filter(None, (finding.words, finding.todo and f"-> {finding.todo}"))):
         lines = textwrap.wrap(
-            clean(text), WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
+            clean(text), width - len(indent), break_long_words=False, break_on_hyphens=False
         )
         first = f"{level} {finding.check:<{NAME_CELLS}} " if number == 0 else indent
         click.echo(f"\n{indent}".join([first + (lines or [""])[0], *lines[1:]]))

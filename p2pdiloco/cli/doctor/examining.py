@@ -107,7 +107,7 @@ class Visit:
                 yield found
 
     async def _dial(self, addresses: Sequence[str]) -> list[Diagnosis]:
-        found, self._reached = await peers.dial(self._transport, addresses)
+        found, self._reached = await peers.dial(self._transport, addresses, named=bool(self._settings.join))
         return found
 
     async def _clock(self) -> list[Diagnosis]:

@@ -155,7 +155,7 @@ def leftovers() -> Iterator[Diagnosis]:
         if said["uids"] is None or said["uids"].real != os.getuid():
             continue
         words = " ".join(said["cmdline"] or [])
-        is_p2pd = (said["name"] or "").startswith("p2pd")
+        is_p2pd = said["name"] == "p2pd"
         is_learner = "p2pdiloco.learner" in words
         if (is_p2pd or is_learner) and said["ppid"] == 1:
             alone.append(said["pid"])

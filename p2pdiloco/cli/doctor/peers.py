@@ -58,8 +58,13 @@ async def patient(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransp
             await transport.close()
 
 
-async def dial(transport: Transport, addresses: Sequence[str]) -> tuple[list[Diagnosis], list[str]]:
-    """Dial the peers to join through; returns findings, and who was reached."""
+async def dial(
+    transport: Transport, addresses: Sequence[str], named: bool = True
+) -> tuple[list[Diagnosis], list[str]]:
+    """Dial the peers to join through; returns findings, and who was reached.
+
+    `named`: by the user. Others were met before, and may have left since. One peer is enough to join through.
+    """
     by_peer: dict[str, list[str]] = {}
     for address in addresses:
         by_peer.setdefault(multiaddrs.split_peer(address)[1], []).append(address)
@@ -69,10 +74,16 @@ async def dial(transport: Transport, addresses: Sequence[str]) -> tuple[list[Dia
     results = await asyncio.gather(
         *(transport.connect(peer, of_peer) for peer, of_peer in by_peer.items()), return_exceptions=True
     )
+    nobody = all(isinstance(result, BaseException) for result in results)
     for (peer, of_peer), result in zip(by_peer.items(), results, strict=True):
         if isinstance(result, TransportError):
             words = f"{' and '.join(of_peer)} cannot be reached ({why_unreached([result], of_peer)})"
-            found.append(bad("peers", words, "is it running, is its address right, is a firewall between?"))
+            if named or nobody:
+                of_it = bad if nobody else warning
+                todo = "is it running, is its address right, is a firewall between?"
+                found.append(of_it("peers", words, todo))
+            else:
+                found.append(skipped("peers", f"met before, perhaps gone since: {words}"))
         elif isinstance(result, BaseException):
             raise result
         else:
