@@ -98,6 +98,9 @@ async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
         console = Console(record=True, width=100, file=io.StringIO())
         console.print(view.render(found, 1, False))
         text = console.export_text()
+        console = Console(record=True, width=80, file=io.StringIO())
+        console.print(view.render(days, 1, True))
+        assert "…" not in console.export_text().replace(" …", ""), "nothing is cut at 80 columns"
         assert "1 more: --top 2" in text and "signatures of learners and syncers checked" in text
 
 
@@ -197,6 +200,10 @@ async def test_a_certificate_is_checked_and_proven(
     ada = Identity.load_or_create(volunteer / "identity.key")
     found = collected({ada.peer_id: "ada", key.peer_id: "host"}, key, run.signed)
     out = tmp_path / "ada.json"
+    papers.certify(found, "ada", out, volunteer)
+    assert cli_main.run(["credits", "--check", str(out)]) == 0
+    told = capsys.readouterr()
+    assert "by that peer itself: nobody else vouches" in told.out and "by that peer itself" in told.err
     papers.certify(found, "ada", out, folder)
     assert cli_main.run(["credits", "--check", str(out)]) == 0
     said = capsys.readouterr().out
@@ -245,7 +252,7 @@ async def test_an_owners_certificate_proves_itself(
     found.notes.append("a member says something else")
     with pytest.raises(UserError, match="nothing is certified of a history with doubts"):
         papers.certify(found, "ada", tmp_path / "d.json", tmp_path / "o")
-    with pytest.raises(UserError, match="0 learners"):
+    with pytest.raises(UserError, match="no learner of the run is called"):
         papers.peer_meant(found, "nobody")
 
 

@@ -50,7 +50,8 @@ def peer_meant(found: RunCredits, wanted: str) -> str:
     fitting = sorted(set(fitting))
     if len(fitting) != 1:
         raise UserError(
-            f'{len(fitting)} learners of the run are called "{clean(wanted)}"',
+            (f"{len(fitting)} learners of the run are" if fitting else "no learner of the run is")
+            + f' called "{clean(wanted)}"',
             "name one by its peer id, or by the end of it: `p2pdiloco credits` lists them",
         )
     return fitting[0]
@@ -95,7 +96,7 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
     )
     text = text_of(signed_certificate(certificate, key))
     Files().save(out, [text.encode()], durable=False)
-    click.echo(f"{out}: {words_of(certificate)}", err=True)
+    click.echo(f"{out}: {words_of(certificate)}\n{signer_words(certificate)}", err=True)
 
 
 def words_of(certificate: CreditCertificate) -> str:
@@ -148,6 +149,8 @@ def check(path: Path, word: str, proof: str) -> int:
 def signer_words(certificate: CreditCertificate) -> str:
     """Say who signed. Raises: RemoteError (it says owner, and is none)."""
     signer, at = clean(certificate.signer), moment(certificate.issued_s)
+    if certificate.role == "keeper" and certificate.signer == certificate.peer:
+        return f"signed on {at} by that peer itself: nobody else vouches for it"
     if certificate.role == "keeper":
         return f"signed on {at} by peer {signer}, who counted it from the learners' signatures"
     signed = decode_signed(bytes.fromhex(certificate.manifest))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.credits.ledger import CreditRow
-from p2pdiloco.daemon.display.wording import count, short_peer
+from p2pdiloco.daemon.display.wording import count, counted, short_peer
 from p2pdiloco.printable import clean, json_line
 
 DAY_S = 86_400
@@ -100,7 +100,7 @@ def render(found: RunCredits, top: int, buckets: bool) -> RenderableType:
     shown = rows if buckets else rows[:top]
     title = Text.assemble(
         "run ", (clean(found.run_name), "bold"), f" {found.run[:16]}: ",
-        f"{count(found.credits.tokens)} tokens, {len({row.peer for row in rows})} learners",
+        f"{count(found.credits.tokens)} tokens, {counted(len({row.peer for row in rows}), 'learner')}",
     )  # fmt: skip
     parts: list[RenderableType] = [title, Text(), _table(found, shown, buckets)]
     if len(shown) < len(rows):
@@ -117,14 +117,19 @@ def _table(found: RunCredits, rows: tuple[CreditRow, ...], buckets: bool) -> Tab
     table.add_column("peer", no_wrap=True)
     for heading in ("tokens", "share", "steps", "merged"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("first")
-    table.add_column("last")
+    if not buckets:  # there each row has its own time
+        table.add_column("first")
+        table.add_column("last")
     whole = max(1, found.credits.fragment_tokens)
     for row in rows:
         cells = [clean(found.names.get(row.peer, "")) or "-", f"…{short_peer(row.peer)}", count(row.tokens)]
         cells += [f"{100 * row.fragment_tokens / whole:.1f} %", count(row.inner_steps)]
-        cells += [str(row.contributions), moment(row.first_s, True) or "-", moment(row.last_s, True) or "-"]
-        table.add_row(*map(Text, [moment(row.begins_s) or "not known", *cells] if buckets else cells))
+        cells += [str(row.contributions)]
+        if buckets:
+            cells = [moment(row.begins_s) or "not known", *cells]
+        else:
+            cells += [moment(row.first_s, True) or "-", moment(row.last_s, True) or "-"]
+        table.add_row(*map(Text, cells))
     return table
 
 
