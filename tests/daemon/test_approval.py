@@ -23,7 +23,6 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.signing import run_id, sign_manifest
 from p2pdiloco.config.units import size_text
 from p2pdiloco.daemon import approval, wire
-from p2pdiloco.daemon.admission.link import RunLink, encode_link
 from p2pdiloco.daemon.apart import apart, is_working
 from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
@@ -243,21 +242,6 @@ async def test_the_learner_counts_where_its_memory_is(
 
 
 @pytest.mark.usefixtures("small_machine")
-@pytest.mark.usefixtures("small_machine")
-async def test_a_run_of_another_owner_than_the_link_says_is_refused(tmp_path: Path) -> None:
-    run = published(for_run("micro", "ours"))
-    for owner, is_refused in ((Identity.generate().peer_id, True), (run.signed.owner, False)):
-        link = encode_link(RunLink(run.id, (), owner, "ours"))
-        approving = approval_of(tmp_path, invite=link).approve(run, is_new=True)
-        if is_refused:
-            with pytest.raises(UserError, match="and the link says"):
-                await approving
-            assert joined_runs(tmp_path) == []
-        else:
-            await approving
-    assert joined_runs(tmp_path) == [run.id]
-
-
 async def test_a_person_is_asked_once(tmp_path: Path) -> None:
     run, asked = published(for_run("micro", "run")), list[str]()
 

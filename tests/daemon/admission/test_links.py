@@ -22,9 +22,10 @@ from p2pdiloco.daemon.admission.link import LINK, RunLink, encode_link, is_word,
 from p2pdiloco.daemon.admission.own import check_owner, keep_invite, own_admission, with_invite, with_link
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import grant
+from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.process import print_join
-from p2pdiloco.daemon.run_files.joined import remember_joined
+from p2pdiloco.daemon.run_files.joined import joined_runs, remember_joined
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 
@@ -149,6 +150,20 @@ def test_a_run_of_another_owner_is_refused(tmp_path: Path) -> None:
                 continue
             with pytest.raises(UserError, match="and the link says"):
                 check_owner(wish, run)
+
+
+async def test_it_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    run = signed_run(tmp_path, "ours")
+    for owner in (KEY.peer_id, run.signed.owner):
+        wish = settings(tmp_path, invite=encode_link(RunLink(run.id, (), owner, "ours")))
+        approving = Approval(wish, lambda _text, _figures: None, None).approve(run, is_new=True)
+        if owner == run.signed.owner:
+            await approving
+            continue
+        with pytest.raises(UserError, match="and the link says"):
+            await approving
+        assert joined_runs(tmp_path) == []
+    assert joined_runs(tmp_path) == [run.id]
 
 
 def test_a_link_takes_no_invite_s_place(tmp_path: Path) -> None:
