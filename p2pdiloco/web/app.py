@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.web import health
 from p2pdiloco.web.deeds import do
 from p2pdiloco.web.live import Full, Live
@@ -24,6 +25,8 @@ from p2pdiloco.web.view import RunView, encode_view
 
 logger = logging.getLogger(__name__)
 MAX_STATIC_BYTES = 512 * 1024
+MAX_SHOWN = 64
+"""Pages, views and figures that are kept for who asks next."""
 CHANGES_S = 3600
 BODY_S = 5.0
 """Time for a whole body, of a deed."""
@@ -65,6 +68,7 @@ class Routes:
         """`metrics`: makes those that anybody may see (False) or all (True); None: the extra is not here."""
         self._views, self._live, self._pages = views, live, pages
         self._static, self._metrics = static, metrics
+        self._shown = BoundedDict[tuple[str, str, bool], tuple[RunView, bytes]](MAX_SHOWN)
 
     def application(self) -> Starlette:
         """Make the application."""
@@ -81,11 +85,11 @@ class Routes:
 
     async def page(self, request: Request) -> Response:
         """Give the page."""
-        return HTMLResponse(self._pages.html(self._asked(request), live="events"))
+        return HTMLResponse(self._made(request, lambda view: self._pages.html(view, live="events").encode()))
 
     async def view(self, request: Request) -> Response:
         """Give what the page shows, as JSON."""
-        return Response(encode_view(self._asked(request)), media_type="application/json")
+        return Response(self._made(request, encode_view), media_type="application/json")
 
     async def events(self, request: Request) -> Response:
         """Give it live."""
@@ -108,7 +112,9 @@ class Routes:
         """Give the metrics."""
         if self._metrics is None:
             return PlainTextResponse("metrics need another package: pip install 'p2pdiloco[metrics]'\n", 404)
-        return Response(self._metrics(request.state.owner), media_type="text/plain; version=0.0.4")
+        metrics, is_owner = self._metrics, request.state.owner
+        made = self._made(request, lambda _view: metrics(is_owner))
+        return Response(made, media_type="text/plain; version=0.0.4")
 
     async def health(self, request: Request) -> Response:
         """Say in one word how this program is, with a status for machines."""
@@ -125,6 +131,17 @@ class Routes:
                 return await do(controls, request)
         except TimeoutError:
             raise HTTPException(408) from None
+
+    def _made(self, request: Request, make: Callable[[RunView], bytes]) -> bytes:
+        """Make what is asked of the view, or give what was made of the same one: who asks again and again
+        costs little."""
+        view = self._asked(request)
+        key = request.url.path, request.query_params.get("run", ""), bool(request.state.owner)
+        view_before, made = self._shown.get(key, (None, b""))
+        if view is not view_before:
+            made = make(view)
+            self._shown[key] = view, made
+        return made
 
     def _asked(self, request: Request) -> RunView:
         view = self._views.view(request.query_params.get("run", ""), request.state.owner)

@@ -12,6 +12,7 @@ more than the page needs.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from urllib.parse import parse_qs, urlencode
@@ -27,6 +28,8 @@ OPEN_PATHS = ("/healthz", "/static/")
 """Paths without anything of the run or the machine: nobody needs a token for them."""
 SAFE_METHODS = ("GET", "HEAD")
 MAX_QUERY = 1024
+STRANGERS_PER_S, STRANGERS_AT_ONCE = 100.0, 200.0
+LONGEST_WAIT_S = 5.0
 MAX_HEAD_BYTES = 16 * 1024
 """Bytes of all headers, also where they came in one piece, of which h11 does not see the length."""
 HEADERS = {
@@ -87,12 +90,31 @@ def _is_address(name: str) -> bool:
     return True
 
 
+class Turn:
+    """Turn of strangers' requests: so many a second of all together, the others wait, at their own cost."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    async def comes(self) -> bool:
+        """Wait for it; False: too many wait already."""
+        now = asyncio.get_running_loop().time()
+        turn_s = max(self._next_s, now - STRANGERS_AT_ONCE / STRANGERS_PER_S)
+        if turn_s - now > LONGEST_WAIT_S:
+            return False
+        self._next_s = turn_s + 1 / STRANGERS_PER_S
+        if turn_s > now:
+            await asyncio.sleep(turn_s - now)
+        return True
+
+
 class WebGuard:
     """ASGI application in front of the page's."""
 
     def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OurNames, is_public: bool) -> None:
         """`is_public`: anybody may see the public part."""
         self._app, self._keys, self._names, self._is_public = app, keys, names, is_public
+        self._turn = Turn()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -112,6 +134,11 @@ class WebGuard:
         refusal = self._refusal(scope, headers, is_owner)
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
+            return
+        if not is_owner and not await self._turn.comes():
+            await PlainTextResponse("too many ask\n", 503, {"retry-after": "10"})(
+                scope, receive, send_guarded
+            )
             return
         scope.setdefault("state", {})["owner"] = is_owner
         await self._app(scope, receive, send_guarded)

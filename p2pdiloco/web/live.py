@@ -127,7 +127,7 @@ class Live:
         self._channels: dict[tuple[str, bool], ViewChannel] = {}
 
     def channel(self, run: str, is_owner: bool) -> ViewChannel:
-        """Find the channel of a run. Raises: Full."""
+        """Find the channel of a run that is served here. Raises: Full."""
         if sum(channel.watchers for channel in self._channels.values()) >= MAX_WATCHERS:
             raise Full
         # None is taken away: who has asked for one may not watch it yet. There are as many as known runs.

@@ -45,6 +45,7 @@ class Site:
                 lifespan="off",
                 loop="none",
                 log_config=None,
+                log_level="error",
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,

@@ -40,7 +40,7 @@ class Views:
 
     def __init__(self, source: Source, now: Callable[[], float] = time.monotonic) -> None:
         self._source, self._now = source, now
-        self._kept: dict[str, tuple[float, RunView | None]] = {}
+        self._kept: dict[str, tuple[float, RunView, RunView]] = {}
         self.controls: OwnerControls | None = None
         """Controls of the node; None: it has none (yet)."""
 
@@ -51,11 +51,11 @@ class Views:
 
     def view(self, run: str, is_owner: bool) -> RunView | None:
         """Give the view of a run, without what is the owner's to see if need be."""
-        at_s, view = self._kept.get(run, (-FRESH_S, None))
-        if self._now() >= at_s + FRESH_S:
+        kept = self._kept.get(run)
+        if kept is None or self._now() >= kept[0] + FRESH_S:
             view = self._source.view(run)
-            if view is not None:  # what anybody may ask for is not remembered
-                self._kept[run] = self._now(), view
-        if view is None or is_owner:
-            return view
-        return RunView(role=view.role, version=view.version, public=view.public, runs=view.runs)
+            if view is None:  # what anybody may ask for is not remembered
+                return None
+            public = RunView(role=view.role, version=view.version, public=view.public, runs=view.runs)
+            kept = self._kept[run] = self._now(), view, public
+        return kept[1] if is_owner else kept[2]

@@ -51,6 +51,7 @@ OWN = {
     "credits": {"bounded", "adapters.disk", "core", "identity", "errors"},
     "web": {
         "adapters.disk",
+        "bounded",
         "core",
         "config",
         "daemon",

@@ -15,8 +15,9 @@ from web_kit import served
 
 from p2pdiloco.config.web_address import WebAddress, parse_web
 from p2pdiloco.errors import ConfigError, UserError
-from p2pdiloco.web import connections, live
+from p2pdiloco.web import connections, guard, live
 from p2pdiloco.web.keys import OwnerKeys, load_token, token_file
+from p2pdiloco.web.page.rendering import Page
 from p2pdiloco.web.server import serving
 from p2pdiloco.web.sources import Starting
 from p2pdiloco.web.words import NodeWord
@@ -160,6 +161,30 @@ async def test_public_means_the_public_part_for_anybody_and_the_rest_for_the_own
         ).status == 421  # the owner's, by a rebound name
         page.views.enter(page.source, Controls())
         assert (await page.ask("/control/pause", "POST", authorization="")).status == 401
+
+
+async def test_strangers_wait_for_their_turn_and_the_owner_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "STRANGERS_AT_ONCE", 2.0)
+    monkeypatch.setattr(guard, "STRANGERS_PER_S", 0.05)
+    async with served(tmp_path, is_public=True) as page:
+        answers = [await page.ask("/view", authorization="") for _ in range(6)]
+        assert [answer.status for answer in answers[:3]] == [200] * 3 and answers[-1].status == 503
+        assert (await page.ask("/view")).status == 200
+
+
+async def test_what_many_ask_for_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pdiloco.web.sources.FRESH_S", 1000.0)
+    async with served(tmp_path, is_public=True) as page:
+        made: list[bool] = []
+        html = Page.html
+        monkeypatch.setattr(
+            Page, "html", lambda self, view, live: (made.append(view.own is None), html(self, view, live))[1]
+        )
+        for authorization in ("", "", f"Bearer {page.token}", f"Bearer {page.token}"):
+            assert (await page.ask("/", authorization=authorization)).status == 200
+        assert made == [True, False] and page.source.looks == 1
 
 
 async def test_health_is_a_word_and_a_status(tmp_path: Path) -> None:
