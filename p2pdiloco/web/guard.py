@@ -90,7 +90,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class Turn:
+class StrangersTurn:
     """Turn of strangers' requests: so many a second of all together, the others wait, at their own cost."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class WebGuard:
     def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OurNames, is_public: bool) -> None:
         """`is_public`: anybody may see the public part."""
         self._app, self._keys, self._names, self._is_public = app, keys, names, is_public
-        self._turn = Turn()
+        self._turn = StrangersTurn()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
