@@ -133,7 +133,7 @@ def test_it_stands_in_an_address_s_place(tmp_path: Path) -> None:
 
 def test_names_in_it_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     behind = f"/ip4/203.0.113.9/tcp/1/p2p/{KEY.peer_id}"
-    monkeypatch.setattr(dns, "txt_records", lambda name: [f"dnsaddr={behind}"])
+    monkeypatch.setattr(dns, "txt_records", lambda name, until_s: [f"dnsaddr={behind}"])
     assert joined_through([WORD]) == ((*ADDRESSES, behind), RUN)
     assert joined_through([link(addresses=(NAME,))], "ours") == ((behind,), RUN)
 
