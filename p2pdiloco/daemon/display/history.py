@@ -176,8 +176,9 @@ class History:
         is_fault = kind in FAULTS and (kind != "learner" or reason.startswith(ENDS))
         if not (about_peer or is_fault or kind in AS_THEY_ARE):
             return
-        word = "fault" if is_fault else kind
-        self.marks.add(PastEvent(now_s, word, reason[:240], peer[:80], fragment, name=name(peer)[:80]))
+        # Everybody sees marks: a learner's last words, or a file that cannot be saved, are this machine's own.
+        word, words = ("fault", f"its {kind}; its log says more") if is_fault else (kind, reason)
+        self.marks.add(PastEvent(now_s, word, words[:240], peer[:80], fragment, name=name(peer)[:80]))
 
     def kept(self) -> KeptHistory:
         """Give what the next life goes on from."""

@@ -95,8 +95,9 @@ def test_history_counts_our_contributions_and_marks_faults_but_not_our_own_comin
         history.note(kind, None, reason, fields)
     assert history.marks.events == ()
     history.note("silent", None, "not counted on", {"peer": "dan"})
-    history.note("learner", None, "ended: killed", {"code": -9})
+    history.note("learner", None, "ended: exit status 1; its last words: /home/ann/x.py", {"code": 1})
     assert [(event.kind, event.peer) for event in history.marks.events] == [("silent", "dan"), ("fault", "")]
+    assert history.marks.events[1].words == "its learner; its log says more", "everybody sees it"
 
 
 def test_history_survives_a_restart_and_a_damaged_file(
