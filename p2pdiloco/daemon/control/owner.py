@@ -106,6 +106,8 @@ class NodeControls:
 
     def resume(self) -> str:
         """See `OwnerControls.resume`."""
+        if self._stop.is_set():
+            raise UserError("the node leaves already", "start it again: p2pdiloco node")
         if not (self._keeper.paused_since or self._keeper.finishing_since):
             return (
                 f"not paused; {self._rest.line()}" if self._rest is not None else "not paused: nothing to do"

@@ -122,6 +122,8 @@ async def test_finish_waits_for_the_hand_over_and_not_for_ever(tmp_path: Path) -
     owner.reins.handed_over = True
     owner.after(1)
     assert owner.stop.is_set()
+    with pytest.raises(UserError, match="leaves already"):
+        owner.controls.resume()
     other = Owner(tmp_path)
     other.controls.attach(other.reins)
     other.controls.finish()
