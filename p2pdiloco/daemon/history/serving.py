@@ -29,6 +29,8 @@ from p2pdiloco.ports import PullSource, Refusal
 
 MAX_GIVEN = 4
 """Number of pages that go out at one time."""
+LEAST_BYTES = 64 * 1024
+"""Bytes as which every question counts: one for a single version, or none, has a segment unfolded, too."""
 KEEPS_NONE = "keeps-no-history"
 Log = Callable[[int], Sequence[SignedVersion]]
 """Function that lists the newest versions of a fragment of our chain, oldest first."""
@@ -67,10 +69,12 @@ class HistoryDoor:
             raise
         if not records:
             self._to.discard(sender)
+            if limited:
+                self._budget.take(sender, LEAST_BYTES)
             return wire.refuse(PullRefusal.NOT_HERE)
         payload = b"".join(framed(record) for record in records)
         if limited:
-            self._budget.take(sender, len(payload))
+            self._budget.take(sender, max(LEAST_BYTES, len(payload)))
         header = wire.encode(HistoryHeader(len(records), keeps))
         return PullSource(header, (payload,), partial(self._to.discard, sender))
 

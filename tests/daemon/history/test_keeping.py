@@ -15,6 +15,7 @@ from p2pdiloco.daemon.budgets import HISTORY_BYTES
 from p2pdiloco.daemon.history import keeping
 from p2pdiloco.daemon.history.fetching import pull_page
 from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery, PullHistory
+from p2pdiloco.daemon.history.serving import LEAST_BYTES
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
 
@@ -105,8 +106,10 @@ async def test_a_stranger_reads_and_checks_the_history_itself(tmp_path: Path) ->
             PullHistory(one.run.id, 0, tip.number, bytes(32)),
             PullHistory(one.run.id, 99, 1, tip.digest),
         ):
+            before = budget._left(stranger.id)
             with pytest.raises(RemoteError, match="not-here"):
                 await pull_page(stranger.transport, me, unknown)
+            assert budget._left(stranger.id) < before - LEAST_BYTES / 2, "a question costs, too"
         with pytest.raises(RemoteError, match="other-run"):
             await pull_page(stranger.transport, me, PullHistory("0" * 64, 0, tip.number, tip.digest))
         one.peer.door._history._budget.take(stranger.id, 2 * HISTORY_BYTES)  # type: ignore[union-attr]
