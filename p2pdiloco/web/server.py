@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from p2pdiloco.config.web_address import WebAddress
 from p2pdiloco.errors import UserError
+from p2pdiloco.web.keys import token_file
 from p2pdiloco.web.sources import Source, Views
 
 logger = logging.getLogger("p2pdiloco")
@@ -45,7 +47,7 @@ async def serving(
         raise UserError(f"the web page needs the package {error.name}", INSTALL) from error
     with _listening(address) as sock:
         site = Site(views, data_dir, address.host, sock.getsockname()[1], is_public)
-        _say(site.url, address, is_public)
+        _say(site.url, address, is_public, token_file(data_dir))
         serving = asyncio.create_task(site.serve(sock))
         serving.add_done_callback(_tell_if_broken)
         try:
@@ -97,8 +99,11 @@ def _bind_error(error: OSError, address: WebAddress) -> UserError:
     return UserError(f"--web: cannot listen at {address}: {error.strerror}", hint)
 
 
-def _say(url: str, address: WebAddress, is_public: bool) -> None:
-    print(f"web page: {url}", flush=True)
+def _say(url: str, address: WebAddress, is_public: bool, token: Path) -> None:
+    if os.environ.get("JOURNAL_STREAM"):  # systemd's: others may read it, and it is sent to whoever helps
+        print(f"web page: {url.partition('?')[0]} (add ?token= and what is in {token})", flush=True)
+    else:
+        print(f"web page: {url}", flush=True)
     if not address.is_loopback:
         who = "anybody there sees the public part of it, and" if is_public else "there"
         logger.warning(

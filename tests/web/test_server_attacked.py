@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web_kit import served
+from web_kit import Shown, served
 
+from p2pdiloco.config.web_address import WebAddress
 from p2pdiloco.web.connections import origin_of
+from p2pdiloco.web.keys import load_token
 from p2pdiloco.web.live import ViewChannel
+from p2pdiloco.web.server import serving
 
 pytestmark = pytest.mark.net
 
@@ -63,3 +66,12 @@ async def test_what_other_ports_of_this_host_set_shuts_no_owner_out(tmp_path: Pa
 )
 def test_the_addresses_of_one_network_are_one_host(client: Any, origin: str) -> None:
     assert origin_of(client) == origin
+
+
+async def test_a_journal_gets_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    async with serving(WebAddress("127.0.0.1", 0), tmp_path, Shown()):
+        said = capsys.readouterr().out
+    assert "web page: http://127.0.0.1:" in said and "web.token" in said and load_token(tmp_path) not in said
