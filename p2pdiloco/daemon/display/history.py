@@ -176,7 +176,7 @@ class History:
         is_fault = kind in FAULTS and (kind != "learner" or reason.startswith(ENDS))
         if not (about_peer or is_fault or kind in AS_THEY_ARE):
             return
-        # Everybody sees marks: a learner's last words, or a file that cannot be saved, are this machine's own.
+        # Everybody sees marks; a learner's last words, or which file cannot be saved, are this machine's own.
         word, words = ("fault", f"its {kind}; its log says more") if is_fault else (kind, reason)
         self.marks.add(PastEvent(now_s, word, words[:240], peer[:80], fragment, name=name(peer)[:80]))
 
