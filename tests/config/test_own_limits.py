@@ -74,8 +74,9 @@ def test_limits_as_numbers():
     ],
 )
 def test_a_change_that_cannot_be_is_one_sentence(change, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as told:
         changed(OwnLimits(), change)
+    assert "max-transfer" not in change or told.value.hint == "for example 200GB/month"
 
 
 def test_limits_are_changed_and_taken_away():

@@ -178,6 +178,7 @@ def why_unreached(results: Sequence[BaseException | None], addresses: Sequence[s
         ("connection refused", "connection refused"),
         ("peer id mismatch", "another peer id answers there"),
         ("no route", "no route to host"),
+        ("network is unreachable", "no network of this machine leads there"),
         ("no answer within", "no answer"),
         ("i/o timeout", "no answer"),
         ("no such host", "unknown host name"),

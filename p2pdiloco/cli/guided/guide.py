@@ -140,7 +140,7 @@ class Guide:
                 "max_transfer",
                 "At most so much to send and receive in a month, such as 200GB/month",
                 was("max_transfer"),
-                "no bound",
+                "no limit",
                 _limit("max_transfer"),
             ),
             Question(

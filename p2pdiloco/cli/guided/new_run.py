@@ -51,7 +51,7 @@ def ask_for_run(name: str, preset: str) -> dict[str, Any]:
                 AS_PRESET,
                 read=one_of([*LENGTHS, AS_PRESET]),
             ),
-            Question("expected_members", "Members at the start, about (0: it is open)", "0", read=_members),
+            Question("expected_members", "Members at the start, about (0: not known)", "0", read=_members),
             Question(
                 "admission",
                 "Who may be a member: open (anybody), invite (who has one of yours), list (whom you list)",

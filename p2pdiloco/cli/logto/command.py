@@ -71,5 +71,7 @@ def log_to(target: Target, **values: Any) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     torn = f", {carried.skipped} lines that are no events passed over" if carried.skipped else ""
-    click.echo(f"{carried.points} points of {carried.events} events carried to {target}{torn}", err=True)
+    look = f"; look at them: tensorboard --logdir {out}" if target == "tensorboard" else ""
+    text = f"{carried.points} points of {carried.events} events carried to {target}{torn}{look}"
+    click.echo(clean(text), err=True)
     return 0

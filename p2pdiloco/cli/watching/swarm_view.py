@@ -166,7 +166,7 @@ def _name(member: MemberRow) -> str:
 
 def _header(picture: SwarmPicture, silence: str) -> list[Text]:
     course = picture.course
-    merged = "no new version"
+    merged, asked = "no new version", len(picture.asked)
     if picture.merged_age_s is not None:
         merged = f"newest version {duration(picture.merged_age_s)} ago"
     elif picture.watched_s >= OLD_S:
@@ -187,7 +187,7 @@ def _header(picture: SwarmPicture, silence: str) -> list[Text]:
         ),
         Text(f"{count(picture.run_tokens)} tokens in {count(picture.run_versions)} versions"),
         Text(merged, "" if picture.merged_age_s is not None and picture.merged_age_s < 60 else "yellow"),
-        Text(f"as {len(picture.asked)} of them say, {duration(picture.age_s)} ago", "dim"),
+        Text(f"as {asked} of them say{'s' if asked == 1 else ''}, {duration(picture.age_s)} ago", "dim"),
         Text(owner_text(course), "yellow"),
         Text(clean(silence), "bold red"),
     ]

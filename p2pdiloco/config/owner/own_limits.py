@@ -81,12 +81,13 @@ def _is_time(text: str) -> bool:
 
 
 def _transfer_bytes(text: str) -> int:
-    monthly = _MONTHLY.sub("", text)
+    monthly, example = _MONTHLY.sub("", text), "for example 200GB/month"
     if "/" in monthly:
-        raise ConfigError(
-            f'--max-transfer is for a calendar month, it is "{text}"', "for example 200GB/month"
-        )
-    return int(parse_size(monthly, "--max-transfer"))
+        raise ConfigError(f'--max-transfer is for a calendar month, it is "{text}"', example)
+    try:
+        return int(parse_size(monthly, "--max-transfer"))
+    except ConfigError as error:
+        raise ConfigError(str(error), example) from error
 
 
 def limits_of(settings: Any) -> OwnLimits:

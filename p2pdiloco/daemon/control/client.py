@@ -47,8 +47,9 @@ def ask(data_dir: Path, request: Request, timeout_s: float = TIMEOUT_S) -> Reply
             return decode_reply(_line(connection))
     except (OSError, EOFError) as error:
         hint = "is it starting? a bootstrap, and a node of an earlier version, have no such controls"
+        why = (isinstance(error, OSError) and error.strerror) or error
         raise NodeSilent(
-            f"the node with the data folder {data_dir} does not answer at {path}: {error}", hint
+            f"the node with the data folder {data_dir} does not answer at {path}: {why}", hint
         ) from error
     except DAMAGE as error:
         raise NodeSilent(f"the node at {path} answers in words of another version") from error
