@@ -34,7 +34,7 @@ from p2pdiloco.daemon.finding.kept_port import keep_port, listen_again
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
 from p2pdiloco.daemon.finding.twins import refuse_beside_a_twin
 from p2pdiloco.daemon.run_files.listing import PublishedRun
-from p2pdiloco.errors import InvariantViolation, UserError
+from p2pdiloco.errors import ConfigError, InvariantViolation, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import TransportHandlers
 
@@ -223,4 +223,7 @@ def print_join(addresses: Sequence[str], runs: Sequence[PublishedRun]) -> None:
     for line in [f" --run {run.id}" for run in runs] or [""]:
         print(f"p2pdiloco node --join {addresses[0]}{line}", flush=True)
     for run in runs:
-        print(f"p2pdiloco node {link_of(run, addresses)}", flush=True)
+        try:
+            print(f"p2pdiloco node {link_of(run, addresses)}", flush=True)
+        except ConfigError as error:  # such as a name of 200 letters: who joins by address can
+            logger.warning("there is no link to run %s: %s", run.name, error)

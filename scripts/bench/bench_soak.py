@@ -6,8 +6,8 @@
 Real nodes on loopback at the pace that they make (`--min-step-s` slows it down).
 Of every daemon and its network process (p2pd) the resident memory that is its own is read every ten seconds,
 not that of files and of what it shares with its learner. After `--warm-up-s` a line is fitted through them.
-Nobody is killed and nothing measured meanwhile: what grows, grows by versions and messages. States are saved, for
-old updates are deleted then.
+Nobody is killed and nothing measured meanwhile: what grows, grows by versions and messages. States are
+saved, for old updates are deleted then.
 """
 
 from __future__ import annotations

@@ -112,6 +112,9 @@ def test_the_compose_file_s_prometheus_asks_its_services_where_their_pages_are()
         for job in watching["scrape_configs"]
         for target in job["static_configs"][0]["targets"]
     }
+    asked_for = set(re.findall(r'job="(\w+)"', (path.parent / "alerts.yml").read_text(encoding="utf-8")))
+    jobs = {job["static_configs"][0]["labels"]["job"] for job in watching["scrape_configs"]}
+    assert jobs == asked_for, "alerts hear of all of them"
     assert set(targets) == {f"{service['hostname']}:8080" for service in built.values()}
     for target, token in targets.items():
         name, role = target.partition(":")[0], Path(token).parent.name

@@ -32,6 +32,9 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import Refusal
 from p2pdiloco.tasks.manifests import load_manifest, render_toml
+from p2pdiloco.web.sources import Starting, Views
+
+VIEWS = Views(Starting("bootstrap", "", ""))
 
 
 @pytest.fixture
@@ -240,7 +243,8 @@ async def running(hub: MemoryNetwork, data_dir: Path, *runs: PublishedRun) -> As
     second = hub.transport(Identity.generate().peer_id)
     await second.start(door := FrontDoor(DialBack(second)))
     settings = BootstrapSettings(data_dir=data_dir, join=(f"/memory/p2p/{first.peer_id}",))
-    task = asyncio.create_task(_Bootstrap(settings, cast(Any, second), door, asyncio.Event()).run())
+    bootstrap = _Bootstrap(settings, cast(Any, second), door, VIEWS, asyncio.Event())
+    task = asyncio.create_task(bootstrap.run())
     try:
         yield door
         assert not task.done()
@@ -290,7 +294,7 @@ async def test_another_owner_s_run_of_the_name_of_a_kept_one_is_told_of(
 async def test_a_wanted_id_needs_somebody_to_fetch_from(hub: MemoryNetwork, tmp_path: Path) -> None:
     settings = BootstrapSettings(data_dir=tmp_path, run=(Path("0123456789abcdef"),))
     with pytest.raises(UserError, match="nobody to fetch a run from"):
-        _Bootstrap(settings, cast(Any, hub.transport("me")), FrontDoor(None), asyncio.Event())
+        _Bootstrap(settings, cast(Any, hub.transport("me")), FrontDoor(None), VIEWS, asyncio.Event())
 
 
 async def test_no_more_runs_are_fetched_than_are_listed_nor_two_into_one_folder(
