@@ -9,6 +9,7 @@ from daemon_kit import Neighbourhood
 from msgspec.structs import replace
 from test_credits import Liar, asked, settled
 
+from p2pdiloco.cli.credits import view
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.history.queries import CreditsAnswer
@@ -59,3 +60,23 @@ async def test_a_keeper_that_gives_a_row_at_a_time_for_ever_is_asked_once(
         liar.says = endless  # type: ignore[method-assign]
         await asked(monkeypatch, await hood.rogue(), one, liar)
         assert len(asks) == 1
+
+
+async def test_one_keeper_of_three_that_tells_more_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        two = await hood.member("two", keep_history=True)
+        await hood.round(one, two)
+        tokens = await settled(one)
+        await settled(two)
+        liar = Liar(await hood.rogue(), one)
+        liar.says = lambda answer: replace(  # type: ignore[method-assign]
+            answer,
+            fragment_tokens=9 * answer.fragment_tokens,
+            rows=tuple(replace(row, fragment_tokens=9 * row.fragment_tokens) for row in answer.rows),
+        )
+        told = await asked(monkeypatch, await hood.rogue(), one, two, liar)
+        assert sum(row.fragment_tokens for row in told.credits.rows) == tokens
+        assert "one member of 3 that keep" in " ".join(line for line, _ in view.words(told))

@@ -161,5 +161,6 @@ def _worth(found: RunCredits) -> str:
         return f"Counted here from {heads}; {found.checked} signatures of learners and syncers checked."
     if found.counted_here:
         return "Counted here; signatures were not checked (--verify does)."
-    keeper = f"{len(found.keepers)} members" if len(found.keepers) > 1 else f"…{short_peer(found.keepers[0])}"
+    others = f" of {len(found.keepers)} that keep the history" if len(found.keepers) > 1 else ""
+    keeper = f"one member{others}" if others else f"…{short_peer(found.keepers[0])}"
     return f"The word of {keeper}; --verify counts it here, from the learners' signatures."
