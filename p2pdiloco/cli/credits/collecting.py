@@ -159,8 +159,8 @@ class _CreditsAsking:
     # --- a keeper's sums -----------------------------------------------------------------------------
 
     async def told(self, notes: list[str]) -> Credits:
-        """Take the sums of the keeper in the middle of those that know most, as one liar among three is not to
-        be believed, and compare them with the others'."""
+        """Take the sums of the keeper in the middle of those that know most, as one liar among three is not
+        to be believed, and compare them with the others'."""
         least = min(answer.before_fragment_tokens for answer in self.answers.values())
         whole = [p for p, answer in self.answers.items() if answer.before_fragment_tokens == least]
         best = sorted(whole, key=lambda p: self.answers[p].fragment_tokens)[len(whole) // 2]
