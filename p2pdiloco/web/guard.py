@@ -24,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from p2pdiloco.web.keys import OwnerKeys
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN_PATHS = ("/healthz", "/static/")
+HEALTH = "/healthz"
+OPEN_PATHS = (HEALTH, "/static/")
 """Paths without anything of the run or the machine: nobody needs a token for them."""
 SAFE_METHODS = ("GET", "HEAD")
 MAX_QUERY = 1024
@@ -135,7 +136,8 @@ class WebGuard:
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return
-        if not is_owner and not await self._turn.comes():
+        has_no_turn = is_owner or scope["path"] == HEALTH  # which decides whether a program is started anew
+        if not has_no_turn and not await self._turn.comes():
             await PlainTextResponse("too many ask\n", 503, {"retry-after": "10"})(
                 scope, receive, send_guarded
             )

@@ -10,6 +10,7 @@ import pytest
 from web_kit import Shown, served
 
 from p2pdiloco.config.web_address import WebAddress
+from p2pdiloco.web import guard
 from p2pdiloco.web.connections import origin_of
 from p2pdiloco.web.keys import load_token
 from p2pdiloco.web.live import ViewChannel
@@ -75,3 +76,13 @@ async def test_a_journal_gets_no_token(
     async with serving(WebAddress("127.0.0.1", 0), tmp_path, Shown()):
         said = capsys.readouterr().out
     assert "web page: http://127.0.0.1:" in said and "web.token" in said and load_token(tmp_path) not in said
+
+
+async def test_strangers_that_ask_without_end_make_no_program_look_ill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "LONGEST_WAIT_S", -10.0)  # as if ever so many waited
+    async with served(tmp_path, is_public=True) as page:
+        assert (await page.ask("/view", authorization="")).status == 503
+        assert (await page.ask("/healthz", authorization="")).status == 200
+        assert (await page.ask("/view")).status == 200
