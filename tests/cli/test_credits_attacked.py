@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from daemon_kit import Neighbourhood
@@ -36,10 +37,18 @@ async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
         await hood.round(one, two)
         tokens = await settled(one)
         boaster = Boaster(await hood.rogue(), one)
-        boaster.gives = wire.refuse(PullRefusal.NOT_HERE)
+        asked_for: list[Any] = []
+
+        def gives(pull: Any) -> Any:
+            asked_for.append(pull)
+            return wire.refuse(PullRefusal.NOT_HERE)
+
+        boaster.rogue.pulls = gives
         found = await asked(monkeypatch, await hood.rogue(), one, two, boaster, verify=True)
         assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
-        assert any("another branch" in note for note in found.notes)
+        assert any("another branch" in note for note in found.notes) and not asked_for, (
+            "it could give for ever"
+        )
 
 
 async def test_a_keeper_that_gives_a_row_at_a_time_for_ever_is_asked_once(

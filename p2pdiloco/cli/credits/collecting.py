@@ -33,8 +33,9 @@ from p2pdiloco.identity import verify
 from p2pdiloco.ports import Transport
 
 MAX_LEARNERS = 1_000_000
-MAX_LINES = 3
-"""Branches of a fragment that are looked at, where members stand on several."""
+MAX_LINES, MAX_AHEAD, SHORT_LINE = 3, 2, 1000
+"""Branches of a fragment that are looked at, where members stand on several, and how much longer than the
+first the others may be; short ones do not matter."""
 
 
 class CreditsWish(Struct, frozen=True, kw_only=True):
@@ -255,7 +256,7 @@ class _CreditsAsking:
         said = Counter(voices.values())
         said.update({tip: len(voices) for peer, tip in voices.items() if peer in self._joined})
         best: tuple[tuple[int, int, int, int], Tip, int] | None = None
-        left = dict(voices)
+        left, most = dict(voices), 0
         for _ in range(MAX_LINES):
             if not left:
                 break
@@ -267,7 +268,8 @@ class _CreditsAsking:
             line = await into.line(fragment, tip)
             known = dict(enumerate(line.digests, line.first)) | {tip.number: tip.digest}
             here = {p for p, v in voices.items() if known.get(v.number) == v.digest}
-            left = {p: v for p, v in left.items() if p not in here}
+            most = most or max(SHORT_LINE, MAX_AHEAD * tip.number)  # nobody is made to fetch for ever
+            left = {p: v for p, v in left.items() if p not in here and v.number <= most}
             support = len(here & self._joined), len(here), len(line.digests), tip.number
             if best is None or support > best[0]:
                 against = [p for p, v in voices.items() if p not in here and v.number >= line.first]
