@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.config.owner.own_limits import (
@@ -35,7 +35,7 @@ class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
     limits: OwnLimits = OwnLimits()
     changed: tuple[str, ...] = ()
     """Names of the limits that were changed, also back to none."""
-    paused_since: float = 0.0
+    paused_since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     """Seconds since 1970; 0: not paused."""
 
 

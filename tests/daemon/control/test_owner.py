@@ -230,8 +230,9 @@ async def test_a_limit_that_nothing_tells_of_is_refused_while_it_runs(tmp_path: 
     assert owner.controls.limits({}) == "nothing to change"
 
 
-async def test_a_damaged_file_of_wishes_is_set_aside(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b'{"limits": 3}')
+@pytest.mark.parametrize("content", [b'{"limits": 3}', b'{"paused_since": 1e300}', b'{"paused_since": 1e12}'])
+async def test_a_damaged_file_of_wishes_is_set_aside(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
     owner = Owner(tmp_path)
     assert owner.controls.pause().startswith("paused") and (tmp_path / f"{FILE}.corrupt").exists()
 
