@@ -42,7 +42,7 @@ OLD_S = 60.0
 SAVE_EVERY_S = 600.0
 
 
-class _WatchedRun:
+class WatchedRun:
     """Knowledge of one run."""
 
     def __init__(self, history: History) -> None:
@@ -58,7 +58,8 @@ class _WatchedRun:
         points = [replace(point, at_s=point.at_s + shift_s) for point in report.curve]
         marks = [replace(event, at_s=event.at_s + shift_s) for event in report.marks]
         self.history.learn(
-            [point for point in points if sane(point, now_s)],
+            # One beyond the run's own tokens would keep out, for ever, what others tell of later.
+            [point for point in points if sane(point, now_s) and point.tokens <= report.course.tokens],
             [mark for mark in marks if mark.at_s <= now_s + 1],
         )
 
@@ -74,7 +75,7 @@ class AskedSource:
     ) -> None:
         """`runs`: those that are served."""
         self._transport, self._runs, self._data_dir = transport, runs, data_dir
-        self._watched: dict[str, _WatchedRun] = {}
+        self._watched: dict[str, WatchedRun] = {}
         self._looked_s = -LOOKED_AT_S
         self._wanted = asyncio.Event()
 
@@ -157,10 +158,10 @@ class AskedSource:
             asked = [peer for peer in members if peer in here]
             await self._of(run).credits.look(self._transport, run.id, asked)
 
-    def _of(self, run: PublishedRun) -> _WatchedRun:
+    def _of(self, run: PublishedRun) -> WatchedRun:
         known = self._watched.get(run.id)
         if known is None:
-            known = self._watched[run.id] = _WatchedRun(load_history(run_folder(self._data_dir, run.id)))
+            known = self._watched[run.id] = WatchedRun(load_history(run_folder(self._data_dir, run.id)))
         return known
 
     def _save(self) -> None:
