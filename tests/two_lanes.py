@@ -9,7 +9,7 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-WAITING = ["system", "adapters/net", "daemon", "learner"]
+WAITING = ["system", "adapters/net", "daemon", "learner", "adapters"]
 COMPUTING = [
     *("lab/simulation", "bench", "tasks", "cli", "lab", "adapters/disk", "core", "tensors", "daemon/display"),
     *("credits", "web", "config", "architecture"),
