@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -122,7 +123,10 @@ class AskedSource:
         try:
             while True:
                 for run in self._runs():
-                    await self._ask(run)
+                    try:
+                        await self._ask(run)
+                    except Exception:
+                        logger.exception("the web page cannot show %s", run.name)
                 if time.monotonic() - saved_s > SAVE_EVERY_S:
                     saved_s = time.monotonic()
                     self._save()
@@ -142,7 +146,8 @@ class AskedSource:
         except (RemoteError, TransportError) as error:
             logger.debug("members of %s cannot be looked up: %s", run.name, error)
             return
-        for peer, addresses in list(members.items())[:MOST_ASKED]:
+        # Any of them: in the order of the list, whoever says that it started last would always be asked.
+        for peer, addresses in random.sample(list(members.items()), min(MOST_ASKED, len(members))):
             try:
                 await self._transport.connect(peer, addresses)
                 answer, _ = await ask_status(self._transport, peer, run.id)

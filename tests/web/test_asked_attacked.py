@@ -1,0 +1,62 @@
+"""A bootstrap's page among members that lie: who is asked, and what it outlives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_making import report
+
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.web import asked_source
+from p2pdiloco.web.asked_source import AskedSource
+
+
+class Run:
+    id, name = "ab" * 32, "test"
+
+
+class Near:
+    """Transport to whom it does not matter."""
+
+    async def connect(self, peer: str, addresses: Any) -> None: ...
+
+
+async def test_any_members_are_asked_and_a_bug_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    enough = asyncio.Event()
+
+    async def listed_members(*_: Any) -> dict[str, tuple[str, ...]]:
+        return {f"p{number}": () for number in range(100)}
+
+    async def ask_status(_: Any, peer: str, run: str) -> Any:
+        asked.append(peer)
+        if len(asked) > 80:
+            enough.set()
+        if len(asked) > 40:
+            raise RemoteError("busy")
+        return report(), 1
+
+    def take(*_: Any) -> None:
+        raise OverflowError("a bug")
+
+    monkeypatch.setattr(asked_source, "listed_members", listed_members)
+    monkeypatch.setattr(asked_source, "ask_status", ask_status)
+    monkeypatch.setattr(asked_source.WatchedRun, "take", take)
+    monkeypatch.setattr(asked_source, "EVERY_S", 0.0)
+    monkeypatch.setattr(asked_source, "SELDOM_S", 0.0)
+    source = AskedSource(Near(), lambda: [Run()], tmp_path)  # type: ignore[arg-type, list-item]
+    watching = asyncio.create_task(source.watch())
+    await asyncio.wait_for(
+        asyncio.wait([watching, asyncio.create_task(enough.wait())], return_when="FIRST_COMPLETED"), 10
+    )
+    assert not watching.done()
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+    assert len(set(asked)) > asked_source.MOST_ASKED, "not always those that are listed first"
