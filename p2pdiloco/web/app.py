@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.errors import install_hint
 from p2pdiloco.web import health
 from p2pdiloco.web.deeds import do
 from p2pdiloco.web.live import Full, Live
@@ -111,7 +112,7 @@ class Routes:
     async def figures(self, request: Request) -> Response:
         """Give the metrics."""
         if self._metrics is None:
-            return PlainTextResponse("metrics need another package: pip install 'p2pdiloco[metrics]'\n", 404)
+            return PlainTextResponse(f"metrics need another package: {install_hint('metrics')}\n", 404)
         metrics, is_owner = self._metrics, request.state.owner
         made = self._made(request, lambda _view: metrics(is_owner))
         return Response(made, media_type="text/plain; version=0.0.4")

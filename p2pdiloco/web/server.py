@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from p2pdiloco.config.web_address import WebAddress
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, install_hint
 from p2pdiloco.web.keys import token_file
 from p2pdiloco.web.sources import Source, Views
 
 logger = logging.getLogger("p2pdiloco")
-INSTALL = "pip install 'p2pdiloco[web]'"
 BACKLOG = 64
 END_S = 1.0
 """Time that answers under way have at the end."""
@@ -44,7 +43,7 @@ async def serving(
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("p2pdiloco"):
             raise
-        raise UserError(f"the web page needs the package {error.name}", INSTALL) from error
+        raise UserError(f"the web page needs the package {error.name}", install_hint("web")) from error
     with _listening(address) as sock:
         site = Site(views, data_dir, address.host, sock.getsockname()[1], is_public)
         _say(site.url, address, is_public, token_file(data_dir))

@@ -23,7 +23,7 @@ from p2pdiloco.config.watching_settings import BoardSettings
 from p2pdiloco.daemon.history.asking import AskedCredits
 from p2pdiloco.daemon.history.queries import CreditsAnswer
 from p2pdiloco.daemon.run_files.listing import ListedRun, PublishedRun, peers_of, pull_manifest
-from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, invariant
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, install_hint, invariant
 from p2pdiloco.ports import Transport
 from p2pdiloco.printable import clean
 from p2pdiloco.release import VERSION
@@ -79,9 +79,7 @@ class Board:
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("p2pdiloco"):
                 raise
-            raise UserError(
-                f"the board needs the package {error.name}", "pip install 'p2pdiloco[web]'"
-            ) from error
+            raise UserError(f"the board needs the package {error.name}", install_hint("web")) from error
         self._folder, self._every_s, self._files = folder, every_s or SELDOM_S, Files()
         self._page, self._static = Page(), Path(STATIC)
         self.written = 0
