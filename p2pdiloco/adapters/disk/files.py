@@ -17,6 +17,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import Buffer
 
 TEMP_SUFFIX = ".tmp"
+NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -83,7 +84,10 @@ class Files:
         temporary = path.with_name(path.name + TEMP_SUFFIX)
         try:
             mode = 0o600 if private else 0o666
-            with open(temporary, "wb", 0, opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            # A link that somebody laid there would let us write over a file elsewhere.
+            with open(
+                temporary, "wb", 0, opener=lambda name, flags: os.open(name, flags | NO_LINK, mode)
+            ) as file:
                 if private:  # a left-over file keeps the mode that it had
                     os.fchmod(file.fileno(), mode)
                 for chunk in chunks:

@@ -168,3 +168,14 @@ def test_what_must_be_durable_is_on_the_disk_before_the_call_returns(tmp_path: P
     disk.order.clear()
     store.save_vote(VoteRecord(0, 2, "ann"))
     assert disk.order == ["sync votes.log"]
+
+
+def test_a_link_where_the_temporary_file_goes_is_not_followed(tmp_path: Path) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "view.json"
+    victim.write_text("mine")
+    out.with_name("view.json.tmp").symlink_to(victim)
+    with pytest.raises(StorageError):
+        Files().save(out, [b"x"], durable=False)
+    assert victim.read_text() == "mine" and not out.exists()
+    Files().save(out, [b"x"], durable=False)
+    assert out.read_bytes() == b"x" and victim.read_text() == "mine"
