@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from test_making import report
 
+from p2pdiloco.daemon.display.snapshot import encode_status
+from p2pdiloco.daemon.finding.asking import ask_status
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.web import asked_source
 from p2pdiloco.web.asked_source import AskedSource
@@ -60,3 +62,13 @@ async def test_any_members_are_asked_and_a_bug_ends_nothing(
     with contextlib.suppress(asyncio.CancelledError):
         await watching
     assert len(set(asked)) > asked_source.MOST_ASKED, "not always those that are listed first"
+
+
+async def test_nobody_answers_in_the_name_of_another() -> None:
+    class Liar(Near):
+        async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+            return encode_status(report())
+
+    assert (await ask_status(Liar(), "ann", Run.id))[0].answered_by == "ann"  # type: ignore[arg-type]
+    with pytest.raises(RemoteError, match="in the name of another"):
+        await ask_status(Liar(), "ben", Run.id)  # type: ignore[arg-type]

@@ -46,5 +46,7 @@ async def ask_status(transport: Transport, peer: str, run: str) -> tuple[StatusR
     report = decode_status(reply)
     if report.run_id != run:
         raise RemoteError("bad-status", "about another run")
+    if report.answered_by != peer:
+        raise RemoteError("bad-status", "in the name of another")  # one would else be several witnesses
     logger.debug("%s answered in %.3f s", peer, time.monotonic() - began)
     return report, len(reply)
