@@ -204,6 +204,9 @@ async def test_a_certificate_is_checked_and_proven(
     assert cli_main.run(["credits", "--check", str(out)]) == 0
     told = capsys.readouterr()
     assert "by that peer itself: nobody else vouches" in told.out and "by that peer itself" in told.err
+    with pytest.raises(UserError, match="exists already"):
+        papers.certify(found, "ada", out, folder)
+    out.unlink()
     papers.certify(found, "ada", out, folder)
     assert cli_main.run(["credits", "--check", str(out)]) == 0
     said = capsys.readouterr().out
@@ -223,6 +226,7 @@ async def test_a_certificate_is_checked_and_proven(
     out.write_text(out.read_text().replace('"tokens": 1000', '"tokens": 1001'))
     assert cli_main.run(["credits", "--check", str(out)]) == 1
     assert "did not sign this" in capsys.readouterr().out
+    out.unlink()
     papers.certify(found, "ada", out, folder)
     forged = replace(
         read_certificate(out.read_bytes()), role="owner", manifest=papers.encode_signed(run.signed).hex()

@@ -65,6 +65,10 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
         UserError: no such learner, something is not as it should be, or there is no key here.
         StorageError: the file cannot be written.
     """
+    if out.exists():
+        raise UserError(
+            f"{out} exists already", "name another file: what somebody signed is not written over"
+        )
     peer = peer_meant(found, wanted)
     if found.notes or found.credits.doubts:
         raise UserError(

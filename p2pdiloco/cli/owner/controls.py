@@ -9,7 +9,7 @@ import click
 
 from p2pdiloco.cli.options import FILE
 from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.owner.own_limits import FIELDS, flag_of
+from p2pdiloco.config.owner.own_limits import FIELDS, flag_of, value_text
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.errors import UserError
 
@@ -82,7 +82,7 @@ def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
     """Show what limits the node on this machine, or change it while it runs.
 
     A changed limit holds at once, and at later starts; a flag that is given at a start wins over it. "none"
-    takes a limit away. Where no node runs, the change is for its next start.
+    takes a limit away. Where no node runs, changes are kept for its next start, and what is kept is shown.
 
     \b
     Example:
@@ -93,8 +93,8 @@ def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
     """
     changes = {flag_of(name)[2:]: value for name, value in values.items() if value is not None}
     folder = expanded(data_dir or NodeSettings().data_dir)
-    if changes and not _runs(folder):
-        return _change_file(folder, changes)
+    if not _runs(folder) and folder.is_dir():
+        return _change_file(folder, changes) if changes else _say_kept(folder)
     reply = _ask(_folder(data_dir), "limits" if changes else "state", changes)
     if reply.state is None or not reply.ok:
         return _print(reply)
@@ -146,11 +146,22 @@ def _change_file(folder: Path, changes: dict[str, str]) -> int:
     """Change what is kept for the next start. Raises: UserError."""
     from p2pdiloco.daemon.rest.kept_wishes import change_kept
 
-    if not folder.is_dir():
-        raise NoNode(f"there is no data folder {folder}", "name it with --data-dir")
     change_kept(folder, changes)
     click.echo(f"no node runs here: kept for the next start with {folder}")
     return 0
+
+
+def _say_kept(folder: Path) -> int:
+    """Print what is kept for the next start. Returns the exit status."""
+    from p2pdiloco.daemon.rest.kept_wishes import load_wishes
+
+    wishes = load_wishes(folder)
+    kept = [
+        f"{flag_of(name)[2:]} {value_text(getattr(wishes.limits, name)) or 'none'}" for name in wishes.changed
+    ]
+    kept += ["paused"] if wishes.paused_since else []
+    click.echo(f"no node runs here; kept for the next start with {folder}: {', '.join(kept) or 'nothing'}")
+    return NO_NODE
 
 
 def _lines(state: ControlState) -> list[str]:

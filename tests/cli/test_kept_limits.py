@@ -1,0 +1,20 @@
+"""`p2pdiloco limits` where no node runs: what is kept for the next start is changed, and shown."""
+
+from pathlib import Path
+
+import pytest
+
+from p2pdiloco.cli import main as cli_main
+
+
+def test_what_is_kept_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["limits", "--data-dir", str(tmp_path)]
+    assert cli_main.run(line) == 4
+    assert "kept for the next start" in (said := capsys.readouterr().out) and said.endswith("nothing\n")
+    assert cli_main.run([*line, "--max-upload", "10Mbit", "--hours", "22-7"]) == 0
+    capsys.readouterr()
+    assert cli_main.run(line) == 4
+    said = capsys.readouterr().out
+    assert "max-upload 10Mbit" in said and "hours 22-7" in said
+    assert cli_main.run(["limits", "--data-dir", str(tmp_path / "nowhere")]) == 4
+    assert "no node runs here" in capsys.readouterr().err
