@@ -98,6 +98,7 @@ def test_it_is_written_once(world: World, tmp_path: Path) -> None:
     assert run(BoardSettings(join=(ADDRESS,), out=out)) == 0
     files = files_in(out)
     assert set(files) >= {"index.html", "view.json", "static/page.js", "static/page.css", "static/uplot.js"}
+    assert (out / "static").stat().st_mode & 0o055 == 0o055, "a web server is another user"
     view = json.loads(files["view.json"])
     assert view["role"] == "board" and view["public"]["run_name"] == "small" and not view.get("own")
     page = files["index.html"].decode()

@@ -137,13 +137,16 @@ class Files:
         except OSError as error:
             raise storage_error(error, "rename", source) from error
 
-    def make_folder(self, folder: Path) -> None:
-        """Create a folder and its parents durably; present is fine. Raises: StorageError."""
+    def make_folder(self, folder: Path, private: bool = True) -> None:
+        """Create a folder and its parents durably; present is fine. `private`: for this user only.
+
+        Raises: StorageError.
+        """
         if folder.is_dir():
             return
-        self.make_folder(folder.parent)
+        self.make_folder(folder.parent, private)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700 if private else 0o755, exist_ok=True)
             self.sync_folder(folder.parent)
         except OSError as error:
             raise storage_error(error, "create", folder) from error

@@ -88,7 +88,7 @@ class Board:
     def write(self, view: RunView) -> None:
         """Write it. Raises: StorageError (what was there before is there still)."""
         static = self._folder / "static"
-        self._files.make_folder(static)
+        self._files.make_folder(static, private=False)  # a web server of another user's reads it
         for path in sorted(self._static.iterdir()):
             self._save(static / path.name, path.read_bytes())
         self._save(self._folder / "view.json", encode_view(view))

@@ -52,11 +52,8 @@ class ControlServer:
             _clear(self._path)
             with contextlib.ExitStack() as undo:
                 listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                before = os.umask(0o177)
-                try:
-                    listener.bind(str(self._path))
-                finally:
-                    os.umask(before)
+                listener.bind(str(self._path))  # a daemon's files are its user's from the start
+                self._path.chmod(0o600)
                 self._server = await asyncio.start_unix_server(
                     self._accept, sock=listener, limit=MAX_LINE_BYTES
                 )
