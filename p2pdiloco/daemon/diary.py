@@ -74,7 +74,7 @@ class Diary:
         """Write a decision of the core down, with its reason."""
         self._events.write(record.kind, record.fragment, record.reason, record.fields)
         values = dict(record.fields)
-        self.history.note(record.kind, record.fragment, record.reason, values, self._name)
+        self.history.note(record.kind, record.fragment, record.reason, values, self._name, self.me)
         if record.kind == "refusal":
             self.refusals[record.reason[:80]] += 1
         elif record.kind == "cut":
@@ -97,7 +97,7 @@ class Diary:
     def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own."""
         self._events.write(kind, None, reason, fields.items())
-        self.history.note(kind, None, reason, fields, self._name)
+        self.history.note(kind, None, reason, fields, self._name, self.me)
 
     def say(self, level: int, kind: str, words: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own, and log it with its figures."""

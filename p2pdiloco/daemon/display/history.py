@@ -44,6 +44,10 @@ ENDS = ("ended", "lost")
 ABOUT_PEERS = ("join", "leave", "silent")
 """Kinds that count when they are about another member; about this node they say what its state says."""
 AS_THEY_ARE = ("election", "office", "suspicion", "fork", "course")
+OWN = ("election", "office")
+"""Kinds that are about this node where they name nobody else."""
+OF_OTHERS = {"we stand": "stands", "we are the syncer": "is the syncer", "follows": "is the syncer"}
+"""Beginnings of our own words, as they are said to whoever looks at the page."""
 
 
 class KeptHistory(Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,8 +168,9 @@ class History:
         reason: str,
         fields: Mapping[str, FieldValue],
         name: Callable[[str], str] = lambda _peer: "",
+        me: str = "",
     ) -> None:
-        """Take in a line of the event log. `name`: finds a peer's."""
+        """Take in a line of the event log. `name`: finds a peer's. `me`: our own id."""
         now_s = self.now_s()
         if kind == "contribution":
             tokens = fields.get("tokens")
@@ -177,7 +182,8 @@ class History:
         if not (about_peer or is_fault or kind in AS_THEY_ARE):
             return
         # Everybody sees marks; a learner's last words, or which file cannot be saved, are this machine's own.
-        word, words = ("fault", f"its {kind}; its log says more") if is_fault else (kind, reason)
+        word, words = ("fault", f"its {kind}; its log says more") if is_fault else (kind, _said_of(reason))
+        peer = peer or (me if is_fault or kind in OWN else "")
         self.marks.add(PastEvent(now_s, word, words[:240], peer[:80], fragment, name=name(peer)[:80]))
 
     def kept(self) -> KeptHistory:
@@ -187,6 +193,12 @@ class History:
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(KeptHistory)
+
+
+def _said_of(reason: str) -> str:
+    """Word what a node says of itself as others say it."""
+    beginning = next((ours for ours in OF_OTHERS if reason.startswith(ours)), "")
+    return OF_OTHERS[beginning] + reason.removeprefix(beginning) if beginning else reason
 
 
 def load_history(folder: Path) -> History:

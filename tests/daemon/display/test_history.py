@@ -100,6 +100,24 @@ def test_history_counts_our_contributions_and_marks_faults_but_not_our_own_comin
     assert history.marks.events[1].words == "its learner; its log says more", "everybody sees it"
 
 
+def test_marks_say_of_whom_they_are_also_to_others() -> None:
+    history = History(now_s=lambda: 5.0)
+    names = {"me": "rose", "tom": "tulip"}
+    for kind, reason, fields in (
+        ("election", "we stand: term 3 is over", {"term": 4}),
+        ("office", "we are the syncer with 2 of 2 votes", {"term": 4}),
+        ("office", "follows", {"syncer": "tom"}),
+        ("course", "the run goes on", {}),
+    ):
+        history.note(kind, 0, reason, fields, lambda peer: names.get(peer, ""), "me")
+    assert [(event.name, event.words) for event in history.marks.events] == [
+        ("rose", "stands: term 3 is over"),
+        ("rose", "is the syncer with 2 of 2 votes"),
+        ("tulip", "is the syncer"),
+        ("", "the run goes on"),
+    ]
+
+
 def test_history_survives_a_restart_and_a_damaged_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
