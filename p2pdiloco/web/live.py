@@ -1,17 +1,21 @@
 """Live views: server-sent events, made once for all who watch, and not at all while nobody does.
 
-Whoever reads too slowly misses some of them: there is room for the newest one only, and it is whole.
+An event has the parts of the page that changed since the last one that its reader took, so whoever reads too
+slowly gets fewer of them, and misses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import Protocol
 
 from msgspec.structs import replace
 
+from p2pdiloco.web.page.rendering import Parts
 from p2pdiloco.web.sources import Views
 from p2pdiloco.web.view import RunView
 
@@ -28,16 +32,32 @@ class Full(Exception):
     """Error: so many watch already that there is no room for another one."""
 
 
+class Renders(Protocol):
+    """Page, as far as this is concerned (`web.page.rendering`)."""
+
+    def parts(self, view: RunView) -> Parts:
+        """Render all parts."""
+
+    def update(self, view: RunView, parts: dict[str, str]) -> bytes:
+        """Encode parts as one line."""
+
+
 class ViewChannel:
     """ViewChannel of one run's views, of the whole view or of its public part."""
 
-    def __init__(self, look: Callable[[], RunView | None], encode: Callable[[RunView], bytes]) -> None:
+    def __init__(self, look: Callable[[], RunView | None], page: Renders) -> None:
         """`look`: makes the view; None: there is none (any more)."""
-        self._look, self._encode = look, encode
+        self._look, self._page = look, page
         self._watchers: set[_Watcher] = set()
         self._task: asyncio.Task[None] | None = None
         self._shown: RunView | None = None
-        self._event = b""
+        self._parts = Parts()
+        self._number = 0
+        """Number of the newest event."""
+        self._changed: dict[str, int] = {}
+        """Number of the event with which each part changed last."""
+        self._events: dict[int, bytes] = {}
+        """The newest event, for those that took the one of that number last."""
 
     @property
     def watchers(self) -> int:
@@ -52,10 +72,10 @@ class ViewChannel:
             if self._task is None:
                 self._renew()
                 self._task = asyncio.create_task(self._run())
-            watcher.put(self._event)
+            watcher.wake()
             yield FIRST
-            while (event := await watcher.next()) is not None:
-                yield event
+            while (word := await watcher.next()) is not _Word.CLOSED:
+                yield STILL_HERE if word is _Word.NOTHING else self._event_since(watcher.take(self._number))
         finally:
             self._watchers.discard(watcher)
             if not self._watchers and self._task is not None:
@@ -65,7 +85,7 @@ class ViewChannel:
     def close(self) -> None:
         """Let everybody go."""
         for watcher in self._watchers:
-            watcher.put(None)
+            watcher.close()
 
     async def _run(self) -> None:
         try:
@@ -73,7 +93,7 @@ class ViewChannel:
                 await asyncio.sleep(PERIOD_S)
                 if self._renew():
                     for watcher in self._watchers:
-                        watcher.put(self._event)
+                        watcher.wake()
         finally:  # if the view cannot be made, nobody may take the last one for live
             if self._task is asyncio.current_task():
                 self._task = None
@@ -84,31 +104,64 @@ class ViewChannel:
         view = self._look()
         if view is None or _same(view, self._shown):
             return False
-        self._shown = view
-        self._event = b"data: " + self._encode(view).replace(b"\n", b" ") + b"\n\n"
+        self._shown, self._number = view, self._number + 1
+        parts = self._page.parts(view)
+        self._changed |= dict.fromkeys(parts.since(self._parts), self._number)
+        self._parts = parts
+        self._events.clear()
         return True
+
+    def _event_since(self, number: int) -> bytes:
+        """Make the newest event, for those that took that one last; once for all of them."""
+        if self._shown is None:
+            return STILL_HERE  # there is no view yet
+        if number not in self._events:
+            parts = {name: text for name, text in self._parts.html.items() if self._changed[name] > number}
+            line = self._page.update(self._shown, parts).replace(b"\n", b" ")
+            self._events[number] = b"data: " + line + b"\n\n"
+        return self._events[number]
+
+
+class _Word(enum.Enum):
+    """Words to one who watches."""
+
+    NEW = enum.auto()
+    NOTHING = enum.auto()
+    CLOSED = enum.auto()
 
 
 class _Watcher:
-    """Place of one who watches: the newest event that was not read yet."""
+    """Place of one who watches: which event it took last, and whether there is a newer one."""
 
     def __init__(self) -> None:
-        self._event: bytes | None = b""
+        self._taken = 0
         self._new = asyncio.Event()
+        self._is_closed = False
 
-    def put(self, event: bytes | None) -> None:
-        self._event = event
+    def wake(self) -> None:
+        """Say that there is a newer event."""
         self._new.set()
 
-    async def next(self) -> bytes | None:
-        """Wait for the next event, or say that we are still here; None: the channel is closed."""
+    def close(self) -> None:
+        """Let it go."""
+        self._is_closed = True
+        self._new.set()
+
+    def take(self, number: int) -> int:
+        """Take the event of that number; return that of the one before."""
+        before, self._taken = self._taken, number
+        return before
+
+    async def next(self) -> _Word:
+        """Wait for a newer event, as long as may pass without a word."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUIET_S):
                 await self._new.wait()
-        if not self._new.is_set():
-            return STILL_HERE
+        if self._is_closed:
+            return _Word.CLOSED
+        word = _Word.NEW if self._new.is_set() else _Word.NOTHING
         self._new.clear()
-        return self._event
+        return word
 
 
 def _same(view: RunView, shown: RunView | None) -> bool:
@@ -122,8 +175,8 @@ def _same(view: RunView, shown: RunView | None) -> bool:
 class Live:
     """Channels by run and by who may see what."""
 
-    def __init__(self, views: Views, encode: Callable[[RunView], bytes]) -> None:
-        self._views, self._encode = views, encode
+    def __init__(self, views: Views, page: Renders) -> None:
+        self._views, self._page = views, page
         self._channels: dict[tuple[str, bool], ViewChannel] = {}
 
     def channel(self, run: str, is_owner: bool) -> ViewChannel:
@@ -132,7 +185,7 @@ class Live:
             raise Full
         # None is taken away: who has asked for one may not watch it yet. There are as many as known runs.
         look = partial(self._views.view, run, is_owner)
-        return self._channels.setdefault((run, is_owner), ViewChannel(look, self._encode))
+        return self._channels.setdefault((run, is_owner), ViewChannel(look, self._page))
 
     def close(self) -> None:
         """Let everybody go."""

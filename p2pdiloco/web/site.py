@@ -34,7 +34,7 @@ class Site:
         """Make it; `host` and `port`: where it will listen. Raises: StorageError."""
         token = load_token(data_dir)
         page = Page()
-        self._live = Live(views, page.update)
+        self._live = Live(views, page)
         routes = Routes(views, self._live, page, Static.of(STATIC), _metrics_of(views))
         app = WebGuard(routes.application(), OwnerKeys(token, port), OurNames(host), is_public)
         self._server = _Server(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
+import json
 import time
+from collections.abc import AsyncIterator
 from typing import get_args
 
 import pytest
@@ -72,9 +75,41 @@ def test_a_part_changes_only_when_something_happens() -> None:
 async def test_who_watches_is_let_go_when_the_view_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PERIOD_S", 0.001)
     views = [scene(time.time())]
-    channel = live.ViewChannel(views.pop, Page().update)  # the second look fails
+    channel = live.ViewChannel(views.pop, Page())  # the second look fails
     events = [event async for event in channel.watch()]
     assert events[0] == live.FIRST and events[1].startswith(b"data: ") and len(events) == 2
     assert channel.watchers == 0
     with pytest.raises(IndexError):  # and whoever comes now is not shown the last one as live
         await anext(channel.watch())
+
+
+async def test_who_watches_gets_the_parts_that_changed_since_it_took_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "PERIOD_S", 0.001)
+    now_s = time.time()
+    looks = asyncio.Queue[RunView]()
+    shown = [scene(now_s)]
+
+    def look() -> RunView:
+        if not looks.empty():
+            shown[0] = looks.get_nowait()
+        return shown[0]
+
+    async def parts(events: AsyncIterator[bytes]) -> set[str]:
+        while not (event := await anext(events)).startswith(b"data: "):
+            pass
+        return set(json.loads(event.removeprefix(b"data: "))["parts"])
+
+    channel = live.ViewChannel(look, Page())
+    quick, slow = channel.watch(), channel.watch()
+    assert await parts(quick) == await parts(slow) == set(PARTS)
+    looks.put_nowait(with_public(scene(now_s), progress=ProgressView(tokens=1, schedule_tokens=2)))
+    assert await parts(quick) == {"head", "figures"}
+    looks.put_nowait(
+        with_public(scene(now_s), progress=ProgressView(tokens=1, schedule_tokens=2), members=())
+    )
+    assert await parts(quick) >= {"members"} and looks.empty()
+    assert await parts(slow) >= {"head", "figures", "members"}, "two changes, one event"
+    assert await parts(channel.watch()) == set(PARTS)
+    channel.close()

@@ -281,8 +281,11 @@ async def test_a_watcher_that_does_not_read_is_let_go_and_holds_up_nobody(
             f"GET /events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {page.token}\r\n\r\n".encode()
         )
         reader, writer = await page.events()
+        view = example_view()
+        many = view.public.members * 6  # of a part that is large, as only what changes is sent
         for turn in range(600):
-            page.source.shown = replace(example_view(), own=replace(example_own(0.0), inner_step=turn))
+            members = tuple(replace(member, tokens_per_s=float(turn)) for member in many)
+            page.source.shown = replace(view, public=replace(view.public, members=members))
             await data_of(reader)
         writer.close()
         await quiet(page)  # the slow one does not watch any more
