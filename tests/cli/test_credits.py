@@ -253,7 +253,7 @@ async def test_an_owners_certificate_proves_itself(
     papers.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
     assert cli_main.run(["credits", "--check", str(tmp_path / "c.json")]) == 0
     assert f"by the run's owner {owner.peer_id}" in capsys.readouterr().out
-    found.notes.append("a member says something else")
+    found.is_disputed = True
     with pytest.raises(UserError, match="nothing is certified of a history with doubts"):
         papers.certify(found, "ada", tmp_path / "d.json", tmp_path / "o")
     with pytest.raises(UserError, match="no learner of the run is called"):

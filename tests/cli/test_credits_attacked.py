@@ -49,6 +49,12 @@ async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
         assert any("another branch" in note for note in found.notes) and not asked_for, (
             "it could give for ever"
         )
+        assert not found.is_disputed, "one of three keeps nobody from a certificate"
+        boasters = [Boaster(await hood.rogue(), one) for _ in range(2)]
+        for boaster in boasters:
+            boaster.rogue.pulls = gives
+        found = await asked(monkeypatch, await hood.rogue(), one, two, *boasters, verify=True)
+        assert found.is_disputed
 
 
 async def test_a_keeper_that_gives_a_row_at_a_time_for_ever_is_asked_once(

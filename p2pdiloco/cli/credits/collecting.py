@@ -38,6 +38,10 @@ MAX_LINES, MAX_AHEAD, SHORT_LINE = 3, 2, 1000
 first the others may be; short ones do not matter."""
 
 
+DISPUTED = 3
+"""Part of the members, one of so many, of whom more on another branch leave open which is the run's."""
+
+
 class CreditsWish(Struct, frozen=True, kw_only=True):
     """CreditsWish of whoever asks for credits."""
 
@@ -74,6 +78,8 @@ class RunCredits(Struct, kw_only=True):
     """Heads that were counted back from, of every fragment."""
     notes: list[str] = field(default_factory=list)
     """Sentences about what does not agree, or cannot be told."""
+    is_disputed: bool = False
+    """True: so many stand on another branch, or one whom a person named, that either may be the run's."""
 
 
 class _Folder:
@@ -255,7 +261,7 @@ class _CreditsAsking:
         voices = {peer: Tip(stood.number, stood.digest) for peer, stood in stands.items()}
         said = Counter(voices.values())
         said.update({tip: len(voices) for peer, tip in voices.items() if peer in self._joined})
-        best: tuple[tuple[int, int, int, int], Tip, int] | None = None
+        best: tuple[tuple[int, int, int, int], Tip, set[str]] | None = None
         left, most = dict(voices), 0
         for _ in range(MAX_LINES):
             if not left:
@@ -272,14 +278,15 @@ class _CreditsAsking:
             left = {p: v for p, v in left.items() if p not in here and v.number <= most}
             support = len(here & self._joined), len(here), len(line.digests), tip.number
             if best is None or support > best[0]:
-                against = [p for p, v in voices.items() if p not in here and v.number >= line.first]
-                best = support, tip, len(against)
+                against = {p for p, v in voices.items() if p not in here and v.number >= line.first}
+                best = support, tip, against
         if best is None:
             return None
         if best[2]:
             collected.notes.append(
-                f"fragment {fragment}: {best[2]} of {len(voices)} members stand on another branch"
+                f"fragment {fragment}: {len(best[2])} of {len(voices)} members stand on another branch"
             )
+            collected.is_disputed |= bool(best[2] & self._joined) or DISPUTED * len(best[2]) > len(voices)
         return best[1]
 
 

@@ -70,7 +70,7 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
             f"{out} exists already", "name another file: what somebody signed is not written over"
         )
     peer = peer_meant(found, wanted)
-    if found.notes or found.credits.doubts:
+    if found.is_disputed or found.credits.doubts:
         raise UserError(
             "nothing is certified of a history with doubts", "`p2pdiloco credits --verify` says which"
         )
