@@ -5,10 +5,12 @@ Every record is compared with the digest that its child names, so it does not ma
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.credits.audit import Tip
 from p2pdiloco.credits.records import MAX_RECORD_BYTES, HistoryRecord, received
 from p2pdiloco.credits.store import VersionLine
@@ -21,6 +23,7 @@ from p2pdiloco.ports import Transport
 logger = logging.getLogger(__name__)
 MAX_PAGE_BYTES = PAGE_BYTES + MAX_RECORD_BYTES
 PAGE_TIMEOUT_S = 20.0
+TRIES, BUSY_S = 5, 2.0
 Pull = Callable[[str, PullHistory], Awaitable[list[HistoryRecord]]]
 """Function that asks a peer for a page, which is checked. Raises: RemoteError, TransportError."""
 
@@ -96,15 +99,29 @@ class Filling:
             self.fetched += len(records)
 
     async def _page(self, peers: list[str], asked: PullHistory) -> list[HistoryRecord]:
-        """Ask one peer after the other, who stays first if it gives; who does not is left out for now."""
-        while peers:
-            peer = peers[0]
-            try:
-                return await self._pull(peer, asked)
-            except FalseHistory as error:
-                self.refusals[peer] = str(error)[:120]
-                self._peers = [p for p in self._peers if p != peer]
-            except (RemoteError, TransportError) as error:
-                self.refusals[peer] = str(error)[:120]
-            peers.pop(0)
+        """Ask one peer after the other, who stays first if it gives; who does not is left out for now.
+
+        Those that have others to serve are asked again after a pause.
+        """
+        for _ in range(TRIES):
+            busy = []
+            while peers:
+                peer = peers[0]
+                try:
+                    return await self._pull(peer, asked)
+                except FalseHistory as error:
+                    self.refusals[peer] = str(error)[:120]
+                    self._peers = [p for p in self._peers if p != peer]
+                except (RemoteError, TransportError) as error:
+                    self.refusals[peer] = str(error)[:120]
+                    busy += [peer] if _is_busy(error) else []
+                peers.pop(0)
+            if not busy:
+                break
+            peers += busy
+            await asyncio.sleep(BUSY_S)
         return []
+
+
+def _is_busy(error: Exception) -> bool:
+    return isinstance(error, wire.PullRefused) and error.why is PullRefusal.BUSY

@@ -12,10 +12,13 @@ from credits_kit import chain, record
 from daemon_kit import until
 from kit import RUN, child
 
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.credits.audit import Tip
 from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import HistoryStore
-from p2pdiloco.daemon.history import keeping
+from p2pdiloco.credits.store import HistoryStore, VersionLine
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.history import fetching, keeping
 from p2pdiloco.daemon.history.fetching import FalseHistory, Filling, check_page
 from p2pdiloco.daemon.history.keeping import HistoryKeeper
 from p2pdiloco.daemon.history.queries import PullHistory
@@ -129,3 +132,33 @@ async def test_a_peer_that_gives_false_records_is_not_asked_again() -> None:
         check_page(PullHistory("other", 0, head.number, head.digest()), good)
     with pytest.raises(FalseHistory):
         check_page(PullHistory(RUN, 1, head.number, head.digest()), good)
+
+
+async def test_who_has_others_to_serve_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "BUSY_S", 0.0)
+    versions = chain(3, ("p1",))
+    others, busy = Others(versions), 2
+
+    async def pull(peer: str, asked: PullHistory) -> list[HistoryRecord]:
+        nonlocal busy
+        if peer == "good" and busy:
+            busy -= 1
+            raise wire.PullRefused(PullRefusal.BUSY)
+        return await others.pull(peer, asked)
+
+    store, head = HistoryStore(tmp_path), versions[-1].header
+
+    class Into:
+        async def line(self, fragment: int, tip: Tip) -> VersionLine:
+            return store.line(fragment, tip.number, tip.digest)
+
+        async def add(self, records: Sequence[HistoryRecord]) -> None:
+            for one in records:
+                store.append(one)
+
+    filling = Filling(RUN, pull, ["gone", "good"])
+    assert await filling.fill(Into(), 0, Tip(head.number, head.digest())) == 1 and not busy
+    busy = fetching.TRIES
+    assert await Filling(RUN, pull, ["good"]).fill(Into(), 0, Tip(9, b"x" * 32)) > 1, "not for ever"
