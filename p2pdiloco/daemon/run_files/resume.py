@@ -60,7 +60,7 @@ class Resume:
             whole, rest = modes.count("all"), modes.count("rest")
             logger.info(
                 "what the last life left unmerged is taken up: all of it in %(whole)d of %(fragments)d "
-                "fragments, in %(rest)d what was made after the contribution that a syncer may have",
+                "fragments; in %(rest)d only what came after a contribution that may be merged already",
                 {"whole": whole, "fragments": len(modes), "rest": rest},
             )
         return modes
