@@ -77,8 +77,8 @@ def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm)
     with forger(swarm, member, run) as attack:
         stranger = attack.strangers[0]
         swarm.until(lambda: stranger.done["heartbeat: taken"], "the forger to be heard")
-        # A member is asked for the owner's notice before anybody is followed. Through others the notice comes when
-        # a member is met; until then a newcomer goes by what most say, and looks again.
+        # A member is asked for the owner's notice before anybody is followed. Through others the notice comes
+        # when a member is met; until then a newcomer goes by what most say, and looks again.
         newcomer = swarm.node("newcomer", member)
         swarm.until(lambda: stranger.greeted_by - {member.peer_id}, "the newcomer to meet the forger")
         swarm.training(newcomer)
