@@ -10,9 +10,9 @@ from collections.abc import Callable
 from p2pdiloco.adapters.disk.events_log import EventsLog, FieldValue
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.core.api.types import WHOLE_RUN
-from p2pdiloco.daemon.display.history import History
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.display.snapshot import MAX_LOSS_HISTORY
+from p2pdiloco.daemon.display.timeline import Timeline
 from p2pdiloco.daemon.finding.names import Names
 from p2pdiloco.daemon.learner.evaluating import Measurements
 from p2pdiloco.daemon.learner.host import LearnerExited
@@ -52,11 +52,11 @@ class Diary:
         names: Names,
         events: EventsLog,
         recent: RecentLines,
-        history: History | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
-        """`me`, `name`: our peer id and name; `names`: the others', as far as they are known. `history`: of
+        """`me`, `name`: our peer id and name; `names`: the others', as far as they are known. `timeline`: of
         earlier lives; None: an empty one."""
-        self.history = history or History()
+        self.timeline = timeline or Timeline()
         self.me = me
         self.name = name
         self.names = names
@@ -74,7 +74,7 @@ class Diary:
         """Write a decision of the core down, with its reason."""
         self._events.write(record.kind, record.fragment, record.reason, record.fields)
         values = dict(record.fields)
-        self.history.note(record.kind, record.fragment, record.reason, values, self._name, self.me)
+        self.timeline.note(record.kind, record.fragment, record.reason, values, self._name, self.me)
         if record.kind == "refusal":
             self.refusals[record.reason[:80]] += 1
         elif record.kind == "cut":
@@ -97,7 +97,7 @@ class Diary:
     def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own."""
         self._events.write(kind, None, reason, fields.items())
-        self.history.note(kind, None, reason, fields, self._name, self.me)
+        self.timeline.note(kind, None, reason, fields, self._name, self.me)
 
     def say(self, level: int, kind: str, words: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own, and log it with its figures."""

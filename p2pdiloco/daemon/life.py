@@ -10,7 +10,7 @@ import os
 import signal
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.daemon.display.history import save_history
+from p2pdiloco.daemon.display.timeline import save_timeline
 from p2pdiloco.daemon.learner.evaluating import evaluate_regularly
 from p2pdiloco.daemon.links.uplink_file import save_uplink
 from p2pdiloco.daemon.member import Member
@@ -191,10 +191,10 @@ class Life:
     def _look_back(self) -> None:
         """Remember what has come since the last look."""
         member = self._member
-        history, newest = member.diary.history, member.measurements.newest
-        history.look(fragment.chain.header for fragment in member.core.fragments)
+        timeline, newest = member.diary.timeline, member.measurements.newest
+        timeline.look(fragment.chain.header for fragment in member.core.fragments)
         if newest is not None:
-            history.measured(newest, newest.loss, member.course.tokens)
+            timeline.measured(newest, newest.loss, member.course.tokens)
 
     async def _step_back(self) -> None:
         """Step back behind the learner and everybody else on this machine: rounds can wait, and we have
@@ -231,5 +231,5 @@ class Life:
         """Write what the next start goes on from."""
         member = self._member
         save_uplink(member.settings.data_dir, member.meters.uplink.measured_bits_per_s)
-        save_history(member.holdings.store.folder, member.diary.history)
+        save_timeline(member.holdings.store.folder, member.diary.timeline)
         await member.checkpoints.save()

@@ -26,8 +26,8 @@ from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk.chain_view import OwnChain
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
-from p2pdiloco.daemon.display.history import load_history
 from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.display.timeline import load_timeline
 from p2pdiloco.daemon.finding.peers_file import save_peers
 from p2pdiloco.daemon.finding.presence import OurRecord, Presence
 from p2pdiloco.daemon.finding.reach import Reachability
@@ -104,9 +104,9 @@ class Member:
         self._guide()
         peer.transport.introduce_by(self.membership.introductions.again)
         self._look_for_others()
-        history = load_history(self.holdings.store.folder)
+        timeline = load_timeline(self.holdings.store.folder)
         names, events = self.presence.names, self.holdings.events
-        self.diary = Diary(self._me, settings.name, names, events, recent, history)
+        self.diary = Diary(self._me, settings.name, names, events, recent, timeline)
         for problem in self.holdings.found.problems:
             self.diary.write("checkpoint", problem)
         self._measure_the_link()

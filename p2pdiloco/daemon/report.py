@@ -15,7 +15,6 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
-from p2pdiloco.daemon.display.history import History
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
@@ -31,6 +30,7 @@ from p2pdiloco.daemon.display.snapshot import (
     sane_loss,
     status_of,
 )
+from p2pdiloco.daemon.display.timeline import Timeline
 from p2pdiloco.daemon.finding.sharing import NOT_TOLD, Sharing
 from p2pdiloco.daemon.learner.course import RunCourse
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
@@ -144,7 +144,7 @@ class Report:
         fragments = self._fragment_rows(now)
         peers = self._peer_rows(now)
         refusals = self._diary.refusals + self._traffic.refusals()
-        history = self._diary.history
+        timeline = self._diary.timeline
         return NodeSnapshot(
             name=self._diary.name,
             peer=self._diary.me,
@@ -167,12 +167,12 @@ class Report:
             peers=tuple(peers[:MAX_PEER_ROWS]),
             peers_total=len(peers),
             fragments=fragments,
-            in_last_merge=self._diary.me in history.last_contributors,
-            merged_age_s=history.merged_age_s(self._diary.me),
-            newest=_newest_row(history),
-            curve=history.curve.points,
-            marks=history.marks.events,
-            clock_s=round(history.now_s(), 3),
+            in_last_merge=self._diary.me in timeline.last_contributors,
+            merged_age_s=timeline.merged_age_s(self._diary.me),
+            newest=_newest_row(timeline),
+            curve=timeline.curve.points,
+            marks=timeline.marks.events,
+            clock_s=round(timeline.now_s(), 3),
             run_tokens=max((row.tokens for row in fragments), default=0),
             run_versions=sum(row.number for row in fragments),
             refusals={reason[:80]: n for reason, n in refusals.most_common(MAX_REFUSAL_REASONS)},
@@ -253,7 +253,7 @@ class Report:
         )
 
     def _peer_rows(self, now: float) -> list[PeerRow]:
-        view, counts, history = self._core.shared.view, self._measurements.counts, self._diary.history
+        view, counts, timeline = self._core.shared.view, self._measurements.counts, self._diary.timeline
         rows = []
         for peer in view.members(now):
             progress = view.progress(peer)
@@ -275,8 +275,8 @@ class Report:
                     reach=WORDS[progress.reach],
                     thin=progress.thin,
                     behind_versions=self._behind_versions(peer),
-                    in_last_merge=peer in history.last_contributors,
-                    merged_age_s=history.merged_age_s(peer),
+                    in_last_merge=peer in timeline.last_contributors,
+                    merged_age_s=timeline.merged_age_s(peer),
                 )
             )
         return rows
@@ -289,11 +289,11 @@ class Report:
         return max([0, *(ours.number - head.number for ours, head in heads if head is not None)])
 
 
-def _newest_row(history: History) -> NewestRow | None:
-    newest = history.newest
+def _newest_row(timeline: Timeline) -> NewestRow | None:
+    newest = timeline.newest
     if newest is None:
         return None
-    age_s, usual_s = round(history.age_s(newest.at_s), 1), history.usual_s
+    age_s, usual_s = round(timeline.age_s(newest.at_s), 1), timeline.usual_s
     return NewestRow(
         fragment=newest.fragment,
         number=newest.number,

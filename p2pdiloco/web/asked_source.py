@@ -18,9 +18,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.daemon.display.history import History, load_history, save_history
 from p2pdiloco.daemon.display.series import sane
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
+from p2pdiloco.daemon.display.timeline import Timeline, load_timeline, save_timeline
 from p2pdiloco.daemon.finding.asking import ask_status, listed_members
 from p2pdiloco.daemon.history.asking import AskedCredits
 from p2pdiloco.daemon.run_files.listing import PublishedRun
@@ -46,8 +46,8 @@ SAVE_EVERY_S = 600.0
 class WatchedRun:
     """Knowledge of one run."""
 
-    def __init__(self, history: History) -> None:
-        self.history = history
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
         self.report: StatusReport | None = None
         self.credits = AskedCredits()
         self.asked_at_s = 0.0
@@ -58,7 +58,7 @@ class WatchedRun:
         shift_s = now_s - report.clock_s if abs(now_s - report.clock_s) > SAME_CLOCK_S else 0.0
         points = [replace(point, at_s=point.at_s + shift_s) for point in report.curve]
         marks = [replace(event, at_s=event.at_s + shift_s) for event in report.marks]
-        self.history.learn(
+        self.timeline.learn(
             # One beyond the run's own tokens would keep out, for ever, what others tell of later.
             [point for point in points if sane(point, now_s) and point.tokens <= report.course.tokens],
             [mark for mark in marks if mark.at_s <= now_s + 1],
@@ -108,12 +108,12 @@ class AskedSource:
             return PublicView(
                 run_name=run.name, run_id=run.id, owner=owner, made_at_s=round(now_s, 1), join=join
             )
-        history = known.history
+        timeline = known.timeline
         report = replace(
-            known.report, curve=history.curve.points, marks=history.marks.events, clock_s=known.asked_at_s
+            known.report, curve=timeline.curve.points, marks=timeline.marks.events, clock_s=known.asked_at_s
         )
         credits = credit_views(known.credits.answer)
-        view = public_view(report, known.asked_at_s, owner, history.since_s, join, credits)
+        view = public_view(report, known.asked_at_s, owner, timeline.since_s, join, credits)
         is_old = now_s - known.asked_at_s > OLD_S
         return replace(view, made_at_s=round(now_s, 1), pulse=Pulse.UNKNOWN if is_old else view.pulse)
 
@@ -166,12 +166,12 @@ class AskedSource:
     def _of(self, run: PublishedRun) -> WatchedRun:
         known = self._watched.get(run.id)
         if known is None:
-            known = self._watched[run.id] = WatchedRun(load_history(run_folder(self._data_dir, run.id)))
+            known = self._watched[run.id] = WatchedRun(load_timeline(run_folder(self._data_dir, run.id)))
         return known
 
     def _save(self) -> None:
         for run, known in self._watched.items():
-            save_history(run_folder(self._data_dir, run), known.history)
+            save_timeline(run_folder(self._data_dir, run), known.timeline)
 
 
 def middle(answers: Sequence[StatusReport]) -> StatusReport:

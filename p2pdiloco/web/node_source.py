@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from p2pdiloco.daemon.control.controls import OwnerControls
-from p2pdiloco.daemon.display.history import History
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot, status_of
+from p2pdiloco.daemon.display.timeline import Timeline
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.joining import join_view
@@ -42,18 +42,18 @@ class NodeSource:
             return None
         now_s = time.time()
         snapshot = member.report.snapshot(self._monotonic())
-        history = member.diary.history
+        timeline = member.diary.timeline
         told = member.keeper.answer(0) if member.keeper is not None else None
         public = public_view(
             status_of(snapshot),
             now_s,
             owner=member.run.signed.owner,
-            since_s=history.since_s,
+            since_s=timeline.since_s,
             join=join_view(member.run, member.peer.transport.addresses()),
             credits=credit_views(told, snapshot.peer),
-            at_s=history.version_at_s,
+            at_s=timeline.version_at_s,
         )
-        own = own_view(snapshot, history, member.meters.link, self._rates, self._controls)
+        own = own_view(snapshot, timeline, member.meters.link, self._rates, self._controls)
         return RunView(role="node", version=VERSION, public=public, own=own)
 
 
@@ -78,7 +78,7 @@ class LinkRates:
 
 
 def own_view(
-    snapshot: NodeSnapshot, history: History, link: Link, rates: LinkRates, controls: OwnerControls | None
+    snapshot: NodeSnapshot, timeline: Timeline, link: Link, rates: LinkRates, controls: OwnerControls | None
 ) -> OwnView:
     """Make what only the owner of the machine sees."""
     state = controls.state() if controls is not None else None
@@ -97,7 +97,7 @@ def own_view(
         tokens_total=snapshot.tokens_total,
         step_time_s=snapshot.step_time_s,
         loss=snapshot.loss,
-        contributions=_contributions(snapshot, history),
+        contributions=_contributions(snapshot, timeline),
         link=_link_view(snapshot, link, rates),
         refusals=snapshot.refusals,
         recent=snapshot.recent,
@@ -106,8 +106,8 @@ def own_view(
     )
 
 
-def _contributions(snapshot: NodeSnapshot, history: History) -> ContributionsView:
-    own = history.own
+def _contributions(snapshot: NodeSnapshot, timeline: Timeline) -> ContributionsView:
+    own = timeline.own
     return ContributionsView(
         merged=own.merged,
         merged_tokens=own.merged_tokens,

@@ -8,7 +8,7 @@ from arch_source import calls, layer_of, modules
 
 OF_PYTHON = {
     "p2pdiloco.tasks.data.text": "a decoder of Python's says by text what is wrong",
-    "p2pdiloco.daemon.display.history": "reads lines of the event log, as people do",
+    "p2pdiloco.daemon.display.timeline": "reads lines of the event log, as people do",
 }
 """Modules that compare the text of a reason, and why."""
 FREE = "p2pdiloco.lab."

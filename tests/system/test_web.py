@@ -73,7 +73,7 @@ def test_a_run_in_a_browser_and_in_prometheus(visited_swarm: Swarm) -> None:
     swarm.until(lambda: state_of(one, "two") == ("silent", "silent"), "the death of two on the page")
     assert any(mark["kind"] == "silent" for mark in ask(one, "view")["public"]["marks"])
     one.terminate()
-    assert list((one.data_dir / "runs").glob("*/history.json"))
+    assert list((one.data_dir / "runs").glob("*/timeline.json"))
 
 
 def state_of(daemon: Daemon, name: str) -> tuple[str, str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.daemon.display.history import History
 from p2pdiloco.daemon.display.series import LossPoint, PastEvent
 from p2pdiloco.daemon.display.snapshot import (
     CourseRow,
@@ -20,6 +19,7 @@ from p2pdiloco.daemon.display.snapshot import (
     encode_status,
     status_of,
 )
+from p2pdiloco.daemon.display.timeline import Timeline
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.web.asked_source import WatchedRun, middle
 from p2pdiloco.web.forecast import fit, forecast
@@ -168,8 +168,8 @@ def test_a_time_that_is_none_comes_with_no_report(fields: Any, age: float) -> No
 
 
 def test_a_lie_about_what_is_to_come_keeps_nothing_out() -> None:
-    run = WatchedRun(History(now_s=lambda: NOW_S))
+    run = WatchedRun(Timeline(now_s=lambda: NOW_S))
     course = CourseRow(tokens=1000)
     run.take(report(course=course, curve=(LossPoint(NOW_S, 1, 9.0), LossPoint(NOW_S, 1 << 61, 0.1))), NOW_S)
     run.take(report(course=course, curve=(LossPoint(NOW_S, 1, 4.0), LossPoint(NOW_S, 900, 3.0))), NOW_S)
-    assert [point.tokens for point in run.history.curve.points] == [1, 900]
+    assert [point.tokens for point in run.timeline.curve.points] == [1, 900]

@@ -1,4 +1,4 @@
-"""History of a run: thinned, bounded, kept over restarts."""
+"""Timeline of a run: thinned, bounded, kept over restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.daemon.display.history import NAME, History, load_history, save_history
 from p2pdiloco.daemon.display.series import (
     MAX_MARKS,
     MAX_POINTS,
@@ -20,6 +19,7 @@ from p2pdiloco.daemon.display.series import (
     PastMarks,
     merged,
 )
+from p2pdiloco.daemon.display.timeline import NAME, Timeline, load_timeline, save_timeline
 
 
 def header(fragment: int, number: int, *learners: str) -> Any:
@@ -65,43 +65,43 @@ def test_marks_that_are_close_are_one_and_frequent_ones_hide_no_death() -> None:
 
 def test_history_tells_who_was_in_the_last_merge_and_how_often_versions_come() -> None:
     clock = iter([0.0, *(float(second) for second in range(100, 1000, 10))])
-    history = History(now_s=lambda: next(clock))
-    history.look([header(0, 4, "ann"), header(1, 4, "ben")])  # what was here already is not new
-    assert history.newest is None and not history.last_contributors
-    history.look([header(0, 5, "ann", "ben"), header(1, 4, "ben")])
-    history.look([header(0, 5, "ann", "ben"), header(1, 5, "cleo")])
-    assert history.newest is not None and (history.newest.fragment, history.newest.at_s) == (1, 120.0)
-    assert history.last_contributors == {"cleo"} and history.merged_at_s == {
+    timeline = Timeline(now_s=lambda: next(clock))
+    timeline.look([header(0, 4, "ann"), header(1, 4, "ben")])  # what was here already is not new
+    assert timeline.newest is None and not timeline.last_contributors
+    timeline.look([header(0, 5, "ann", "ben"), header(1, 4, "ben")])
+    timeline.look([header(0, 5, "ann", "ben"), header(1, 5, "cleo")])
+    assert timeline.newest is not None and (timeline.newest.fragment, timeline.newest.at_s) == (1, 120.0)
+    assert timeline.last_contributors == {"cleo"} and timeline.merged_at_s == {
         "ann": 110.0,
         "ben": 110.0,
         "cleo": 120.0,
     }
-    assert history.usual_s == 10.0 and history.version_at_s == {0: 110.0, 1: 120.0}
+    assert timeline.usual_s == 10.0 and timeline.version_at_s == {0: 110.0, 1: 120.0}
 
 
 def test_history_counts_our_contributions_and_marks_faults_but_not_our_own_coming() -> None:
-    history = History(now_s=lambda: 5.0)
-    history.note("contribution", 0, "merged", {"tokens": 256})
-    history.note("contribution", 0, "refused: stale-base", {})
-    history.note("contribution", 0, "given up: damaged", {"tokens": 1})
-    assert history.own.merged == 1 and history.own.merged_tokens == 256 and history.own.given_up == 1
-    assert history.own.refused == {"stale-base": 1}
+    timeline = Timeline(now_s=lambda: 5.0)
+    timeline.note("contribution", 0, "merged", {"tokens": 256})
+    timeline.note("contribution", 0, "refused: stale-base", {})
+    timeline.note("contribution", 0, "given up: damaged", {"tokens": 1})
+    assert timeline.own.merged == 1 and timeline.own.merged_tokens == 256 and timeline.own.given_up == 1
+    assert timeline.own.refused == {"stale-base": 1}
     for kind, reason, fields in (
         ("join", "training", {}),
         ("join", "unvouched: started from most", {"basis": "most", "peer": "ann"}),
         ("learner", "running", {"device": "cpu"}),
         ("merge", "3 of 3", {"number": 4}),
     ):
-        history.note(kind, None, reason, fields)
-    assert history.marks.events == ()
-    history.note("silent", None, "not counted on", {"peer": "dan"})
-    history.note("learner", None, "ended: exit status 1; its last words: /home/ann/x.py", {"code": 1})
-    assert [(event.kind, event.peer) for event in history.marks.events] == [("silent", "dan"), ("fault", "")]
-    assert history.marks.events[1].words == "its learner; its log says more", "everybody sees it"
+        timeline.note(kind, None, reason, fields)
+    assert timeline.marks.events == ()
+    timeline.note("silent", None, "not counted on", {"peer": "dan"})
+    timeline.note("learner", None, "ended: exit status 1; its last words: /home/ann/x.py", {"code": 1})
+    assert [(event.kind, event.peer) for event in timeline.marks.events] == [("silent", "dan"), ("fault", "")]
+    assert timeline.marks.events[1].words == "its learner; its log says more", "everybody sees it"
 
 
 def test_marks_say_of_whom_they_are_also_to_others() -> None:
-    history = History(now_s=lambda: 5.0)
+    timeline = Timeline(now_s=lambda: 5.0)
     names = {"me": "rose", "tom": "tulip"}
     for kind, reason, fields in (
         ("election", "we stand: term 3 is over", {"term": 4}),
@@ -109,8 +109,8 @@ def test_marks_say_of_whom_they_are_also_to_others() -> None:
         ("office", "follows", {"syncer": "tom"}),
         ("course", "the run goes on", {}),
     ):
-        history.note(kind, 0, reason, fields, lambda peer: names.get(peer, ""), "me")
-    assert [(event.name, event.words) for event in history.marks.events] == [
+        timeline.note(kind, 0, reason, fields, lambda peer: names.get(peer, ""), "me")
+    assert [(event.name, event.words) for event in timeline.marks.events] == [
         ("rose", "stands: term 3 is over"),
         ("rose", "is the syncer with 2 of 2 votes"),
         ("tulip", "is the syncer"),
@@ -121,12 +121,12 @@ def test_marks_say_of_whom_they_are_also_to_others() -> None:
 def test_history_survives_a_restart_and_a_damaged_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    history = History(now_s=lambda: 50.0)
-    history.measured("first", 3.5, 1000)
-    history.measured("first", 3.5, 2000)  # the same one
-    history.note("silent", None, "\udceb", {"peer": "dan"})
-    save_history(tmp_path, history)
-    again = load_history(tmp_path)
+    timeline = Timeline(now_s=lambda: 50.0)
+    timeline.measured("first", 3.5, 1000)
+    timeline.measured("first", 3.5, 2000)  # the same one
+    timeline.note("silent", None, "\udceb", {"peer": "dan"})
+    save_timeline(tmp_path, timeline)
+    again = load_timeline(tmp_path)
     assert again.curve.points == (LossPoint(50.0, 1000, 3.5),) and again.since_s == 50.0
     (tmp_path / NAME).write_text("{")
-    assert load_history(tmp_path).curve.points == () and "damaged" in caplog.text
+    assert load_timeline(tmp_path).curve.points == () and "damaged" in caplog.text

@@ -1,4 +1,4 @@
-"""History of a run as one node saw it, for pages and reports: kept in the run's folder, over restarts.
+"""Timeline of a run as one node saw it, for pages and reports: kept in the run's folder, over restarts.
 
 Everything in it is bounded. It costs a few comparisons a version and nothing else; what is shown of it is
 made when somebody looks.
@@ -34,7 +34,7 @@ from p2pdiloco.notes import clear_folder_at, read_note
 from p2pdiloco.printable import encoded
 
 logger = logging.getLogger(__name__)
-NAME = "history.json"
+NAME = "timeline.json"
 MAX_MERGED = 1024
 """Members of which it is known when their work was merged last."""
 MAX_REASONS = 32
@@ -50,7 +50,7 @@ OF_OTHERS = {"we stand": "stands", "we are the syncer": "is the syncer", "follow
 """Beginnings of our own words, as they are said to whoever looks at the page."""
 
 
-class KeptHistory(Struct, frozen=True, forbid_unknown_fields=True):
+class KeptTimeline(Struct, frozen=True, forbid_unknown_fields=True):
     """Content of the file."""
 
     since_s: float
@@ -90,10 +90,10 @@ class OwnWork(Struct):
                 self.refused[word] += 1
 
 
-class History:
-    """History of one run on one node."""
+class Timeline:
+    """Timeline of one run on one node."""
 
-    def __init__(self, kept: KeptHistory | None = None, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, kept: KeptTimeline | None = None, now_s: Callable[[], float] = time.time) -> None:
         """`kept`: of earlier lives."""
         self.now_s = now_s
         self.since_s = min(kept.since_s, now_s()) if kept is not None else now_s()
@@ -186,13 +186,13 @@ class History:
         peer = peer or (me if is_fault or kind in OWN else "")
         self.marks.add(PastEvent(now_s, word, words[:240], peer[:80], fragment, name=name(peer)[:80]))
 
-    def kept(self) -> KeptHistory:
+    def kept(self) -> KeptTimeline:
         """Give what the next life goes on from."""
-        return KeptHistory(self.since_s, self.curve.points, self.marks.events)
+        return KeptTimeline(self.since_s, self.curve.points, self.marks.events)
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(KeptHistory)
+_decoder = msgspec.json.Decoder(KeptTimeline)
 
 
 def _said_of(reason: str) -> str:
@@ -201,15 +201,15 @@ def _said_of(reason: str) -> str:
     return OF_OTHERS[beginning] + reason.removeprefix(beginning) if beginning else reason
 
 
-def load_history(folder: Path) -> History:
+def load_timeline(folder: Path) -> Timeline:
     """Load what an earlier life kept; an empty one if there is none, or it is damaged."""
-    return History(read_note(folder / NAME, _decoder.decode, logger.warning))
+    return Timeline(read_note(folder / NAME, _decoder.decode, logger.warning))
 
 
-def save_history(folder: Path, history: History) -> None:
+def save_timeline(folder: Path, timeline: Timeline) -> None:
     """Keep it for the next life. A failure is logged: it costs what a page shows, nothing else."""
     clear_folder_at(folder / NAME)
     try:
-        Files().save(folder / NAME, [encoded(history.kept(), _encoder)], durable=False)
+        Files().save(folder / NAME, [encoded(timeline.kept(), _encoder)], durable=False)
     except StorageError as error:
         logger.warning("what the web page shows of the past cannot be kept: %s", error)
