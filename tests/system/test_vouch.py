@@ -77,12 +77,13 @@ def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm)
     with forger(swarm, member, run) as attack:
         stranger = attack.strangers[0]
         swarm.until(lambda: stranger.done["heartbeat: taken"], "the forger to be heard")
-        # A member is asked for the owner's notice before anybody is followed. Through others the notice comes
-        # when a member is met; until then a newcomer goes by what most say, and looks again.
+        # A member is asked for the owner's notice before anybody is followed; through a bootstrap it comes
+        # when one is met. Where that takes long, a newcomer begins with what the member says, and looks again.
         newcomer = swarm.node("newcomer", member)
         swarm.until(lambda: stranger.greeted_by - {member.peer_id}, "the newcomer to meet the forger")
         swarm.training(newcomer)
-        assert status(newcomer, run)["start"] == {"basis": "vouched", "members": 1, "of": 1, "peer": ""}
+        vouched = {"basis": "vouched", "members": 1, "of": 1, "peer": ""}
+        swarm.until(lambda: status(newcomer, run)["start"] == vouched, "its start from the owner's word")
         assert "started from what the owner vouched for" in newcomer.said()
         swarm.until(lambda: member.full_merges(2), "versions of both")
         assert not stranger.done["states given"], "with one against one its run is the heavier one"
@@ -110,6 +111,7 @@ def amend_while_a_member_is_away(
     said = amend("--pause", "--learning-rate-factor", "0.5", "--message", "to mend", "--at-tokens", str(soon))
     assert "amendment 1 of the run's owner holds from" in said
     swarm.until(lambda: course(member)["rests"] == "paused", "the pause")
+    assert "amendments 1" in member.said()
     assert soon <= course(member)["tokens"]
     assert (course(member)["rate_factor"], course(member)["message"]) == (0.5, "to mend")
     absent = swarm.node("newcomer", bootstrap)
@@ -122,3 +124,5 @@ def amend_while_a_member_is_away(
     ours, theirs = member.heads(), absent.heads()
     assert all(ours[version] == theirs[version] for version in ours.keys() & theirs.keys())
     assert (course(absent)["rate_factor"], course(absent)["message"]) == (0.5, "")
+    bootstrap.terminate()
+    assert "leaving" in bootstrap.said()

@@ -12,7 +12,7 @@ from p2pdiloco.cli.membership.naming import with_entry
 from p2pdiloco.cli.membership.reaching import Reached, ask, reach
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.daemon.admission.papers import Notice, is_true_notice
+from p2pdiloco.daemon.admission.papers import NOTICE_WORDS, Notice, is_true_notice, notice_figures
 from p2pdiloco.daemon.admission.queries import GiveNotice, NoticeAnswer, NoticeQuery
 from p2pdiloco.daemon.display.wording import counted
 from p2pdiloco.daemon.run_files.listing import peers_of
@@ -49,9 +49,7 @@ def publish(
         raise UserError("there is no peer to give the notice to", "name one: --join ADDRESS")
     notice, given = visit(_give(owned, addresses, change, agree, called))
     click.echo(
-        f"notice {notice.sequence}: {len(notice.banned)} banned, {len(notice.revoked)} invites revoked, "
-        f"{len(notice.members)} listed, {len(notice.vouch)} versions vouched for, "
-        f"{len(notice.amendments)} amendments; "
+        f"notice {notice.sequence}: {NOTICE_WORDS % notice_figures(notice)}; "
         f"given to {counted(given, 'member')}, to be passed on"
     )
     if not given:

@@ -21,7 +21,7 @@ from p2pdiloco.daemon.admission.gate import Change, Gate
 from p2pdiloco.daemon.admission.introductions import ROUND_S, Introductions
 from p2pdiloco.daemon.admission.notice_file import load_notice, save_notice
 from p2pdiloco.daemon.admission.own import own_admission
-from p2pdiloco.daemon.admission.papers import Admission, Grant
+from p2pdiloco.daemon.admission.papers import NOTICE_WORDS, Admission, Grant, notice_figures
 from p2pdiloco.daemon.admission.register import MAX_ADMITTED, Charter, Register
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import StorageError, UserError
@@ -99,18 +99,8 @@ class Membership:
     def _save_notice(self) -> None:
         notice = self.register.notice
         assert notice is not None
-        logger.info(
-            "the run's owner has a new notice, number %(number)d: %(banned)d banned, %(revoked)d invites "
-            "revoked, %(listed)d listed, %(vouched)d versions vouched for, %(amendments)d amendments",
-            {
-                "number": notice.sequence,
-                "banned": len(notice.banned),
-                "revoked": len(notice.revoked),
-                "listed": len(notice.members),
-                "vouched": len(notice.vouch),
-                "amendments": len(notice.amendments),
-            },
-        )
+        figures = {"number": notice.sequence, **notice_figures(notice)}
+        logger.info("the run's owner has a new notice, number %(number)d: " + NOTICE_WORDS, figures)
         fault = self.register.would_take(self._me, self._grant)
         if fault is not None:
             logger.error("%s: nobody of run %s takes anything from it", fault, self._name)

@@ -82,6 +82,23 @@ class Notice(Wire, frozen=True):
     signature: Signature = b""
 
 
+NOTICE_WORDS = (
+    "banned %(banned)d, revoked invites %(revoked)d, listed %(listed)d, versions vouched for %(vouched)d, "
+    "amendments %(amendments)d"
+)
+
+
+def notice_figures(notice: Notice) -> dict[str, int]:
+    """Count what is in a notice, for `NOTICE_WORDS`."""
+    return {
+        "banned": len(notice.banned),
+        "revoked": len(notice.revoked),
+        "listed": len(notice.members),
+        "vouched": len(notice.vouch),
+        "amendments": len(notice.amendments),
+    }
+
+
 class Signs(Protocol):
     """Key that signs (`identity.Identity`)."""
 
