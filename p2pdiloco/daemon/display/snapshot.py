@@ -151,7 +151,7 @@ class RestRow(Row, frozen=True, kw_only=True):
     since: float = 0.0
     """Seconds since 1970, by the node's clock."""
     words: Line = ""
-    """Words for one line: "idle: on battery since 14:02, until on mains power"."""
+    """Words for one line: "idle: on battery since 14:02, until mains power is back"."""
     ends: Line = ""
     """Words on what ends it."""
     handed_over: bool = False

@@ -23,7 +23,8 @@ class _Held:
 
     def __init__(self, finding: Finding, now: float, wall: float) -> None:
         self.finding = finding
-        self.since, self.seen_first_s, self.seen_last_s = wall, now, now
+        self.since = finding.since or wall
+        self.seen_first_s = self.seen_last_s = now
         self.began_s: float | None = None
         """Time since which the learner rests for it; None: it does not, yet."""
 

@@ -134,10 +134,10 @@ class WishKeeper:
 
     def _words(self, wall: float) -> list[Finding]:
         found = []
-        if self.finishing_since:
-            found.append(Finding(RestReason.FINISHING, "finishing", "the node has left"))
-        if self.paused_since:
-            found.append(Finding(RestReason.PAUSED, "paused by its owner", "`p2pdiloco resume`"))
+        if since := self.finishing_since:
+            found.append(Finding(RestReason.FINISHING, "finishing", "the node has left", since))
+        if since := self.paused_since:
+            found.append(Finding(RestReason.PAUSED, "paused by its owner", "`p2pdiloco resume`", since))
         if self.is_used_up(wall):
             words = f"this month's {size(self.bounds.transfer_bytes)} of transfer are used up"
             ends = f"{month_ends(wall)}, or --max-transfer is raised"

@@ -47,9 +47,11 @@ class Finding(Struct, frozen=True):
 
     reason: RestReason
     words: str
-    """Words for people: "on battery", "87 °C, the bound is 80"."""
+    """Words for people: "on battery", "the GPU is hotter than 80 °C"."""
     ends: str
-    """Words on what ends it, for people: "on mains power"."""
+    """Words on what ends it, for people: "mains power is back"."""
+    since: float = 0.0
+    """Time since which it is so, in seconds since 1970; 0: since it was found first."""
 
 
 class Rest(Struct, frozen=True):
@@ -64,7 +66,7 @@ class Rest(Struct, frozen=True):
     """True: all that was made is merged."""
 
     def line(self) -> str:
-        """Say it in one line: "idle: on battery since 14:02, until on mains power"."""
+        """Say it in one line: "idle: on battery since 14:02, until mains power is back"."""
         return f"idle: {self.words} since {clock_text(self.since)}, until {self.ends}"
 
 

@@ -93,8 +93,10 @@ async def test_a_pause_is_handed_over_holds_over_a_restart_and_ends(tmp_path: Pa
     owner.controls.close()
 
     again = Owner(tmp_path)
+    again.wall += 3600
     again.controls.attach(again.reins)
     assert again.reins.wish.rests, "before its learner starts"
+    assert again.controls.rest_row().since == owner.wall - 1, "since it was asked for"  # type: ignore[union-attr]
     assert again.controls.resume() == "resumed: the learner goes on"
     assert not again.reins.wish.rests and again.reins.notes == ["paused", "no"]
     assert again.controls.resume() == "not paused: nothing to do"
