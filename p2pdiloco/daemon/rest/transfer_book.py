@@ -136,6 +136,7 @@ class TransferBook:
 
 
 def _ahead(counts: Counts, by: int) -> Counts:
-    """Charge so much ahead, in the proportion of both ways."""
+    """Charge so much ahead, about in the proportion of both ways."""
     share = counts.sent / counts.total if counts.total else 0.5
-    return counts.plus(max(by // 8, round(by * share)), max(by // 8, round(by * (1 - share))))
+    sent = round(by * min(0.875, max(0.125, share)))
+    return counts.plus(sent, by - sent)
