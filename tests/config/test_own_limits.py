@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pdiloco.config.owner.hours import DAY_MIN, next_change_min, parse_hours
+from p2pdiloco.config.owner.hours import DAY_MIN, next_begin_min, parse_hours
 from p2pdiloco.config.owner.own_limits import FIELDS, OwnLimits, bounds_of, changed, value_text
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.errors import ConfigError
@@ -41,9 +41,9 @@ def test_hours_that_cannot_be_are_one_sentence(text):
 
 def test_it_is_known_when_hours_begin():
     spans = parse_hours("mon-fri 22-7")
-    assert next_change_min(spans, 12 * 60) == 10 * 60
-    assert next_change_min(spans, 4 * DAY_MIN + 23 * 60) == 8 * 60
-    assert next_change_min(spans, 5 * DAY_MIN + 8 * 60) == 2 * DAY_MIN + 14 * 60
+    assert next_begin_min(spans, 12 * 60) == 10 * 60
+    assert next_begin_min(spans, 5 * DAY_MIN + 8 * 60) == 2 * DAY_MIN + 14 * 60
+    assert next_begin_min(parse_hours("22-7, 12-13"), 8 * 60) == 4 * 60
 
 
 def test_limits_as_numbers():

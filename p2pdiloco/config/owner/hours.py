@@ -70,10 +70,6 @@ def _days(first: int, last: int) -> tuple[int, ...]:
     return tuple((first + n) % 7 for n in range((last - first) % 7 + 1))
 
 
-def next_change_min(spans: tuple[Span, ...], week_min: int) -> int:
-    """Find in how many minutes it is inside no longer, or inside again; a week: never."""
-    inside = any(span.holds(week_min) for span in spans)
-    for minutes in range(1, WEEK_MIN):
-        if any(span.holds((week_min + minutes) % WEEK_MIN) for span in spans) != inside:
-            return minutes
-    return WEEK_MIN
+def next_begin_min(spans: tuple[Span, ...], week_min: int) -> int:
+    """Find in how many minutes the next span begins, of one or more."""
+    return min((day * DAY_MIN + s.begin_min - week_min) % WEEK_MIN for s in spans for day in s.days)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from p2pdiloco.average import MovingAverage
-from p2pdiloco.config.owner.hours import DAY_MIN, Span, next_change_min
+from p2pdiloco.config.owner.hours import DAY_MIN, Span, next_begin_min
 from p2pdiloco.config.owner.own_limits import Bounds
 from p2pdiloco.daemon.display.wording import duration
 from p2pdiloco.daemon.rest.idleness import Idleness
@@ -42,7 +42,7 @@ class Hours:
         week_min = when.weekday() * DAY_MIN + when.hour * 60 + when.minute
         if any(span.holds(week_min) for span in self._spans):
             return None
-        begins = wall - when.second + 60 * next_change_min(self._spans, week_min)
+        begins = wall - when.second + 60 * next_begin_min(self._spans, week_min)
         return Finding(RestReason.HOURS, "outside of its hours", clock_text(begins, wall))
 
 
