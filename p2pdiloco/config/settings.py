@@ -240,7 +240,6 @@ def check_node(settings: NodeSettings) -> NodeSettings:
         ConfigError: one clear sentence naming the flag.
     """
     _check_addresses(settings.join, settings.listen, settings.announce)
-    rates(settings)
     parse_web(settings.web)
     memory = parse_size(settings.max_memory, "--max-memory")
     if 0 < memory < LEAST_MEMORY:

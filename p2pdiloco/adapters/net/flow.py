@@ -215,10 +215,9 @@ class Limits:
     @classmethod
     def of(cls, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> Limits:
         """Make limits from settings; 0 is no limit."""
-        up, down = (
-            Allowance(bits / 8, now) if bits else None for bits in (upload_bits_per_s, download_bits_per_s)
-        )
-        return cls(up, down)
+        limits = cls()
+        limits.allow(upload_bits_per_s, download_bits_per_s, now)
+        return limits
 
     def allow(self, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> None:
         """Change the limits, for streams that are under way too; 0 is no limit."""

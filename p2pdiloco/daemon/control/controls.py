@@ -11,21 +11,10 @@ from typing import Protocol
 from msgspec import Struct
 
 from p2pdiloco.daemon.display.snapshot import RestRow, TransferRow
+from p2pdiloco.daemon.rest.kept_wishes import LimitRow
 
 AWAY = "away"
 """State of a node that has left its run for now, and comes back by itself."""
-
-
-class LimitRow(Struct, frozen=True, kw_only=True):
-    """Row of one limit that can be changed while the node runs."""
-
-    name: str
-    """Name of its flag, without the dashes in front: "max-upload"."""
-    value: str
-    """Value as `limits` takes it, such as "20Mbit"; empty: no limit."""
-    comes_from: str
-    """Source of the value: "default", "start" (a flag, the environment or a file), "limits" (changed
-    while it ran, and kept)."""
 
 
 class ControlState(Struct, frozen=True, kw_only=True):

@@ -18,12 +18,11 @@ from msgspec.structs import asdict, replace
 from p2pdiloco.config.owner.own_limits import limits_of
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import service
-from p2pdiloco.daemon.control.controls import AWAY, ControlState, LimitRow
+from p2pdiloco.daemon.control.controls import AWAY, ControlState
 from p2pdiloco.daemon.display.snapshot import RestRow, TransferRow
 from p2pdiloco.daemon.links.link import Link
-from p2pdiloco.daemon.rest.governor import handed_over
 from p2pdiloco.daemon.rest.keeper import WishKeeper
-from p2pdiloco.daemon.rest.reasons import Rest, RestReason
+from p2pdiloco.daemon.rest.reasons import Rest, RestReason, clock_text
 from p2pdiloco.daemon.rest.sources import OwnersMachine
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel_messages as ch
@@ -99,7 +98,7 @@ class NodeControls:
     def pause(self) -> str:
         """See `OwnerControls.pause`."""
         if since := self._keeper.paused_since:
-            return f"paused since {self._keeper.since_text(since)} already; `p2pdiloco resume` goes on"
+            return f"paused since {clock_text(since, self._wall())} already; `p2pdiloco resume` goes on"
         self._keeper.pause(True)
         self.look()
         return "paused: what was made is handed over, then the learner rests; `p2pdiloco resume` goes on"
@@ -152,10 +151,7 @@ class NodeControls:
             finishing=self._keeper.finishing_since > 0,
             rest=self.rest_row(),
             transfer=self.transfer_row(),
-            limits=tuple(
-                LimitRow(name=limit.name, value=limit.value, comes_from=limit.comes_from)
-                for limit in self._keeper.listed()
-            ),
+            limits=tuple(self._keeper.listed()),
         )
 
     # --- rows ----------------------------------------------------------------------------------------
@@ -230,7 +226,7 @@ class NodeControls:
         before, now = self._rest, self._now()
         rest = self._keeper.look(now, self._wall())
         if rest is not None and self._member is not None and self._told_rest():
-            rest = handed_over(rest) if self._member.has_handed_over() else rest
+            rest = replace(rest, handed_over=self._member.has_handed_over())
         self._rest = rest
         self._say(before, rest)
         self._changed.set()

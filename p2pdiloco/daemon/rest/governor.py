@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from p2pdiloco.daemon.rest.reasons import Finding, Rest, RestReason
 from p2pdiloco.daemon.rest.sources import RestSource
 
@@ -71,8 +69,3 @@ def _lasts(reason: RestReason, held: _Held, now: float) -> bool:
     if reason.is_at_once or held.began_s is None:
         return False
     return now - held.seen_last_s < ENDS_AFTER_S or now - held.began_s < LEAST_S
-
-
-def handed_over(rest: Rest) -> Rest:
-    """Note of a rest that all that was made is merged."""
-    return replace(rest, handed_over=True)

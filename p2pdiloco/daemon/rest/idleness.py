@@ -42,7 +42,7 @@ class Idleness:
         self._wall, self._proc, self._dev, self._sessions = wall, proc, dev, sessions
         self._busy_s = busy_s or OthersWork().seconds
         self._processors = processors or psutil.cpu_count() or 1
-        self._begun = self._used_at = wall()
+        self._used_at = wall()
         self._interrupts = self._input_interrupts()
         self._load_since, self._load_before_s = wall(), self._busy_s()
         self.by = "not watched for long enough yet"

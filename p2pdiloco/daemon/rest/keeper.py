@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from p2pdiloco.config.owner.own_limits import (
@@ -26,8 +25,8 @@ from p2pdiloco.config.owner.own_limits import (
 from p2pdiloco.daemon.display.snapshot import TransferRow
 from p2pdiloco.daemon.display.wording import size
 from p2pdiloco.daemon.rest.governor import Governor
-from p2pdiloco.daemon.rest.kept_wishes import combined, load_wishes, save_wishes, with_changes
-from p2pdiloco.daemon.rest.reasons import Finding, Rest, RestReason, clock_text
+from p2pdiloco.daemon.rest.kept_wishes import LimitRow, combined, load_wishes, save_wishes, with_changes
+from p2pdiloco.daemon.rest.reasons import Finding, Rest, RestReason
 from p2pdiloco.daemon.rest.sources import OwnersMachine
 from p2pdiloco.daemon.rest.transfer_book import TransferBook, month_ends, month_of
 
@@ -35,14 +34,6 @@ logger = logging.getLogger(__name__)
 WARN_SHARE = 0.8
 RESERVE_SHARE = 0.1
 """Largest share of the budget that is left for handing over."""
-
-
-class Limit(Struct, frozen=True):
-    """One limit: its name as a flag without dashes, its value, and where that is from."""
-
-    name: str
-    value: str
-    comes_from: str
 
 
 class WishKeeper:
@@ -115,10 +106,10 @@ class WishKeeper:
             later = "kept for later starts"
         return f"{flag_of(name)[2:]} is {value} now ({later})"
 
-    def listed(self) -> list[Limit]:
+    def listed(self) -> list[LimitRow]:
         """List all limits."""
         return [
-            Limit(flag_of(name)[2:], value_text(getattr(self.limits, name)), self._sources[name])
+            LimitRow(flag_of(name)[2:], value_text(getattr(self.limits, name)), self._sources[name])
             for name in FIELDS
         ]
 
@@ -170,7 +161,3 @@ class WishKeeper:
             received_bytes=counts.received,
             budget_bytes=self.bounds.transfer_bytes,
         )
-
-    def since_text(self, at: float) -> str:
-        """Word a time of before for people."""
-        return clock_text(at, self._wall())

@@ -39,6 +39,18 @@ class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since 1970; 0: not paused."""
 
 
+class LimitRow(Struct, frozen=True):
+    """Row of one limit that can be changed while the node runs."""
+
+    name: str
+    """Name of its flag, without the dashes in front: "max-upload"."""
+    value: str
+    """Value as `limits` takes it, such as "20Mbit"; empty: no limit."""
+    comes_from: str
+    """Source of the value: "default", "start" (a flag, the environment or a file), "limits" (changed
+    while it ran, and kept)."""
+
+
 _decoder = msgspec.json.Decoder(KeptWishes)
 
 
@@ -50,11 +62,11 @@ def load_wishes(data_dir: Path) -> KeptWishes:
     return msgspec.structs.replace(known, changed=tuple(name for name in known.changed if name in FIELDS))
 
 
-def save_wishes(data_dir: Path, wishes: KeptWishes, files: Files | None = None) -> None:
+def save_wishes(data_dir: Path, wishes: KeptWishes) -> None:
     """Keep them. Raises: StorageError."""
     path = data_dir / FILE
     clear_folder_at(path)
-    (files or Files()).save(path, [msgspec.json.encode(wishes)], durable=True, private=True)
+    Files().save(path, [msgspec.json.encode(wishes)], durable=True, private=True)
 
 
 def combined(given: OwnLimits, kept: KeptWishes) -> tuple[OwnLimits, dict[str, str], list[str]]:

@@ -133,7 +133,7 @@ class Seldom:
 
 
 class OwnersMachine:
-    """OwnersMachine of its owner: makes the sources for its bounds, of what it tells."""
+    """Machine of its owner: makes the sources for the bounds, from what it tells."""
 
     def __init__(
         self,

@@ -73,9 +73,8 @@ def month_ends(wall: float) -> str:
 class TransferBook:
     """Book of one data folder."""
 
-    def __init__(self, data_dir: Path, files: Files | None = None) -> None:
+    def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / FILE
-        self._files = files or Files()
         known = read_note(self._path, _decoder.decode, logger.warning)
         self._months = dict(known.months) if known is not None else {}
         self._written = self._months.copy()
@@ -126,7 +125,7 @@ class TransferBook:
         kept = dict(sorted(months.items())[-MONTHS:])
         clear_folder_at(self._path)
         try:
-            self._files.save(self._path, [msgspec.json.encode(BookFile(kept))], durable=True)
+            Files().save(self._path, [msgspec.json.encode(BookFile(kept))], durable=True)
         except StorageError as error:
             if not self._complained:
                 logger.warning("the bytes of this month are not kept over a restart: %s", error)
