@@ -26,15 +26,22 @@ class Figure(Struct, frozen=True):
     """Metric of the table."""
 
     name: str
-    """Name with unit, without prefix; a counter's ends in `_total` when it is shown."""
+    """Name with unit, without prefix. Those that begin with `run_` are about the run, so that anybody may see
+    them where the page is public; those that end in `_total` count, and only grow while the program runs."""
     help: str
     samples: Callable[[PublicView, OwnView], Samples]
     labels: tuple[str, ...] = ()
     """Labels beside `run`, which is the id of the run."""
-    counts: bool = False
-    """True: a counter, which only grows while the program runs."""
-    is_public: bool = True
-    """True: about the run, so that anybody may see it where the page is public."""
+
+    @property
+    def is_public(self) -> bool:
+        """True: it says nothing of the program or its machine."""
+        return self.name.startswith("run_")
+
+    @property
+    def counts(self) -> bool:
+        """True: it is a counter."""
+        return self.name.endswith("_total")
 
 
 def _one(get: Callable[[PublicView], Value]) -> Callable[[PublicView, OwnView], Samples]:
@@ -49,12 +56,16 @@ def _age(public: PublicView, at_s: float | None) -> Value:
     return None if at_s is None else max(0.0, public.made_at_s - at_s)
 
 
+def _left(public: PublicView, at_s: float | None) -> Value:
+    return None if at_s is None else max(0.0, at_s - public.made_at_s)
+
+
 def _states(public: PublicView, _own: OwnView) -> Samples:
     states = [member.state for member in public.members]
     return [((word.value,), states.count(word)) for word in MemberWord]
 
 
-PUBLIC = (
+FIGURES = (
     Figure(
         "run_pulse",
         "1 for the word of the run's pulse (docs/web.md), 0 for all others.",
@@ -80,13 +91,11 @@ PUBLIC = (
         "run_versions_total",
         "Versions of all fragments together.",
         _one(lambda public: public.progress.versions),
-        counts=True,
     ),
     Figure(
         "run_merged_tokens_total",
         "Tokens merged, the mean over fragments.",
         _one(lambda public: public.progress.tokens),
-        counts=True,
     ),
     Figure(
         "run_schedule_tokens",
@@ -96,13 +105,7 @@ PUBLIC = (
     Figure(
         "run_left_seconds",
         "Time to the end of the schedule at the present pace.",
-        _one(
-            lambda public: (
-                None
-                if public.progress.ends_at_s is None
-                else max(0.0, public.progress.ends_at_s - public.made_at_s)
-            )
-        ),
+        _one(lambda public: _left(public, public.progress.ends_at_s)),
     ),
     Figure(
         "run_tokens_per_second",
@@ -126,132 +129,86 @@ PUBLIC = (
     ),
     Figure("run_members", "Members by state, of those that are listed.", _states, ("state",)),
     Figure("run_members_known", "Members of the run.", _one(lambda public: public.members_total)),
-)
-OWN = (
     Figure(
         "node_state",
         "1 for the word of the node's state (docs/web.md), 0 for all others.",
         lambda _public, own: [((word.value,), own.state is word) for word in NodeWord],
         ("state",),
-        is_public=False,
     ),
     Figure(
         "node_resting",
         "1 while the owner of the machine, or a rule of theirs, keeps it from training.",
         _own(lambda own: bool(own.rest)),
-        is_public=False,
     ),
-    Figure(
-        "node_inner_steps_total",
-        "Inner steps of the learner.",
-        _own(lambda own: own.inner_step),
-        (),
-        True,
-        False,
-    ),
-    Figure(
-        "node_trained_tokens_total", "Tokens trained on.", _own(lambda own: own.tokens_total), (), True, False
-    ),
+    Figure("node_inner_steps_total", "Inner steps of the learner.", _own(lambda own: own.inner_step)),
+    Figure("node_trained_tokens_total", "Tokens trained on.", _own(lambda own: own.tokens_total)),
     Figure(
         "node_tokens_per_second",
         "Tokens trained on a second.",
         _own(lambda own: own.tokens_per_s),
-        is_public=False,
     ),
-    Figure(
-        "node_step_seconds", "Length of an inner step.", _own(lambda own: own.step_time_s), is_public=False
-    ),
+    Figure("node_step_seconds", "Length of an inner step.", _own(lambda own: own.step_time_s)),
     Figure(
         "node_training_loss_nats",
         "Training loss, nats per token.",
         _own(lambda own: own.loss),
-        is_public=False,
     ),
     Figure(
         "node_contributions_merged_total",
         "Contributions of this node that were merged.",
         _own(lambda own: own.contributions.merged),
-        (),
-        True,
-        False,
     ),
     Figure(
         "node_contributed_tokens_total",
         "Tokens of the contributions that were merged, over all fragments.",
         _own(lambda own: own.contributions.merged_tokens),
-        (),
-        True,
-        False,
     ),
     Figure(
         "node_contributions_waiting",
         "Contributions that are made and not merged yet.",
         _own(lambda own: own.contributions.waiting),
-        is_public=False,
     ),
     Figure(
         "node_contributions_given_up_total",
         "Contributions given up for good.",
         _own(lambda own: own.contributions.given_up),
-        (),
-        True,
-        False,
     ),
     Figure(
         "node_contributions_refused_total",
         "Refusals of contributions, by the syncer's reason.",
         lambda _public, own: [((reason,), count) for reason, count in own.contributions.refused.items()],
         ("reason",),
-        True,
-        False,
     ),
     Figure(
         "node_refusals_total",
         "Refusals of what peers sent, by reason.",
         lambda _public, own: [((reason,), count) for reason, count in own.refusals.items()],
         ("reason",),
-        True,
-        False,
     ),
     Figure(
-        "node_sent_bytes_total",
-        "Bytes sent: messages and payloads.",
-        _own(lambda own: own.link.sent_bytes),
-        (),
-        True,
-        False,
+        "node_sent_bytes_total", "Bytes sent: messages and payloads.", _own(lambda own: own.link.sent_bytes)
     ),
     Figure(
-        "node_received_bytes_total",
-        "Bytes of payloads received.",
-        _own(lambda own: own.link.received_bytes),
-        (),
-        True,
-        False,
+        "node_received_bytes_total", "Bytes of payloads received.", _own(lambda own: own.link.received_bytes)
     ),
     Figure(
         "node_uplink_bits_per_second",
         "Rate that the uplink carries, as far as it is known.",
         _own(lambda own: own.link.known_up_bits_per_s),
-        is_public=False,
     ),
     Figure(
         "node_link_behind",
         "1 while the link does not keep up with what the run asks.",
         _own(lambda own: bool(own.link.words)),
-        is_public=False,
     ),
     Figure(
         "node_offices",
         "Fragments whose syncer this node is.",
         lambda public, own: [((), sum(row.syncer == own.peer for row in public.fragments))],
-        is_public=False,
     ),
 )
-FIGURES = (*PUBLIC, *OWN)
-BUILD = "build"
 OF_EVERY_PROGRAM = ("node_state", "node_sent_bytes_total", "node_received_bytes_total")
-"""Figures of `OWN` that a bootstrap has, too."""
+"""Figures of a node that a bootstrap has, too."""
 NONE_YET = PublicView(run_name="", run_id="", made_at_s=0.0)
 
 
@@ -266,7 +223,7 @@ class _Runs(Collector):
 
     def collect(self) -> Iterator[Metric]:
         build = GaugeMetricFamily(
-            PREFIX + BUILD, "1, with the release as a label.", labels=["version", "role"]
+            PREFIX + "build", "1, with the release as a label.", labels=["version", "role"]
         )
         views = list(self._all())
         for view in views[:1]:
