@@ -1,4 +1,7 @@
-"""A scene for the page: a swarm of a usual size in the middle of its run, and things that happen to it."""
+"""A scene for the page: a swarm of a usual size in the middle of its run, and things that happen to it.
+
+There is something in every part of it.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,9 @@ from p2pdiloco.web.view import (
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 
 NAMES = ("anna", "bernd's attic", "c3-lab", "dmitri", "eva", "old laptop", "fukuoka-2")
+NOW_S = 1_800_000_000.0
+"""Time of the scene where the time of day does not matter."""
+RUN = "5f0c2a91b7d4e6f8" * 4
 SCHEDULE = 153_000_000
 DONE = 57_100_000
 PACE = 9_400.0
@@ -137,7 +143,7 @@ def _marks(now_s: float) -> tuple[Mark, ...]:
     )
 
 
-def scene(now_s: float, own: bool = True, fragments: int = 24) -> RunView:
+def scene(now_s: float = NOW_S, own: bool = True, fragments: int = 24) -> RunView:
     """Six members: one is behind, one went silent; a syncer was lost and another elected."""
     curve, forecast = _curve(now_s)
     syncers = [0, 1, 2, 4]
@@ -170,7 +176,7 @@ def scene(now_s: float, own: bool = True, fragments: int = 24) -> RunView:
     marks = _marks(now_s)
     public = PublicView(
         run_name="library-of-small-things",
-        run_id="5f0c2a91b7d4e6f8" * 4,
+        run_id=RUN,
         owner=peer(0),
         told_by=peer(0),
         told_by_name="anna",
@@ -221,11 +227,11 @@ def scene(now_s: float, own: bool = True, fragments: int = 24) -> RunView:
         role="node" if own else "bootstrap",
         version="0.9.0",
         public=public,
-        own=example_own(now_s) if own else None,
+        own=_own(now_s) if own else None,
     )
 
 
-def example_own(now_s: float) -> OwnView:
+def _own(now_s: float) -> OwnView:
     """What the owner of the machine sees of the node."""
     return OwnView(
         state=NodeWord.TRAINING,
@@ -275,3 +281,9 @@ def with_public(view: RunView, **changes: object) -> RunView:
     """The same with another run part."""
     assert view.public is not None
     return replace(view, public=replace(view.public, **changes))
+
+
+def with_own(view: RunView, **changes: object) -> RunView:
+    """The same with another part of the owner's."""
+    assert view.own is not None
+    return replace(view, own=replace(view.own, **changes))

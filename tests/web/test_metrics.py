@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from web_example import example_public, example_view
+from page_scene import RUN, scene, with_public
 from web_kit import Shown
 
 from p2pdiloco.web.metrics import FIGURES, PREFIX, Metrics
@@ -51,13 +51,13 @@ def test_every_exported_name_is_in_the_table_and_the_table_has_no_other() -> Non
 
 def test_figures_are_those_of_the_page() -> None:
     lines = Metrics(Views(Shown())).exposition(is_owner=True).decode().splitlines()
-    run = f'run="{"5f0c" * 16}"'
+    run = f'run="{RUN}"'
     for line in (
-        f"p2pdiloco_run_versions_total{{{run}}} 326.0",
-        f"p2pdiloco_run_version_age_seconds{{{run}}} 4.0",
+        f"p2pdiloco_run_versions_total{{{run}}} 5123.0",
+        f"p2pdiloco_run_version_age_seconds{{{run}}} 8.0",
         f'p2pdiloco_run_members{{{run},state="silent"}} 1.0',
         f'p2pdiloco_node_state{{{run},state="training"}} 1.0',
-        f'p2pdiloco_node_contributions_refused_total{{reason="stale-base",{run}}} 3.0',
+        f'p2pdiloco_node_contributions_refused_total{{reason="stale",{run}}} 5.0',
     ):
         assert line in lines
 
@@ -72,9 +72,8 @@ def test_a_bootstrap_has_figures_of_all_its_runs_and_none_of_a_learner() -> None
     class Two:
         def view(self, run: str) -> RunView | None:
             ids = ("aa" * 32, "bb" * 32)
-            shown = replace(example_public(0.0), run_id=run or ids[0])
             runs = tuple(RunChoice(run_id=known, run_name="r") for known in ids)
-            return replace(example_view(), role="bootstrap", public=shown, runs=runs)
+            return replace(with_public(scene(), run_id=run or ids[0]), role="bootstrap", runs=runs)
 
     text = Metrics(Views(Two())).exposition(is_owner=True).decode()
     assert text.count("\np2pdiloco_run_versions_total{") == 2 and "\np2pdiloco_node_step" not in text

@@ -6,24 +6,24 @@ import json
 from pathlib import Path
 
 import msgspec
-from web_example import example_public_only, example_view
+from page_scene import scene
 
 from p2pdiloco.web.view import MAX_POINTS, RunView, encode_view
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 
 
 def test_a_view_is_the_same_after_its_journey() -> None:
-    assert msgspec.json.decode(encode_view(example_view()), type=RunView) == example_view()
+    assert msgspec.json.decode(encode_view(scene()), type=RunView) == scene()
 
 
 def test_the_public_part_says_nothing_of_the_machine() -> None:
-    shown = json.loads(encode_view(example_public_only()))
+    shown = json.loads(encode_view(scene(own=False)))
     assert shown["own"] is None
     assert "limits" not in json.dumps(shown["public"]) and "device" not in json.dumps(shown["public"])
 
 
 def test_the_longest_curve_is_bounded() -> None:
-    view = json.loads(encode_view(example_view()))
+    view = json.loads(encode_view(scene()))
     view["public"]["curve"]["loss"] = [1.0] * (MAX_POINTS + 1)
     try:
         msgspec.json.decode(json.dumps(view), type=RunView)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from web_example import example_own, example_view
+from page_scene import scene, with_own, with_public
 from web_kit import served
 
 from p2pdiloco.config.web_address import WebAddress, parse_web
@@ -192,7 +192,7 @@ async def test_health_is_a_word_and_a_status(tmp_path: Path) -> None:
         answer = await page.ask("/healthz", authorization="")
         assert (answer.status, answer.body) == (200, b"training\n")
         for word in NodeWord:
-            page.source.shown = replace(example_view(), own=replace(example_own(0.0), state=word))
+            page.source.shown = with_own(scene(), state=word)
             page.views.enter(page.source)
             answer = await page.ask("/healthz", authorization="")
             assert answer.body.decode().strip() == word.value
@@ -250,7 +250,7 @@ async def test_watchers_hear_at_once_and_then_only_what_is_new_made_once_for_all
         watching = [await page.events() for _ in range(20)]
         for reader, _ in watching:
             assert await data_of(reader)  # the whole of it
-        page.source.shown = replace(example_view(), own=replace(example_own(0.0), state=NodeWord.LEAVING))
+        page.source.shown = with_own(scene(), state=NodeWord.LEAVING)
         heard = {await data_of(reader) for reader, _ in watching}
         assert len(heard) == 1
         for _, writer in watching:
@@ -281,11 +281,11 @@ async def test_a_watcher_that_does_not_read_is_let_go_and_holds_up_nobody(
             f"GET /events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {page.token}\r\n\r\n".encode()
         )
         reader, writer = await page.events()
-        view = example_view()
+        view = scene()
         many = view.public.members * 6  # of a part that is large, as only what changes is sent
         for turn in range(600):
             members = tuple(replace(member, tokens_per_s=float(turn)) for member in many)
-            page.source.shown = replace(view, public=replace(view.public, members=members))
+            page.source.shown = with_public(view, members=members)
             await data_of(reader)
         writer.close()
         await quiet(page)  # the slow one does not watch any more

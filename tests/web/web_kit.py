@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from web_example import example_view
+from page_scene import scene
 
 from p2pdiloco.config.web_address import WebAddress
 from p2pdiloco.web.keys import load_token
@@ -23,7 +23,7 @@ class Shown:
     """Source of what a test puts there."""
 
     def __init__(self, view: RunView | None = None) -> None:
-        self.shown = view or example_view()
+        self.shown = view or scene()
         self.looks = 0
 
     def view(self, run: str) -> RunView | None:
