@@ -6,10 +6,7 @@ import asyncio
 import logging
 import mimetypes
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal, Protocol
 
-from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,11 +18,11 @@ from p2pdiloco.errors import install_hint
 from p2pdiloco.web import health
 from p2pdiloco.web.deeds import do
 from p2pdiloco.web.live import Full, Live
+from p2pdiloco.web.page.rendering import STATIC, Page
 from p2pdiloco.web.sources import Views
 from p2pdiloco.web.view import RunView, encode_view
 
 logger = logging.getLogger(__name__)
-MAX_STATIC_BYTES = 512 * 1024
 MAX_SHOWN = 64
 """Pages, views and figures that are kept for who asks next."""
 CHANGES_S = 3600
@@ -33,42 +30,13 @@ BODY_S = 5.0
 """Time for a whole body, of a deed."""
 
 
-class Pages(Protocol):
-    """Page in HTML, and what its script puts into it (`web.page.rendering`)."""
-
-    def html(self, view: RunView, live: Literal["events", "poll"] = "events") -> str:
-        """Make the whole document."""
-
-    def update(self, view: RunView) -> bytes:
-        """Make what has changed since, in one line of JSON."""
-
-
-class Static(Struct, frozen=True):
-    """Files of the page, read once: nothing else of the disk can be asked for."""
-
-    files: dict[str, tuple[str, bytes]]
-    """Name -> media type, content."""
-
-    @staticmethod
-    def of(folder: Path) -> Static:
-        """Read a folder without its sub folders."""
-        found = {}
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            kind = mimetypes.guess_type(path.name)[0]
-            if path.is_file() and kind and path.suffix != ".py" and path.stat().st_size <= MAX_STATIC_BYTES:
-                found[path.name] = kind, path.read_bytes()
-        return Static(found)
-
-
 class Routes:
     """Answers to requests that were let through."""
 
-    def __init__(
-        self, views: Views, live: Live, pages: Pages, static: Static, metrics: Callable[[bool], bytes] | None
-    ) -> None:
+    def __init__(self, views: Views, live: Live, page: Page, metrics: Callable[[bool], bytes] | None) -> None:
         """`metrics`: makes those that anybody may see (False) or all (True); None: the extra is not here."""
-        self._views, self._live, self._pages = views, live, pages
-        self._static, self._metrics = static, metrics
+        self._views, self._live, self._page = views, live, page
+        self._static, self._metrics = _static_files(), metrics
         self._shown = BoundedDict[tuple[str, str, bool], tuple[RunView, bytes]](MAX_SHOWN)
 
     def application(self) -> Starlette:
@@ -86,7 +54,7 @@ class Routes:
 
     async def page(self, request: Request) -> Response:
         """Give the page."""
-        return HTMLResponse(self._made(request, lambda view: self._pages.html(view, live="events").encode()))
+        return HTMLResponse(self._made(request, lambda view: self._page.html(view).encode()))
 
     async def view(self, request: Request) -> Response:
         """Give what the page shows, as JSON."""
@@ -104,7 +72,7 @@ class Routes:
 
     async def file(self, request: Request) -> Response:
         """Give a file of the page."""
-        found = self._static.files.get(request.path_params["name"])
+        found = self._static.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404)
         return Response(found[1], media_type=found[0], headers={"cache-control": f"max-age={CHANGES_S}"})
@@ -149,3 +117,9 @@ class Routes:
         if view is None:
             raise HTTPException(404)
         return view
+
+
+def _static_files() -> dict[str, tuple[str, bytes]]:
+    """Read the files of the page, once: nothing else of the disk can be asked for."""
+    kinds = {path: mimetypes.guess_type(path.name)[0] for path in STATIC.iterdir()}
+    return {path.name: (kind, path.read_bytes()) for path, kind in kinds.items() if kind}

@@ -22,6 +22,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from p2pdiloco.web.keys import OwnerKeys
+from p2pdiloco.web.page.rendering import POLICY
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 HEALTH = "/healthz"
@@ -34,8 +35,7 @@ LONGEST_WAIT_S = 5.0
 MAX_HEAD_BYTES = 16 * 1024
 """Bytes of all headers, also where they came in one piece, of which h11 does not see the length."""
 HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'; object-src 'none'",
+    "content-security-policy": f"{POLICY}; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",

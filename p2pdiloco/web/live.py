@@ -11,11 +11,10 @@ import contextlib
 import enum
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Protocol
 
 from msgspec.structs import replace
 
-from p2pdiloco.web.page.rendering import Parts
+from p2pdiloco.web.page.rendering import Page, Parts
 from p2pdiloco.web.sources import Views
 from p2pdiloco.web.view import RunView
 
@@ -32,20 +31,10 @@ class Full(Exception):
     """Error: so many watch already that there is no room for another one."""
 
 
-class Renders(Protocol):
-    """Page, as far as this is concerned (`web.page.rendering`)."""
-
-    def parts(self, view: RunView) -> Parts:
-        """Render all parts."""
-
-    def update(self, view: RunView, parts: dict[str, str]) -> bytes:
-        """Encode parts as one line."""
-
-
 class ViewChannel:
     """ViewChannel of one run's views, of the whole view or of its public part."""
 
-    def __init__(self, look: Callable[[], RunView | None], page: Renders) -> None:
+    def __init__(self, look: Callable[[], RunView | None], page: Page) -> None:
         """`look`: makes the view; None: there is none (any more)."""
         self._look, self._page = look, page
         self._watchers: set[_Watcher] = set()
@@ -175,7 +164,7 @@ def _same(view: RunView, shown: RunView | None) -> bool:
 class Live:
     """Channels by run and by who may see what."""
 
-    def __init__(self, views: Views, page: Renders) -> None:
+    def __init__(self, views: Views, page: Page) -> None:
         self._views, self._page = views, page
         self._channels: dict[tuple[str, bool], ViewChannel] = {}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from p2pdiloco.web.app import Routes, Static
+from p2pdiloco.web.app import Routes
 from p2pdiloco.web.connections import BoundedProtocol
 from p2pdiloco.web.guard import MAX_HEAD_BYTES, OurNames, WebGuard
 from p2pdiloco.web.keys import OwnerKeys, load_token
@@ -22,7 +22,6 @@ from p2pdiloco.web.live import Live
 from p2pdiloco.web.page.rendering import Page
 from p2pdiloco.web.sources import Views
 
-STATIC = Path(__file__).parent / "page" / "static"
 KEEP_ALIVE_S = 8
 GRACE_S = 1
 
@@ -35,7 +34,7 @@ class Site:
         token = load_token(data_dir)
         page = Page()
         self._live = Live(views, page)
-        routes = Routes(views, self._live, page, Static.of(STATIC), _metrics_of(views))
+        routes = Routes(views, self._live, page, _metrics_of(views))
         app = WebGuard(routes.application(), OwnerKeys(token, port), OurNames(host), is_public)
         self._server = _Server(
             uvicorn.Config(

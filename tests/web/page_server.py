@@ -93,7 +93,7 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 self._events()
             elif path == "/":
                 self._answer(server.html(), "text/html; charset=utf-8")
-            elif path.startswith("/static/") and (file := Path(STATIC) / Path(path).name).is_file():
+            elif path.startswith("/static/") and (file := STATIC / Path(path).name).is_file():
                 self._answer(file.read_bytes(), KINDS[file.suffix])
             else:
                 self.send_error(404)

@@ -44,7 +44,9 @@ async def test_every_answer_keeps_the_browser_in_its_place(tmp_path: Path) -> No
             await page.ask("/nothing"),
             await page.ask("/", authorization=""),
         ):
-            assert answer.headers["content-security-policy"].startswith("default-src 'self'; ")
+            assert answer.headers["content-security-policy"].startswith(
+                "default-src 'none'; script-src 'self'; "
+            )
             assert "unsafe" not in answer.headers["content-security-policy"]
             assert answer.headers["referrer-policy"] == "no-referrer"
             assert answer.headers["x-content-type-options"] == "nosniff"
@@ -180,7 +182,7 @@ async def test_what_many_ask_for_is_made_once(tmp_path: Path, monkeypatch: pytes
         made: list[bool] = []
         html = Page.html
         monkeypatch.setattr(
-            Page, "html", lambda self, view, live: (made.append(view.own is None), html(self, view, live))[1]
+            Page, "html", lambda self, view: (made.append(view.own is None), html(self, view))[1]
         )
         for authorization in ("", "", f"Bearer {page.token}", f"Bearer {page.token}"):
             assert (await page.ask("/", authorization=authorization)).status == 200

@@ -81,7 +81,7 @@ class Board:
                 raise
             raise UserError(f"the board needs the package {error.name}", install_hint("web")) from error
         self._folder, self._every_s, self._files = folder, every_s or SELDOM_S, Files()
-        self._page, self._static = Page(), Path(STATIC)
+        self._page, self._static = Page(), STATIC
         self.written = 0
         """Number of times that it was written."""
 

@@ -6,7 +6,7 @@ for readers without scripts. The script counts ages, so that a part changes only
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -19,16 +19,16 @@ from p2pdiloco.web.page import curve, wording
 from p2pdiloco.web.view import RunView
 from p2pdiloco.web.words import MarkKind, MemberWord, NodeWord, Pulse, Why
 
-FOLDER = resources.files("p2pdiloco.web.page")
-STATIC = str(FOLDER / "static")
+FOLDER = Path(__file__).parent
+STATIC = FOLDER / "static"
 """Folder of the script and the style sheets."""
 PARTS = ("head", "figures", "loss", "mine", "members", "fragments", "happened", "credits", "join")
 """Parts of a page, each a template and an element with that id. A part may be empty."""
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'"
 )
-"""Content security policy, for the header of whoever serves the page; a board has it in the page."""
+"""Content security policy: in the page itself, which any web server may carry, and in our own answers."""
 
 Live = Literal["events", "poll"]
 """Way in which the page learns of changes: server-sent events of `events`, or by looking again."""
@@ -49,7 +49,7 @@ class Page:
 
     def __init__(self) -> None:
         self._env = Environment(
-            loader=FileSystemLoader(str(FOLDER / "templates")),
+            loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
