@@ -78,7 +78,7 @@ def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm)
         stranger = attack.strangers[0]
         swarm.until(lambda: stranger.done["heartbeat: taken"], "the forger to be heard")
         # A member is asked for the owner's notice before anybody is followed; through a bootstrap it comes
-        # when one is met. Where that takes long, a newcomer begins with what the member says, and looks again.
+        # when one is met. Where that takes long, it begins with what the member says, and looks again.
         newcomer = swarm.node("newcomer", member)
         swarm.until(lambda: stranger.greeted_by - {member.peer_id}, "the newcomer to meet the forger")
         swarm.training(newcomer)
