@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cost of the web page: processor time of a node's daemon with nobody, one and a hundred who watch.
 
-    .venv/bin/python scripts/bench/live/bench_web.py [--watchers 100] [--seconds 20] [--json FILE]
+    .venv/bin/python scripts/bench/live/bench_web.py [--watchers 100] [--seconds 20] [--min-step-s 0] [--json FILE]
 
 Two real nodes on loopback; one serves its page. Rounds without, with one and with many that watch take turns,
 as what else the machine does changes. Processor time of the daemon, not of who watches, nor of the learner,
@@ -29,7 +29,6 @@ from p2pdiloco.lab.swarm.event_log import Tail, of_kind
 from p2pdiloco.lab.swarm.swarm import SwarmNode
 from p2pdiloco.web.keys import token_file
 
-STEP_S = 0.1
 SETTLE_S = 3.0
 
 
@@ -101,11 +100,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--preset", default="micro")
+    parser.add_argument("--min-step-s", type=float, default=0.0)
     asked = parser.parse_args()
     port, rounds = free_port(), list[Round]()
     with tempfile.TemporaryDirectory() as folder:
         pages = [["--web", str(port)], []]
-        flags = ["--min-step-s", str(STEP_S)]
+        flags = ["--min-step-s", str(asked.min_step_s)]
         with running_swarm(Path(folder), for_run(asked.preset, "web"), 2, *flags, each=pages) as swarm:
             for _ in range(asked.rounds):
                 for watchers in (0, 1, asked.watchers):
