@@ -55,9 +55,6 @@ class CreditCertificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Tokens merged into the run, the mean over fragments."""
     inner_steps: Natural
     contributions: Natural
-    first_s: Natural
-    last_s: Natural
-    """Times of the first and the last of them, seconds since 1970, by a keeper's clock; 0: not known."""
     run_tokens: Natural
     """Tokens of the whole run by then."""
     from_version: Natural

@@ -10,6 +10,8 @@ import click
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.credits.view import moment
+from p2pdiloco.cli.membership.naming import find_peer
+from p2pdiloco.cli.membership.reaching import Reached
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.signing import check_signature, decode_signed, encode_signed, run_id
@@ -24,6 +26,7 @@ from p2pdiloco.credits.certificate import (
     signed_certificate,
     text_of,
 )
+from p2pdiloco.daemon.admission.own import owns
 from p2pdiloco.daemon.display.wording import count
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity, verify
@@ -42,21 +45,6 @@ def own_key(data_dir: Path | None, name: str = "identity.key") -> Identity:
     return Identity.load_or_create(path)
 
 
-def peer_meant(found: RunCredits, wanted: str) -> str:
-    """Find the learner that is meant by an id, its end, or a name. Raises: UserError."""
-    rows = [row.peer for row in found.credits.rows]
-    named = [peer for peer in rows if found.names.get(peer) == wanted]
-    fitting = [peer for peer in rows if wanted and peer.endswith(wanted)] or named
-    fitting = sorted(set(fitting))
-    if len(fitting) != 1:
-        raise UserError(
-            (f"{len(fitting)} learners of the run are" if fitting else "no learner of the run is")
-            + f' called "{clean(wanted)}"',
-            "name one by its peer id, or by the end of it: `p2pdiloco credits` lists them",
-        )
-    return fitting[0]
-
-
 def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) -> None:
     """Write a certificate of what was counted here. The run's owner signs with its key, others with their
     node's.
@@ -69,17 +57,15 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
         raise UserError(
             f"{out} exists already", "name another file: what somebody signed is not written over"
         )
-    peer = peer_meant(found, wanted)
+    rows = {row.peer: row for row in found.credits.rows}
+    peer = find_peer(wanted, rows, Reached(names=found.names), "`p2pdiloco credits` lists all learners")
     if found.is_disputed or found.credits.doubts:
         raise UserError(
             "nothing is certified of a history with doubts", "`p2pdiloco credits --verify` says which"
         )
-    folder = expanded(data_dir or NodeSettings().data_dir)
-    is_owner = (folder / "owner.key").exists() and (
-        own_key(data_dir, "owner.key").peer_id == found.manifest.owner
-    )
+    is_owner = owns(expanded(data_dir or NodeSettings().data_dir), found.manifest.owner)
     key = own_key(data_dir, "owner.key" if is_owner else "identity.key")
-    row = next(row for row in found.credits.rows if row.peer == peer)
+    row = rows[peer]
     certificate = CreditCertificate(
         run=found.run,
         run_name=found.run_name,
@@ -88,8 +74,6 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
         tokens=row.tokens,
         inner_steps=row.inner_steps,
         contributions=row.contributions,
-        first_s=row.first_s,
-        last_s=row.last_s,
         run_tokens=found.credits.tokens,
         from_version=max(found.credits.missing.values(), default=1),
         heads=tuple(CertifiedHead(tip.number, tip.digest.hex()) for tip in found.tips),
@@ -106,14 +90,12 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
 def words_of(certificate: CreditCertificate) -> str:
     """Word what a certificate says."""
     name = f" ({clean(certificate.name)})" if certificate.name else ""
-    period = " to ".join(filter(None, (moment(certificate.first_s, True), moment(certificate.last_s, True))))
     since = "" if certificate.from_version <= 1 else f", counted from version {certificate.from_version} on"
     tokens = f"{count(certificate.tokens)} tokens ({certificate.tokens})"
     return (
         f"peer {clean(certificate.peer)}{name} has {tokens}, "
         f"{certificate.inner_steps} inner steps and {certificate.contributions} merged contributions in run "
         f"{clean(certificate.run_name)} {clean(certificate.run[:16])}"
-        + (f", {period}" if period else "")
         + f", of {count(certificate.run_tokens)} tokens of the run by then{since}"
     )
 

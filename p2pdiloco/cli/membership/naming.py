@@ -65,10 +65,10 @@ class PeerChange(Struct, frozen=True):
             hint = "p2pdiloco status --json shows whole ids"
             if public_of(self.word) is not None:
                 return self.word
-            return _find(self.word, {*reached.names, *reached.lately}, reached, hint)
+            return find_peer(self.word, {*reached.names, *reached.lately}, reached, hint)
         listed = getattr(notice, self.entries)
         hint = f"on the list are {', '.join(listed) or 'none'}; no member remembers such a name"
-        return _find(self.word, listed, reached, hint)
+        return find_peer(self.word, listed, reached, hint)
 
 
 def with_entry(notice: Notice, name: str, entry: str) -> Notice:
@@ -79,7 +79,7 @@ def with_entry(notice: Notice, name: str, entry: str) -> Notice:
     return msgspec.structs.replace(notice, **{name: entries})
 
 
-def _find(word: str, peers: Collection[str], reached: Reached, hint: str) -> str:
+def find_peer(word: str, peers: Collection[str], reached: Reached, hint: str) -> str:
     """Find the one of these peers that a word means. Raises: UserError."""
     if word in peers:
         return word
