@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.types import Head, SignedVersion, signed_bytes
 from p2pdiloco.credits.ledger import Doubt, FragmentLedger
-from p2pdiloco.credits.records import HistoryRecord
 from p2pdiloco.credits.store import HistoryStore
 
 Verify = Callable[[str, bytes, bytes], bool]
@@ -66,7 +65,6 @@ def count(
     *,
     bucket_s: int = 0,
     signatures: Signatures | None = None,
-    on_record: Callable[[HistoryRecord], None] = lambda record: None,
 ) -> FragmentLedger:
     """Count the line of versions that ends in `tip`, as far as it is here. Without `signatures` none is
     checked.
@@ -83,5 +81,4 @@ def count(
                 ledger.doubt(Doubt.FALSE_VERSION)
             false = signatures.false_labels(record.version)
         ledger.add(record, false)
-        on_record(record)
     return ledger

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -19,6 +19,8 @@ from p2pdiloco.errors import RemoteError
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Limit of one record: a header that names 16384 contributors has about 3.5 MiB."""
+PAGE_BYTES = 1024 * 1024
+"""Bytes of records after which a page ends; one record is in it at least."""
 LATEST_S = 1 << 40
 _FRAME = struct.Struct(">II")
 """Length of what follows, and its CRC-32."""
@@ -59,6 +61,16 @@ def frames(content: bytes) -> Iterator[tuple[int, HistoryRecord]]:
             return
         yield end, record
         offset = end
+
+
+def page_of(records: Iterable[HistoryRecord]) -> bytes:
+    """Encode records for a peer that asks, as many as a page has."""
+    page = bytearray()
+    for record in records:
+        page += framed(record)
+        if len(page) >= PAGE_BYTES:
+            break
+    return bytes(page)
 
 
 def received(content: bytes) -> list[HistoryRecord]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.files import Files, storage_error
+from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files, storage_error
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.credits.records import HistoryRecord, framed, frames
 
@@ -159,10 +159,6 @@ class HistoryStore:
                 return  # it was deleted meanwhile
             yield record
 
-    def size_bytes(self) -> int:
-        """Bytes of all its files."""
-        return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
-
     # --- files ---------------------------------------------------------------------------------------
 
     def _log(self, fragment: int, index: int) -> Path:
@@ -174,7 +170,11 @@ class HistoryStore:
             return self._open[fragment]
         folder = self._folder / f"{fragment:04d}"
         self._files.make_folder(folder)
-        named = [(path, _NAME.fullmatch(path.name)) for path in self._files.list_folder(folder)]
+        there = self._files.list_folder(folder)
+        for path in there:
+            if path.name.endswith(TEMP_SUFFIX):
+                self._files.delete(path)  # the crash came while it was compressed
+        named = [(path, _NAME.fullmatch(path.name)) for path in there]
         sealed = {int(m[1]): Segment(p, int(m[2]), int(m[3])) for p, m in named if m and m[2]}
         logs = {int(m[1]): path for path, m in named if m and not m[2]}
         self._segments[fragment] = [segment for _, segment in sorted(sealed.items())]

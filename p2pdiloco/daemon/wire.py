@@ -31,7 +31,7 @@ from p2pdiloco.core.api.types import (
     Wire,
 )
 from p2pdiloco.daemon.admission.queries import AdmissionQuery
-from p2pdiloco.daemon.history.queries import HistoryQuery, PullHistory
+from p2pdiloco.daemon.history.queries import CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
@@ -296,7 +296,7 @@ class Stands(Wire, frozen=True, tag=True):
     versions: Annotated[tuple[Vouch, ...], Meta(max_length=MAX_FRAGMENTS)]
 
 
-Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery | HistoryQuery
+Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery | CreditsQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 

@@ -158,17 +158,10 @@ async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pyte
         page = keeping.HistoryRecord(1, head)
         from p2pdiloco.credits.records import framed
 
-        header = wire.encode(collecting_header())
-        liar.gives = PullSource(header, (framed(page),), lambda: None)
+        liar.gives = PullSource(b"", (framed(page),), lambda: None)
         found = await asked(monkeypatch, visitor, liar, one, two, verify=True)
         assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
         assert any("false records" in note for note in found.notes)
-
-
-def collecting_header() -> Any:
-    from p2pdiloco.daemon.history.queries import HistoryHeader
-
-    return HistoryHeader(1, True)
 
 
 def collected(names: dict[str, str], key: Identity, manifest: Any) -> RunCredits:

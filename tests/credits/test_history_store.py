@@ -53,8 +53,10 @@ def test_a_crash_while_a_segment_is_compressed_costs_nothing(tmp_path: Path) -> 
     history = HistoryStore(tmp_path, segment_bytes=1)
     history.append(record(child(versions[-1].header)))
     log.write_bytes(before)  # as if it had not been deleted any more
+    half = log.with_name("00000001-5-9.z.tmp")
+    half.write_bytes(b"half of it")
     again = HistoryStore(tmp_path)
-    assert numbers(again, versions[-1]) == [4, 3, 2, 1] and not log.exists()
+    assert numbers(again, versions[-1]) == [4, 3, 2, 1] and not log.exists() and not half.exists()
     again.append(record(versions[0]))
     assert len(list(tmp_path.rglob("*.log"))) == 1
 

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.credits.audit import Tip
-from p2pdiloco.credits.records import MAX_RECORD_BYTES, HistoryRecord, received
+from p2pdiloco.credits.records import MAX_RECORD_BYTES, PAGE_BYTES, HistoryRecord, received
 from p2pdiloco.credits.store import VersionLine
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history.queries import PAGE_BYTES, HistoryHeader, PullHistory
+from p2pdiloco.daemon.history.queries import PullHistory
 from p2pdiloco.daemon.run_files.giving import check_given
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
@@ -53,8 +53,7 @@ async def pull_page(transport: Transport, peer: str, asked: PullHistory) -> list
     """
     request = wire.encode(asked)
     answer = await transport.pull(peer, request, MAX_PAGE_BYTES, PAGE_TIMEOUT_S)
-    header, payload = check_given(answer)
-    wire.decode(header, HistoryHeader)
+    _, payload = check_given(answer)
     records = received(bytes(payload))
     check_page(asked, records)
     return records
@@ -89,7 +88,7 @@ class Filling:
         asked = list(self._peers)
         while True:
             line = await into.line(fragment, tip)
-            if line.is_whole or not line.first:
+            if line.is_whole:
                 return line.first
             tip = Tip(line.first - 1, line.wanted)
             records = await self._page(asked, PullHistory(self._run, fragment, tip.number, tip.digest))

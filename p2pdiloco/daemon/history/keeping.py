@@ -21,7 +21,7 @@ from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.credits.audit import Tip, count
 from p2pdiloco.credits.ledger import MOST, Credits, FragmentLedger, credits_of
 from p2pdiloco.credits.names import NamesFile
-from p2pdiloco.credits.records import HistoryRecord
+from p2pdiloco.credits.records import HistoryRecord, page_of
 from p2pdiloco.credits.store import HistoryStore, VersionLine
 from p2pdiloco.daemon.history.fetching import Filling
 from p2pdiloco.daemon.history.queries import MAX_ROWS, CreditLine, CreditsAnswer
@@ -34,8 +34,6 @@ REST = 50.0
 AGAIN_S, LONGEST_AGAIN_S = 5.0, 1800.0
 """Time after which others are asked again for what is missing, the first time and at most."""
 COMPLAIN_EVERY_S = 300.0
-LABEL_BYTES = 200
-"""Bytes of a label in a record, about."""
 EMPTY = Credits((), 1, 0, 0, 0)
 T = TypeVar("T")
 
@@ -222,18 +220,12 @@ class HistoryKeeper:
 
     # --- for others ----------------------------------------------------------------------------------
 
-    async def page(self, fragment: int, tip: Tip, most_bytes: int) -> list[HistoryRecord]:
-        """Read that version and those before it, until a page is full. Raises: StorageError."""
-        return await self._in_thread(partial(self._page, fragment, tip, most_bytes))
+    async def page(self, fragment: int, tip: Tip) -> bytes:
+        """Read that version and those before it, until a page is full; empty: it is not here.
 
-    def _page(self, fragment: int, tip: Tip, most_bytes: int) -> list[HistoryRecord]:
-        records, size = [], 0
-        for record in self._history.down(fragment, tip.number, tip.digest):
-            records.append(record)
-            size += LABEL_BYTES * (2 + len(record.version.header.contributors))
-            if size >= most_bytes:
-                break
-        return records
+        Raises: StorageError.
+        """
+        return await self._in_thread(lambda: page_of(self._history.down(fragment, tip.number, tip.digest)))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._io, work)

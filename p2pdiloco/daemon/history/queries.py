@@ -9,28 +9,21 @@ from msgspec import Meta
 from p2pdiloco.core.api.types import MAX_FRAGMENTS, Count, Digest, PeerId, RunId, Wire
 from p2pdiloco.credits.records import LATEST_S
 
-PAGE_BYTES = 1024 * 1024
-"""Bytes of records after which a page ends; one record is in it at least."""
 MAX_ROWS = 500
 """Rows of one answer: with the longest names about 90 KiB."""
 Time = Annotated[int, Meta(ge=0, le=LATEST_S)]
 
 
 class PullHistory(Wire, frozen=True, tag=True):
-    """Request for that very version's record, its parent's, and so on: as many as a page has."""
+    """Request for that very version's record, its parent's, and so on: as many as a page has.
+
+    The answer is the records alone (`credits.records`), the newest first.
+    """
 
     run: RunId
     fragment: Count
     number: Count
     digest: Digest
-
-
-class HistoryHeader(Wire, frozen=True, tag=True):
-    """Header of a stream of records, the newest first (`credits.records`)."""
-
-    records: Count
-    keeps: bool
-    """True: from the history that the peer keeps. False: it has only its newest versions."""
 
 
 class CreditsQuery(Wire, frozen=True, tag=True):
@@ -72,7 +65,3 @@ class CreditsAnswer(Wire, frozen=True, tag=True):
     tips: Digest
     """Digest of all heads together: equal ones have equal answers."""
     rows: Annotated[tuple[CreditLine, ...], Meta(max_length=MAX_ROWS)]
-
-
-HistoryQuery = CreditsQuery
-"""Questions about it as control messages."""

@@ -6,24 +6,19 @@ them, and of a run that nobody keeps something can be told.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.credits.audit import Tip
-from p2pdiloco.credits.records import HistoryRecord, framed
+from p2pdiloco.credits.records import HistoryRecord, page_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES, HISTORY_S, Budget, Enough
 from p2pdiloco.daemon.history.keeping import HistoryKeeper
-from p2pdiloco.daemon.history.queries import (
-    PAGE_BYTES,
-    CreditsAnswer,
-    CreditsQuery,
-    HistoryHeader,
-    PullHistory,
-)
+from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import PullSource, Refusal
 
@@ -63,42 +58,32 @@ class HistoryDoor:
             return wire.refuse(PullRefusal.BUSY)
         self._to.add(sender)
         try:
-            records, keeps = await self._page(pull.fragment, Tip(pull.number, pull.digest))
+            page = await self._page(pull.fragment, Tip(pull.number, pull.digest))
         except BaseException:
             self._to.discard(sender)
             raise
-        if not records:
-            self._to.discard(sender)
-            if limited:
-                self._budget.take(sender, LEAST_BYTES)
-            return wire.refuse(PullRefusal.NOT_HERE)
-        payload = b"".join(framed(record) for record in records)
         if limited:
-            self._budget.take(sender, max(LEAST_BYTES, len(payload)))
-        header = wire.encode(HistoryHeader(len(records), keeps))
-        return PullSource(header, (payload,), partial(self._to.discard, sender))
+            self._budget.take(sender, max(LEAST_BYTES, len(page)))
+        if not page:
+            self._to.discard(sender)
+            return wire.refuse(PullRefusal.NOT_HERE)
+        return PullSource(b"", (page,), partial(self._to.discard, sender))
 
-    async def _page(self, fragment: int, tip: Tip) -> tuple[list[HistoryRecord], bool]:
-        log = self._log(fragment)
+    async def _page(self, fragment: int, tip: Tip) -> bytes:
+        log, page = self._log(fragment), b""
         if self._keeper is not None and log:
-            try:
-                records = await self._keeper.page(fragment, tip, PAGE_BYTES)
-            except StorageError:
-                records = []  # the keeper's person hears of it when it writes
-            if records:
-                return records, True
-        return [HistoryRecord(0, version) for version in from_log(log, tip)], False
+            with contextlib.suppress(StorageError):  # the keeper's person hears of it when it writes
+                page = await self._keeper.page(fragment, tip)
+        return page or page_of(from_log(log, tip))
 
 
-def from_log(log: Sequence[SignedVersion], tip: Tip) -> list[SignedVersion]:
-    """List that version and those before it, as far as they are among the newest ones; version 0 is not."""
+def from_log(log: Sequence[SignedVersion], tip: Tip) -> Iterator[HistoryRecord]:
+    """Find that version and those before it, as far as they are among the newest ones; version 0 is not."""
     by_number = {version.header.number: version for version in log}
-    found, number, digest, size = [], tip.number, tip.digest, 0
-    while number > 0 and size < PAGE_BYTES:
+    number, digest = tip.number, tip.digest
+    while number > 0:
         version = by_number.get(number)
         if version is None or version.header.digest() != digest:
-            break
-        found.append(version)
-        size += len(wire.encode(version))
+            return
+        yield HistoryRecord(0, version)
         number, digest = number - 1, version.header.parent
-    return found
