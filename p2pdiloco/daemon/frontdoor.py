@@ -21,7 +21,7 @@ from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.dial_back import DialBack
-from p2pdiloco.daemon.history.queries import CreditsQuery, PullHistory
+from p2pdiloco.daemon.history.queries import KEEPS_NONE, CreditsQuery, PullHistory
 from p2pdiloco.daemon.links.probing import ProbeGate
 from p2pdiloco.daemon.run_files.giving import Giving
 from p2pdiloco.daemon.run_files.initial_file import kept_initial, version_0_from
@@ -228,7 +228,7 @@ class FrontDoor:
             return wire.encode(wire.NameAnswer(self._reporter.bearers(query.name)))
         if isinstance(query, CreditsQuery):
             if self._history is None:
-                raise RemoteError("keeps-no-history")
+                raise RemoteError(KEEPS_NONE)
             return wire.encode(self._history.answer(query))
         if isinstance(query, wire.StandsQuery):
             return wire.encode(self._reporter.stands())

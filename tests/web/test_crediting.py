@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history.asking import EVERY_S, AskedCredits
+from p2pdiloco.daemon.history.asking import EVERY_S, AskedCredits, believed
 from p2pdiloco.daemon.history.queries import MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.web.making import credit_views
@@ -29,6 +31,13 @@ def test_rows_are_bounded_and_the_own_one_is_there() -> None:
     (old,) = credit_views(told(5, first_s=0))
     assert old.first_at_s is None and old.last_at_s is None
     assert credit_views(None) == ()
+
+
+def test_who_alone_says_that_it_knows_all_is_not_believed() -> None:
+    late = replace(told(20), before_fragment_tokens=8)
+    assert believed({"a": late, "liar": told(10**9), "b": late}) != "liar"
+    ahead = replace(told(21), before_fragment_tokens=40)
+    assert believed({"ahead": ahead, "whole": told(20)}) == "whole"
 
 
 class Keepers:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from p2pdiloco.cli.membership.reaching import Reached, ask, reach
+from p2pdiloco.cli.membership.reaching import Reached, reach
 from p2pdiloco.cli.status import Search, visiting
 from p2pdiloco.config.signing import SignedManifest
 from p2pdiloco.core.api.types import Vouch
@@ -25,6 +25,8 @@ from p2pdiloco.credits.records import HistoryRecord
 from p2pdiloco.credits.store import HistoryStore, VersionLine
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.wording import short_peer
+from p2pdiloco.daemon.finding.asking import ask
+from p2pdiloco.daemon.history.asking import believed
 from p2pdiloco.daemon.history.fetching import Filling, pull_page
 from p2pdiloco.daemon.history.queries import MAX_ROWS, CreditsAnswer, CreditsQuery
 from p2pdiloco.daemon.run_files.listing import ListedRun, peers_of, pull_manifest
@@ -166,11 +168,8 @@ class _CreditsAsking:
     # --- a keeper's sums -----------------------------------------------------------------------------
 
     async def told(self, notes: list[str]) -> Credits:
-        """Take the sums of the keeper in the middle of those that know most, as one liar among three is not
-        to be believed, and compare them with the others'."""
-        least = min(answer.before_fragment_tokens for answer in self.answers.values())
-        whole = [p for p, answer in self.answers.items() if answer.before_fragment_tokens == least]
-        best = sorted(whole, key=lambda p: self.answers[p].fragment_tokens)[len(whole) // 2]
+        """Take the sums of the keeper that is believed, and compare them with the others'."""
+        best = believed(self.answers)
         rows = await self._rows(best)
         for peer, answer in self.answers.items():
             if peer != best and (why := _disagreement(self.answers[best], answer)):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.publishing import publish
-from p2pdiloco.cli.membership.reaching import ask, reach
+from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
@@ -29,6 +29,7 @@ from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import Notice
 from p2pdiloco.daemon.display.progress import progress_text
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
+from p2pdiloco.daemon.finding.asking import ask
 from p2pdiloco.daemon.learner.course import words_of
 from p2pdiloco.daemon.run_files.listing import peers_of, saved_runs
 from p2pdiloco.errors import UserError

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 from msgspec import Struct, field
 
-from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon import wire
-from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
+from p2pdiloco.daemon.finding.asking import ask
+from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
 MAX_ASKED = 16
 MAX_KEEPERS = 6
-ASK_TIMEOUT_S = 5.0
 LOOKS, PAUSE_S = 3, 0.5
-T = TypeVar("T")
 
 
 class Reached(Struct):
@@ -75,11 +72,3 @@ def _keepers_first(records: Mapping[str, bytes]) -> list[tuple[str, wire.Presenc
         first = record.keeps_history and len(keepers) < MAX_KEEPERS
         (keepers if first else others).append((peer, record))
     return keepers + others
-
-
-async def ask(transport: Transport, peer: str, query: Wire, answer: type[T]) -> T | None:
-    """Ask a peer; None: it does not answer this."""
-    try:
-        return wire.decode(await transport.send(peer, wire.QUERY + wire.encode(query), ASK_TIMEOUT_S), answer)
-    except (TransportError, RemoteError):
-        return None

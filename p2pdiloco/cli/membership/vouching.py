@@ -9,12 +9,12 @@ import msgspec
 
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.publishing import publish
-from p2pdiloco.cli.membership.reaching import ask
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.display.wording import counted
+from p2pdiloco.daemon.finding.asking import ask
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.errors import UserError

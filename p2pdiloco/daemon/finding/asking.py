@@ -1,18 +1,21 @@
-"""Asking members of a run how it is doing: who they are by the DHT, and what one of them reports."""
+"""Asking members of a run: who they are by the DHT, how it is doing, and other questions."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
-ASK_TIMEOUT_S = 3.0
+ASK_TIMEOUT_S, STATUS_TIMEOUT_S = 5.0, 3.0
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +45,7 @@ async def ask_status(transport: Transport, peer: str, run: str) -> tuple[StatusR
     Raises: PeerUnreachable, RemoteError (refused, or not a report).
     """
     began = time.monotonic()
-    reply = await transport.send(peer, wire.QUERY + wire.encode(wire.StatusQuery(run)), ASK_TIMEOUT_S)
+    reply = await transport.send(peer, wire.QUERY + wire.encode(wire.StatusQuery(run)), STATUS_TIMEOUT_S)
     report = decode_status(reply)
     if report.run_id != run:
         raise RemoteError("bad-status", "about another run")
@@ -50,3 +53,11 @@ async def ask_status(transport: Transport, peer: str, run: str) -> tuple[StatusR
         raise RemoteError("bad-status", "in the name of another")  # one would else be several witnesses
     logger.debug("%s answered in %.3f s", peer, time.monotonic() - began)
     return report, len(reply)
+
+
+async def ask(transport: Transport, peer: str, query: Wire, answer: type[T]) -> T | None:
+    """Ask a peer; None: it does not answer this."""
+    try:
+        return wire.decode(await transport.send(peer, wire.QUERY + wire.encode(query), ASK_TIMEOUT_S), answer)
+    except (TransportError, RemoteError):
+        return None

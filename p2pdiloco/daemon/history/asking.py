@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.finding.asking import ask
 from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery
-from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 
-ASK_TIMEOUT_S = 5.0
 EVERY_S = 60.0
 """Pause between two questions for credits."""
 MOST_ASKED = 8
 
 
-async def ask_credits(transport: Transport, peer: str, run: str, offset: int = 0) -> CreditsAnswer | None:
-    """Ask a peer; None: it keeps no history, or does not answer."""
-    query = wire.QUERY + wire.encode(CreditsQuery(run, offset))
-    try:
-        return wire.decode(await transport.send(peer, query, ASK_TIMEOUT_S), CreditsAnswer)
-    except (TransportError, RemoteError):
-        return None
+def believed(answers: Mapping[str, CreditsAnswer]) -> str:
+    """Choose the keeper in the middle, by the tokens of which it knows whose they are: one liar among three
+    is not believed, also where it says that it alone knows all."""
+    known = {peer: told.fragment_tokens - told.before_fragment_tokens for peer, told in answers.items()}
+    return sorted(known, key=lambda peer: known[peer])[len(known) // 2]
 
 
 class AskedCredits:
-    """Credits of a run as its members tell them, asked now and then. Of several answers the one in the
-    middle, by what is known, is believed."""
+    """Credits of a run as its members tell them, asked now and then."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -41,8 +36,8 @@ class AskedCredits:
         if not peers or self._now() - self._asked_at_s < EVERY_S:
             return
         self._asked_at_s = self._now()
-        told = await asyncio.gather(*(ask_credits(transport, peer, run) for peer in peers[:MOST_ASKED]))
-        answers = [answer for answer in told if answer is not None]
+        asked, query = peers[:MOST_ASKED], CreditsQuery(run)
+        told = await asyncio.gather(*(ask(transport, peer, query, CreditsAnswer) for peer in asked))
+        answers = {peer: answer for peer, answer in zip(asked, told, strict=True) if answer is not None}
         if answers:
-            answers.sort(key=lambda answer: answer.fragment_tokens - answer.before_fragment_tokens)
-            self.answer = answers[len(answers) // 2]
+            self.answer = answers[believed(answers)]

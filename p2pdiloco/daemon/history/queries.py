@@ -9,6 +9,8 @@ from msgspec import Meta
 from p2pdiloco.core.api.types import MAX_FRAGMENTS, Count, Digest, PeerId, RunId, Wire
 from p2pdiloco.credits.records import LATEST_S
 
+KEEPS_NONE = "keeps-no-history"
+"""Reason of whoever is asked for credits, and keeps no history."""
 MAX_ROWS = 500
 """Rows of one answer: with the longest names about 90 KiB."""
 Time = Annotated[int, Meta(ge=0, le=LATEST_S)]

@@ -18,7 +18,7 @@ from p2pdiloco.credits.records import HistoryRecord, page_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES, HISTORY_S, Budget, Enough
 from p2pdiloco.daemon.history.keeping import HistoryKeeper
-from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery, PullHistory
+from p2pdiloco.daemon.history.queries import KEEPS_NONE, CreditsAnswer, CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import PullSource, Refusal
 
@@ -26,7 +26,6 @@ MAX_GIVEN = 4
 """Number of pages that go out at one time."""
 LEAST_BYTES = 64 * 1024
 """Bytes as which every question counts: one for a single version, or none, has a segment unfolded, too."""
-KEEPS_NONE = "keeps-no-history"
 Log = Callable[[int], Sequence[SignedVersion]]
 """Function that lists the newest versions of a fragment of our chain, oldest first."""
 
