@@ -21,16 +21,18 @@ ASIDE = (".corrupt", ".corrupt-2", ".corrupt-3")
 """Endings of what is set aside, as many as are kept of one name."""
 
 
-def read_note(path: Path, decode: Callable[[bytes], T], tell: Callable[[str], None]) -> T | None:
+def read_note(
+    path: Path, decode: Callable[[bytes], T], tell: Callable[[str], None], most_bytes: int = MAX_BYTES
+) -> T | None:
     """Read and decode a note; None: there is none, or it is damaged, which is told and the file set aside.
 
     `decode` raises one of `DAMAGE` at what it cannot make out.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise ValueError(f"more than {most_bytes} bytes")
         return decode(content)
     except FileNotFoundError:
         return None

@@ -121,13 +121,14 @@ class FragmentLedger:
 
     def _weights(self, parts: Iterable[Contributor], number: int) -> list[tuple[int, int]]:
         """List (tokens claimed, versions that it may make up for) of every part."""
-        found = []
-        for part in parts:
-            mark = self._marks.get(part.learner)
-            gap = number - 1 - mark.number if mark is not None else WATERMARK_VERSIONS + 1
-            forgotten = mark is None or gap > WATERMARK_VERSIONS
-            found.append((part.tokens, 1 if forgotten else 1 + min(MOST_GAP, max(0, gap))))
-        return found
+        return [(part.tokens, 1 + min(MOST_GAP, self._gap(part.learner, number) or 0)) for part in parts]
+
+    def _gap(self, learner: str, number: int) -> int | None:
+        """Count the versions between a learner's last one and that number; None: the chain has no watermark
+        of it, or none any more."""
+        mark = self._marks.get(learner)
+        gap = number - 1 - mark.number if mark is not None else None
+        return None if gap is None or gap > WATERMARK_VERSIONS else gap
 
     def _is_next(self, part: Contributor, number: int) -> bool:
         """Tell whether a contribution was not counted before, and note it."""
@@ -136,7 +137,7 @@ class FragmentLedger:
             if part.stamp <= mark.stamp:
                 self.doubt(Doubt.TWICE)
                 return False
-            forgotten = number - mark.number > WATERMARK_VERSIONS and part.after == NEVER
+            forgotten = part.after == NEVER and self._gap(part.learner, number) is None
             if part.after != mark.stamp and not forgotten:
                 self.doubt(Doubt.OUT_OF_ORDER)
         elif self.first == 1 and part.after != NEVER:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.errors import StorageError
+from p2pdiloco.notes import clear_folder_at, read_note
 
+logger = logging.getLogger(__name__)
 MAX_NAMES = 16384
-MAX_FILE_BYTES = 4 * 1024 * 1024
+MAX_FILE_BYTES = MAX_NAMES * 512
+"""Limit of the file, whatever the names are: JSON writes a character in six bytes at most."""
 _decoder = msgspec.json.Decoder(dict[str, str])
 
 
@@ -21,16 +24,7 @@ class NamesFile:
     def __init__(self, path: Path, known: Mapping[str, str], files: Files | None = None) -> None:
         """`known`: names of those that are here, as they were seen last."""
         self._path, self._known, self._files = path, known, files or Files()
-        self._names = self._load()
-
-    def _load(self) -> dict[str, str]:
-        """Read the file; of a damaged one nothing: names come again with those that bear them."""
-        try:
-            if not self._path.is_file() or self._path.stat().st_size > MAX_FILE_BYTES:
-                return {}
-            return _decoder.decode(self._files.read(self._path))
-        except (StorageError, OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return {}
+        self._names = read_note(path, _decoder.decode, logger.warning, MAX_FILE_BYTES) or {}
 
     def get(self, peer: str) -> str:
         """Find a name; empty: none is known."""
@@ -41,5 +35,6 @@ class NamesFile:
         names = {peer: name for peer in list(peers)[:MAX_NAMES] if (name := self.get(peer))}
         if names != self._names:
             self._files.make_folder(self._path.parent)
+            clear_folder_at(self._path)
             self._files.save(self._path, [msgspec.json.encode(names)], durable=False)
             self._names = names

@@ -48,7 +48,7 @@ OWN = {
         "printable",
     },
     "lab.simulation": {"core", "config", "errors"},
-    "credits": {"bounded", "adapters.disk", "core", "identity", "errors"},
+    "credits": {"bounded", "adapters.disk", "core", "identity", "notes", "errors"},
     "web": {
         "adapters.disk",
         "bounded",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from credits_kit import DAY_S, START_S, chain, history_of, ledger_of, record, tip
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from kit import RUN, child, genesis, signed_part
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import NEVER, Contributor, SignedVersion, Stamp
+from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS, marks_of
 from p2pdiloco.credits.audit import Signatures, count
 from p2pdiloco.credits.ledger import Doubt, FragmentLedger, credits_of, shares_of
 from p2pdiloco.credits.records import HistoryRecord
@@ -91,6 +93,18 @@ def test_a_learner_that_the_chain_forgot_begins_anew(tmp_path: Path) -> None:
         ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
     assert ledger.doubts == {Doubt.TWICE: 1}, "a replay of what the watermarks have forgotten"
     assert ledger.entries["p1", 0].contributions == 2 and ledger.entries["p2", 0].contributions == 1
+
+
+@pytest.mark.parametrize("away", [1, WATERMARK_VERSIONS, WATERMARK_VERSIONS + 1])
+def test_a_learner_is_forgotten_when_the_chain_forgets_it(away: int) -> None:
+    """`away`: versions without it."""
+    first, ledger = chain(1, ("p1",))[0].header, FragmentLedger(RUN, 0)
+    ledger.add(record(SignedVersion(first, b"")))
+    marks = marks_of(()).after(1, first.contributors).after(1 + away, ())
+    anew = (signed_part(Contributor("p1", Stamp(2, 1), 40, 4, NEVER)),)
+    header = replace(first, number=2 + away, contributors=anew, tokens=first.tokens + 40)
+    ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
+    assert ledger.doubts == ({Doubt.OUT_OF_ORDER: 1} if "p1" in marks else {})
 
 
 def test_false_signatures_are_found_and_not_credited(tmp_path: Path) -> None:
