@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cost of the web page: processor time of a node's daemon with nobody, one and a hundred who watch.
 
-    .venv/bin/python scripts/bench/live/bench_web.py [--watchers 100] [--seconds 20] [--min-step-s 0] [--json FILE]
+    .venv/bin/python scripts/bench/live/bench_web.py [--watchers 100] [--seconds 20] [--min-step-s 0]
 
 Two real nodes on loopback; one serves its page. Rounds without, with one and with many that watch take turns,
 as what else the machine does changes. Processor time of the daemon, not of who watches, nor of the learner,
