@@ -21,6 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from p2pdiloco.config.web_address import WebAddress
 from p2pdiloco.web.keys import OwnerKeys
 from p2pdiloco.web.page.rendering import POLICY
 
@@ -53,12 +54,12 @@ NO_TOKEN = (
 class OurNames:
     """Names in a Host header that mean this server."""
 
-    def __init__(self, host: str) -> None:
-        """`host`: where it listens."""
-        self._names = {host.lower(), *LOOPBACK_NAMES}
-        self._any_address = False
-        if not is_loopback_host(host):
-            self._any_address = True  # a page can give a name our address, but is never itself at an address
+    def __init__(self, address: WebAddress) -> None:
+        """`address`: where it listens."""
+        self._names = {address.host.lower(), *LOOPBACK_NAMES}
+        # A page of others' can give a name our address, but is never itself at an address.
+        self._any_address = not address.is_loopback
+        if self._any_address:
             self._names |= {socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"}
 
     def includes(self, header: str) -> bool:
@@ -73,14 +74,6 @@ def host_of(header: str) -> str:
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.rpartition(":")[0] if text.count(":") == 1 else text
-
-
-def is_loopback_host(host: str) -> bool:
-    """Tell whether only this machine reaches that host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _is_address(name: str) -> bool:

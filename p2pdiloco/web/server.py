@@ -45,7 +45,7 @@ async def serving(
             raise
         raise UserError(f"the web page needs the package {error.name}", install_hint("web")) from error
     with _listening(address) as sock:
-        site = Site(views, data_dir, address.host, sock.getsockname()[1], is_public)
+        site = Site(views, data_dir, WebAddress(address.host, sock.getsockname()[1]), is_public)
         _say(site.url, address, is_public, token_file(data_dir))
         serving = asyncio.create_task(site.serve(sock))
         serving.add_done_callback(_tell_if_broken)

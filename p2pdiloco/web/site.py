@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from p2pdiloco.config.web_address import WebAddress
 from p2pdiloco.web.app import Routes
 from p2pdiloco.web.connections import BoundedProtocol
 from p2pdiloco.web.guard import MAX_HEAD_BYTES, OurNames, WebGuard
@@ -29,13 +30,13 @@ GRACE_S = 1
 class Site:
     """Site of one program."""
 
-    def __init__(self, views: Views, data_dir: Path, host: str, port: int, is_public: bool) -> None:
-        """Make it; `host` and `port`: where it will listen. Raises: StorageError."""
+    def __init__(self, views: Views, data_dir: Path, address: WebAddress, is_public: bool) -> None:
+        """Make it; `address`: where it will listen. Raises: StorageError."""
         token = load_token(data_dir)
         page = Page()
         self._live = Live(views, page)
         routes = Routes(views, self._live, page, _metrics_of(views))
-        app = WebGuard(routes.application(), OwnerKeys(token, port), OurNames(host), is_public)
+        app = WebGuard(routes.application(), OwnerKeys(token, address.port), OurNames(address), is_public)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -54,9 +55,8 @@ class Site:
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             )
         )
-        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        name = f"[{shown}]" if ":" in shown else shown
-        self.url = f"http://{name}:{port}/?token={token}"
+        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+        self.url = f"http://{WebAddress(shown, address.port)}/?token={token}"
         """Address for the owner."""
 
     async def serve(self, sock: socket.socket) -> None:
