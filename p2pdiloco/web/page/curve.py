@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from msgspec import Struct
 
+from p2pdiloco.web.page.wording import GRAVE
 from p2pdiloco.web.view import Mark, PublicView
 
 WIDTH, HEIGHT = 1000, 300
@@ -38,10 +38,7 @@ def drawing(view: PublicView) -> Drawing | None:
     ys = list(view.curve.loss)
     if len(xs) < 2:
         return None
-    band = [*ahead.low, *ahead.high] if ahead else []
-    every = [y for y in [*ys, *(ahead.loss if ahead else ()), *band] if math.isfinite(y)]
-    if not every:
-        return None
+    every = [*ys, *ahead.low, *ahead.high] if ahead else ys
     low, high = min(every), max(every)
     margin = 0.06 * (high - low) or 0.5
     low, high = low - margin, high + margin
@@ -62,22 +59,22 @@ def drawing(view: PublicView) -> Drawing | None:
 
 
 def series(view: PublicView) -> dict[str, object]:
-    """List what the script draws: curve, forecast and marks, with plain keys."""
+    """List what the script draws: curve, forecast, and times of what went wrong, with plain keys."""
     ahead = view.forecast
     return {
-        "at": [round(at, 1) for at in view.curve.at_s],
+        "at": view.curve.at_s,
         "tokens": view.curve.tokens,
-        "loss": [_short(y) for y in view.curve.loss],
+        "loss": view.curve.loss,
         "ahead": None
         if ahead is None
         else {
-            "at": [None if at is None else round(at, 1) for at in ahead.at_s],
+            "at": ahead.at_s,
             "tokens": ahead.tokens,
-            "loss": [_short(y) for y in ahead.loss],
-            "low": [_short(y) for y in ahead.low],
-            "high": [_short(y) for y in ahead.high],
+            "loss": ahead.loss,
+            "low": ahead.low,
+            "high": ahead.high,
         },
-        "marks": [{"at": round(mark.at_s, 1), "kind": mark.kind.value} for mark in view.marks],
+        "marks": [mark.at_s for mark in view.marks if mark.kind in GRAVE],
     }
 
 
@@ -97,12 +94,4 @@ class _Box:
         return round(WIDTH * (tokens - self._first) / self._span, 1)
 
     def line(self, points: Sequence[tuple[float, float]]) -> str:
-        return " ".join(
-            f"{self.x(x)},{HEIGHT * (1 - (y - self._low) / self._height):.1f}"
-            for x, y in points
-            if math.isfinite(y)
-        )
-
-
-def _short(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None
+        return " ".join(f"{self.x(x)},{HEIGHT * (1 - (y - self._low) / self._height):.1f}" for x, y in points)

@@ -131,7 +131,6 @@ let chart = null;
 let drawn = "";
 const colour = (name) => getComputedStyle(html).getPropertyValue(name).trim();
 const short = (x) => (x >= 1e12 ? `${+(x / 1e12).toPrecision(3)}T` : x >= 1e9 ? `${+(x / 1e9).toPrecision(3)}G` : x >= 1e6 ? `${+(x / 1e6).toPrecision(3)}M` : x >= 1e3 ? `${+(x / 1e3).toPrecision(3)}k` : `${x}`);
-const GRAVE = new Set(["silent", "suspicion", "fork", "fault"]);
 
 function columns(data, over) {
   const ahead = data.ahead;
@@ -148,8 +147,8 @@ function marks(data) {
     u.ctx.strokeStyle = colour("--bad");
     u.ctx.globalAlpha = 0.55;
     u.ctx.setLineDash([2, 3]);
-    for (const { at, kind } of data.marks) {
-      if (!GRAVE.has(kind) || at < u.scales.x.min || at > u.scales.x.max) continue;
+    for (const at of data.marks) {
+      if (at < u.scales.x.min || at > u.scales.x.max) continue;
       const x = Math.round(u.valToPos(at, "x", true)) + 0.5;
       u.ctx.beginPath();
       u.ctx.moveTo(x, u.bbox.top);
