@@ -28,8 +28,8 @@ from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.joining import join_view
-from p2pdiloco.web.making import SAME_CLOCK_S, credit_views, public_view
-from p2pdiloco.web.view import LinkView, OwnView, PublicView, RunChoice, RunView
+from p2pdiloco.web.making import clock_shift_s, credit_views, public_view
+from p2pdiloco.web.view import MAX_RUNS, LinkView, OwnView, PublicView, RunChoice, RunView
 from p2pdiloco.web.words import NodeWord, Pulse
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class WatchedRun:
     def take(self, report: StatusReport, now_s: float) -> None:
         """Take in an answer."""
         self.report, self.asked_at_s = report, now_s
-        shift_s = now_s - report.clock_s if abs(now_s - report.clock_s) > SAME_CLOCK_S else 0.0
+        shift_s = clock_shift_s(report, now_s)
         points = [replace(point, at_s=point.at_s + shift_s) for point in report.curve]
         marks = [replace(event, at_s=event.at_s + shift_s) for event in report.marks]
         self.timeline.learn(
@@ -95,7 +95,7 @@ class AskedSource:
             peer=self._transport.peer_id,
             link=LinkView(sent_bytes=sent, received_bytes=received),
         )
-        choices = tuple(RunChoice(run_id=known.id, run_name=known.name) for known in runs[:64])
+        choices = tuple(RunChoice(run_id=known.id, run_name=known.name) for known in runs[:MAX_RUNS])
         public = self._public(chosen) if chosen is not None else None
         return RunView(
             role="bootstrap", version=VERSION, public=public, own=own, runs=choices if len(runs) > 1 else ()

@@ -45,7 +45,7 @@ def public_view(
     course, newest = report.course, report.newest
     names = {row.peer: row.name for row in report.members}
     usual_s = newest.usual_s if newest is not None else None
-    shift_s = now_s - report.clock_s if abs(now_s - report.clock_s) > SAME_CLOCK_S else 0.0
+    shift_s = clock_shift_s(report, now_s)
     members = member_views(report.members, now_s, usual_s, len(report.fragments), report.answered_by)
     members = (*members, *silent_views(report.marks, {m.peer for m in members}, shift_s, now_s))
     points = tuple(p for p in report.curve if sane(p, now_s - shift_s))
@@ -79,6 +79,12 @@ def public_view(
         credits=credits,
         join=join or JoinView(),
     )
+
+
+def clock_shift_s(report: StatusReport, now_s: float) -> float:
+    """Compute what makes times by the clock of whoever reports times by ours."""
+    shift_s = now_s - report.clock_s
+    return shift_s if abs(shift_s) > SAME_CLOCK_S else 0.0
 
 
 def pulse_of(report: StatusReport, members: tuple[MemberView, ...]) -> Pulse:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from p2pdiloco.daemon.display.series import PastEvent
 from p2pdiloco.daemon.display.snapshot import PeerRow, sane_loss
+from p2pdiloco.daemon.display.timeline import ABOUT_PEERS
 from p2pdiloco.web.view import MemberView
 from p2pdiloco.web.words import MarkKind, MemberWord, Why
 
 SILENT_S = 15.0
-"""Silence after which a member is not counted on, as `core.api.config.Timing.suspect_s` has it."""
+"""Silence after which a member is silent here: after `Timing.member_ttl_s` the others do without it."""
 BEHIND_VERSIONS = 2
 """Versions by which somebody is behind: by one, everybody is at times."""
 PATIENCE = 8.0
@@ -18,7 +19,6 @@ PATIENCE = 8.0
 LEAST_PATIENCE_S = 60.0
 SHOWN_SILENT_S = 900.0
 """Time for which a member that went silent is shown, once nobody lists it any more."""
-COME_OR_GO = ("join", "leave", "silent")
 ORDER = (MemberWord.HERE, MemberWord.BEHIND, MemberWord.RESTING, MemberWord.SILENT)
 
 
@@ -58,7 +58,7 @@ def silent_views(
 ) -> tuple[MemberView, ...]:
     """Make views of those that went silent lately and are listed no more: a death is to be seen.
     `shift_s`: from the marks' clock to ours."""
-    last = {event.peer: event for event in marks if event.kind in COME_OR_GO and event.peer not in present}
+    last = {event.peer: event for event in marks if event.kind in ABOUT_PEERS and event.peer not in present}
     return tuple(
         MemberView(
             peer=event.peer,

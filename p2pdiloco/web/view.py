@@ -15,13 +15,11 @@ from msgspec import Meta, field
 
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
 from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
+from p2pdiloco.daemon.display.series import MAX_MARKS, MAX_POINTS
 from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, MAX_RECENT_LINES
 from p2pdiloco.printable import encoded
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 
-MAX_POINTS = 256
-"""Points of one curve; a longer history is thinned."""
-MAX_MARKS = 128
 MAX_CREDITS = 256
 MAX_RUNS = 64
 MAX_REASONS = 32
