@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2pdiloco.daemon.display.series import sane
+from p2pdiloco.daemon.display.series import MAX_AGE_S, sane
 from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, FragmentRow, NewestRow, StatusReport, sane_loss
 from p2pdiloco.daemon.history.queries import CreditLine, CreditsAnswer
 from p2pdiloco.web.forecast import forecast
@@ -49,7 +49,8 @@ def public_view(
     members = member_views(report.members, now_s, usual_s, len(report.fragments), report.answered_by)
     members = (*members, *silent_views(report.marks, {m.peer for m in members}, shift_s, now_s))
     points = tuple(p for p in report.curve if sane(p, now_s - shift_s))
-    ends_at_s = None if course.left_s is None or course.left_s <= 0 else round(now_s + course.left_s, -1)
+    left_s = course.left_s or 0.0
+    ends_at_s = round(now_s + left_s, -1) if 0 < left_s < MAX_AGE_S else None
     return PublicView(
         run_name=report.run_name,
         run_id=report.run_id,

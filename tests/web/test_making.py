@@ -132,6 +132,14 @@ def test_a_forecast_goes_through_the_newest_point_to_the_end_of_the_schedule() -
     assert all(low <= loss <= high for low, loss, high in zip(ahead.low, ahead.loss, ahead.high, strict=True))
 
 
+@pytest.mark.parametrize("left_s", [None, 0.0, -1.0, math.nan, math.inf, 1e300])
+def test_an_end_that_cannot_be_is_not_known(left_s: float | None) -> None:
+    """The script of a page with an infinite time would draw no curve: JSON has none."""
+    assert public_view(report(course=CourseRow(left_s=left_s)), NOW_S).progress.ends_at_s is None
+    ends = public_view(report(course=CourseRow(left_s=1000.0)), NOW_S).progress
+    assert ends.ends_at_s == NOW_S + 1000
+
+
 def test_there_is_no_forecast_of_what_is_over_too_short_or_rises() -> None:
     points = tuple(LossPoint(float(n), 1000 * n, 2.0 + 30.0 * (1000 * n) ** -0.5) for n in range(1, 60))
     assert forecast(points, 60_000, 50_000, NOW_S, None) is None

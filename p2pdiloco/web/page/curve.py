@@ -21,8 +21,6 @@ class Drawing(Struct, frozen=True):
     """Points of the forecast; empty: there is none."""
     band: str
     """Points of the area between the forecast's bounds."""
-    done: float
-    """Place in the box where the merged tokens end."""
     low: float
     high: float
     """Losses at the bottom and at the top."""
@@ -50,7 +48,6 @@ def drawing(view: PublicView) -> Drawing | None:
         curve=box.line(list(zip(xs, ys, strict=True))),
         forecast=box.line(list(zip(ahead.tokens, ahead.loss, strict=True))) if ahead else "",
         band=box.line([*edge, *reversed(under)]),
-        done=box.x(max(xs)),
         low=low,
         high=high,
         first=first,
