@@ -32,7 +32,7 @@ class Full(Exception):
 
 
 class ViewChannel:
-    """ViewChannel of one run's views, of the whole view or of its public part."""
+    """Channel of one run's views, of the whole view or of its public part."""
 
     def __init__(self, look: Callable[[], RunView | None], page: Page) -> None:
         """`look`: makes the view; None: there is none (any more)."""

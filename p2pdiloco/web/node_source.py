@@ -58,7 +58,7 @@ class NodeSource:
 
 
 class LinkRates:
-    """LinkRates of what counters say, between two looks at them that are not too close."""
+    """Rates of what counters say, between two looks at them that are not too close."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

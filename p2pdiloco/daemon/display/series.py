@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
@@ -64,7 +64,7 @@ class Curve:
     def add(self, point: LossPoint) -> None:
         """Take in a point. One that goes back, as after a fork, replaces what was later."""
         points = self._points
-        if not (math.isfinite(point.loss) and abs(point.loss) <= MAX_LOSS and math.isfinite(point.at_s)):
+        if not abs(point.loss) <= MAX_LOSS:  # nor is what is no number
             return
         while points and points[-1].tokens >= point.tokens:
             points.pop()
@@ -86,7 +86,7 @@ class Curve:
 
 
 class PastMarks:
-    """PastMarks of the time axis, the newest ones."""
+    """Marks of the time axis, the newest ones."""
 
     def __init__(self, events: Iterable[PastEvent] = (), most: int = MAX_MARKS) -> None:
         self._most = most
@@ -110,13 +110,22 @@ class PastMarks:
                 event = replace(event, fragment=fragment, times=times)
                 break
         self._events.append(event)
-        if len(self._events) > self._most:
-            self._forget_one()
+        self._forget()
 
-    def _forget_one(self) -> None:
-        """Forget the oldest of the most frequent kind: terms end all the time, and must not hide a death."""
-        kind, _ = Counter(event.kind for event in self._events).most_common(1)[0]
-        self._events.remove(next(event for event in self._events if event.kind == kind))
+    def learn(self, events: Iterable[PastEvent]) -> None:
+        """Take in what another saw. Of what is known here it may have heard a little earlier or later."""
+        for event in events:
+            alike = (known for known in self._events if (known.kind, known.peer) == (event.kind, event.peer))
+            if all(abs(known.at_s - event.at_s) > CLOSE_S for known in alike):
+                insort(self._events, event, key=lambda known: known.at_s)
+                self._forget()
+
+    def _forget(self) -> None:
+        """Forget the oldest of the most frequent kind, if there are too many: terms end all the time, and
+        must not hide a death."""
+        if len(self._events) > self._most:
+            kind, _ = Counter(event.kind for event in self._events).most_common(1)[0]
+            self._events.remove(next(event for event in self._events if event.kind == kind))
 
 
 def merged(one: Iterable[LossPoint], other: Iterable[LossPoint]) -> tuple[LossPoint, ...]:
@@ -131,5 +140,4 @@ def merged(one: Iterable[LossPoint], other: Iterable[LossPoint]) -> tuple[LossPo
 
 def sane(point: LossPoint, now_s: float) -> bool:
     """Tell whether a point of a stranger's can be one: a finite loss, and a time that has been."""
-    finite = math.isfinite(point.loss) and abs(point.loss) <= MAX_LOSS
-    return finite and now_s - MAX_AGE_S <= point.at_s <= now_s + 300
+    return abs(point.loss) <= MAX_LOSS and now_s - MAX_AGE_S <= point.at_s <= now_s + 300

@@ -156,10 +156,7 @@ class Timeline:
     def learn(self, curve: Iterable[LossPoint], marks: Iterable[PastEvent]) -> None:
         """Take in what somebody else tells of the run. What is known here already counts more."""
         self.curve = Curve(merged(self.curve.points, curve))
-        known = {(event.kind, event.peer, round(event.at_s)) for event in self.marks.events}
-        new = [event for event in marks if (event.kind, event.peer, round(event.at_s)) not in known]
-        together = sorted([*self.marks.events, *new], key=lambda event: event.at_s)
-        self.marks = PastMarks(together)
+        self.marks.learn(marks)
 
     def note(
         self,

@@ -63,7 +63,25 @@ def test_marks_that_are_close_are_one_and_frequent_ones_hide_no_death() -> None:
     assert marks.events[-1].times == 2 and marks.events[-1].fragment is None
 
 
-def test_history_tells_who_was_in_the_last_merge_and_how_often_versions_come() -> None:
+def test_what_several_saw_a_little_apart_is_one_mark_and_hides_no_death() -> None:
+    timeline = Timeline(now_s=lambda: 5000.0)
+    timeline.note("silent", None, "not counted on", {"peer": "dan"})
+    for late_s in (-4.0, 1.4, 7.3):
+        timeline.learn(
+            [], [PastEvent(900.0, "join", "", "eve"), PastEvent(5000.0 + late_s, "silent", "", "dan")]
+        )
+    timeline.learn([], [PastEvent(4000.0, "silent", "", "dan")])
+    assert [(event.at_s, event.peer) for event in timeline.marks.events] == [
+        (900.0, "eve"),
+        (4000.0, "dan"),
+        (5000.0, "dan"),
+    ]
+    timeline.learn([], [PastEvent(6000.0 + 100 * turn, "office", "", "ann") for turn in range(1000)])
+    kinds = [event.kind for event in timeline.marks.events]
+    assert len(kinds) == MAX_MARKS and kinds.count("silent") == 2 and kinds.count("join") == 1
+
+
+def test_timeline_tells_who_was_in_the_last_merge_and_how_often_versions_come() -> None:
     clock = iter([0.0, *(float(second) for second in range(100, 1000, 10))])
     timeline = Timeline(now_s=lambda: next(clock))
     timeline.look([header(0, 4, "ann"), header(1, 4, "ben")])  # what was here already is not new
@@ -79,7 +97,7 @@ def test_history_tells_who_was_in_the_last_merge_and_how_often_versions_come() -
     assert timeline.usual_s == 10.0 and timeline.version_at_s == {0: 110.0, 1: 120.0}
 
 
-def test_history_counts_our_contributions_and_marks_faults_but_not_our_own_coming() -> None:
+def test_timeline_counts_our_contributions_and_marks_faults_but_not_our_own_coming() -> None:
     timeline = Timeline(now_s=lambda: 5.0)
     timeline.note("contribution", 0, "merged", {"tokens": 256})
     timeline.note("contribution", 0, "refused: stale-base", {})
@@ -118,7 +136,7 @@ def test_marks_say_of_whom_they_are_also_to_others() -> None:
     ]
 
 
-def test_history_survives_a_restart_and_a_damaged_file(
+def test_timeline_survives_a_restart_and_a_damaged_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timeline = Timeline(now_s=lambda: 50.0)
