@@ -116,24 +116,39 @@ def test_rules_and_example_are_what_prometheus_takes(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 @pytest.mark.parametrize(
-    ("alert", "at", "comes"),
+    ("alert", "changed", "at", "comes"),
     [
-        ("P2pdilocoRunStandsStill", "9m", False),
-        ("P2pdilocoRunStandsStill", "11m", True),
-        ("P2pdilocoNodeWorkNotMerged", "90m", True),
-        ("P2pdilocoNodeNotTakingPart", "90m", False),
+        ("P2pdilocoRunStandsStill", 'run_pulse{pulse="still"}', "9m", False),
+        ("P2pdilocoRunStandsStill", 'run_pulse{pulse="still"}', "11m", True),
+        ("P2pdilocoRunStandsStill", 'run_pulse{pulse="unknown"}', "11m", True),
+        ("P2pdilocoRunStandsStill", "", "110m", False),
+        ("P2pdilocoNodeWorkNotMerged", "node_contributions_merged_total{}", "59m", False),
+        ("P2pdilocoNodeWorkNotMerged", "node_contributions_merged_total{}", "66m", True),
+        ("P2pdilocoNodeWorkNotMerged", "", "110m", False),
+        ("P2pdilocoNodeNotTakingPart", 'node_state{state="waiting"}', "14m", False),
+        ("P2pdilocoNodeNotTakingPart", 'node_state{state="waiting"}', "16m", True),
+        ("P2pdilocoNodeNotTakingPart", "up{}", "16m", True),
+        ("P2pdilocoNodeNotTakingPart", "", "110m", False),
     ],
 )
 def test_alerts_come_when_they_should_and_not_before(
-    tmp_path: Path, alert: str, at: str, comes: bool
+    tmp_path: Path, alert: str, changed: str, at: str, comes: bool
 ) -> None:
-    labels = 'instance="box:8080", job="p2pdiloco", run="r"'
+    well = {
+        'run_pulse{pulse="still"}': "0x120",
+        'run_pulse{pulse="unknown"}': "0x120",
+        'node_state{state="training"}': "1x120",
+        'node_state{state="waiting"}': "0x120",
+        "node_contributions_merged_total{}": "7+1x120",
+        "up{}": "1x120",
+    }
+    ill = {"node_contributions_merged_total{}": "7x120", "up{}": "0x120"}
+    labels = '{instance="box:8080", job="p2pdiloco", run="r", '
     series = {
-        f'p2pdiloco_run_pulse{{{labels}, pulse="still"}}': "1x120",
-        f'p2pdiloco_node_state{{{labels}, state="training"}}': "1x120",
-        f'p2pdiloco_node_state{{{labels}, state="waiting"}}': "0x120",
-        f"p2pdiloco_node_contributions_merged_total{{{labels}}}": "7x120",
-        'up{instance="box:8080", job="p2pdiloco"}': "1x120",
+        ("" if name == "up{}" else "p2pdiloco_") + name.replace("{", labels): ill.get(name, "1x120")
+        if name == changed
+        else values
+        for name, values in well.items()
     }
     one = {
         "interval": "1m",
