@@ -109,8 +109,8 @@ def scrape(swarm: Swarm, *daemons: Daemon) -> None:
         assert value(at, 'p2pdiloco_node_state{job="one",state="training"}') == 1
         assert value(at, 'p2pdiloco_node_state{job="bootstrap",state="serving"}') == 1
     finally:
-        process.terminate()
-        process.wait(20)
+        process.kill()  # whatever it does
+        process.wait()
 
 
 def value(at: str, query: str) -> float:

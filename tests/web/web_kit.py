@@ -73,7 +73,7 @@ class Served(Struct):
 
     async def events(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Watch."""
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+        reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 20)
         words = f"GET /events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.token}\r\n\r\n"
         writer.write(words.encode())
         return reader, writer
