@@ -109,7 +109,7 @@ async def _join(settings: NodeSettings, identity: Identity, views: Views, stop: 
         stay = _Stay(identity, approval, recent, views, controls, stop)
         run = settings.run
         while True:
-            views.enter(Starting("node", settings.name, identity.peer_id), controls)
+            views.enter(Starting("node", settings.name, identity.peer_id, controls), controls)
             if await unless_stopped(controls.may_join(), stop) is None or stop.is_set():
                 return
             run = await stay.once(structs.replace(controls.settings(), run=run), own) or run

@@ -15,8 +15,9 @@ from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.joining import join_view
 from p2pdiloco.web.making import credit_views, public_view
+from p2pdiloco.web.sources import limits_by_name, offered
 from p2pdiloco.web.view import ContributionsView, LinkView, OwnView, RunView
-from p2pdiloco.web.words import Control, NodeWord
+from p2pdiloco.web.words import NodeWord
 
 if TYPE_CHECKING:  # a bootstrap has no torch
     from p2pdiloco.daemon.member import Member
@@ -82,10 +83,6 @@ def own_view(
 ) -> OwnView:
     """Make what only the owner of the machine sees."""
     state = controls.state() if controls is not None else None
-    if state is None:
-        offered: tuple[Control, ...] = ()
-    else:
-        offered = (Control.RESUME if state.paused else Control.PAUSE, Control.FINISH, Control.LIMITS)
     return OwnView(
         state=NodeWord(snapshot.state.replace(" ", "-")),
         rest=snapshot.rest.words if snapshot.rest is not None else "",
@@ -101,8 +98,8 @@ def own_view(
         link=_link_view(snapshot, link, rates),
         refusals=snapshot.refusals,
         recent=snapshot.recent,
-        controls=offered,
-        limits={row.name: row.value for row in state.limits} if state is not None else {},
+        controls=offered(state),
+        limits=limits_by_name(state),
     )
 
 

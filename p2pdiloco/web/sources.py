@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from p2pdiloco.daemon.control.controls import OwnerControls
+from p2pdiloco.daemon.control.controls import ControlState, OwnerControls
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.view import OwnView, RunView
-from p2pdiloco.web.words import NodeWord
+from p2pdiloco.web.words import Control, NodeWord
 
 FRESH_S = 1.0
 """Age up to which a view is given to the next one who asks."""
@@ -23,15 +23,35 @@ class Source(Protocol):
         known here."""
 
 
+def offered(state: ControlState | None) -> tuple[Control, ...]:
+    """List what the page may offer to the owner; None: there are no controls."""
+    if state is None:
+        return ()
+    return (Control.RESUME if state.paused else Control.PAUSE, Control.FINISH, Control.LIMITS)
+
+
+def limits_by_name(state: ControlState | None) -> dict[str, str]:
+    """List the limits by name."""
+    return {row.name: row.value for row in state.limits} if state is not None else {}
+
+
 class Starting:
     """Source of a program that has no run yet."""
 
-    def __init__(self, role: str, name: str, peer: str) -> None:
-        self._role, self._name, self._peer = role, name, peer
+    def __init__(self, role: str, name: str, peer: str, controls: OwnerControls | None = None) -> None:
+        self._role, self._name, self._peer, self._controls = role, name, peer, controls
 
     def view(self, run: str) -> RunView | None:
-        """Say that it is joining."""
-        own = OwnView(state=NodeWord.JOINING, name=self._name, peer=self._peer)
+        """Say that it is joining, or away for its owner's sake."""
+        known = self._controls.state() if self._controls is not None else None
+        own = OwnView(
+            state=NodeWord(known.state) if known is not None else NodeWord.JOINING,
+            rest=known.rest.words if known is not None and known.rest is not None else "",
+            name=self._name,
+            peer=self._peer,
+            controls=offered(known),
+            limits=limits_by_name(known),
+        )
         return None if run else RunView(role=self._role, version=VERSION, own=own)
 
 

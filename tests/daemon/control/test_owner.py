@@ -20,6 +20,8 @@ from p2pdiloco.daemon.rest.kept_wishes import FILE
 from p2pdiloco.daemon.rest.sources import OwnersMachine
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.web.sources import Starting
+from p2pdiloco.web.words import Control, NodeWord
 
 
 class FakeReins:
@@ -153,6 +155,10 @@ async def test_a_budget_that_is_used_up_sends_it_away_until_the_month_turns(
     assert owner.controls.away.is_set() and not owner.stop.is_set()
     owner.controls.detach()
     assert owner.controls.state().state == "away"
+    own = Starting("node", "ada", "peer", owner.controls).view("").own
+    assert own.state is NodeWord.AWAY and "100 kB of transfer are used up" in own.rest, "on its page, too"
+    assert own.controls == (Control.PAUSE, Control.FINISH, Control.LIMITS), "it may be raised there"
+    assert own.limits["max-transfer"] == "100kB/month"
     waiting = asyncio.ensure_future(owner.controls.may_join())
     await asyncio.sleep(0)
     owner.after(10)
