@@ -29,7 +29,7 @@ class MemberReins:
     def has_handed_over(self) -> bool:
         """See `Reins.has_handed_over`."""
         link = self._member.learner_link
-        return not link.ready.is_set() or link.rests_for_owner
+        return not link.ready.is_set() or link.handed_over
 
     def follow(self, wish: ch.SpareMachine) -> None:
         """See `Reins.follow`."""

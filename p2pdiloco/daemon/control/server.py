@@ -39,8 +39,6 @@ class ControlServer:
         self._controls = controls
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
-        self.refused = 0
-        """Connections of other users, and requests that were none."""
 
     async def start(self) -> None:
         """Listen, for this user only. The data folder is ours, so a socket that is there is nobody's any
@@ -82,26 +80,21 @@ class ControlServer:
         task.add_done_callback(self._clients.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        too_slow_gone_or_no_line = TimeoutError, OSError, EOFError, asyncio.LimitOverrunError
+        with contextlib.closing(writer), contextlib.suppress(*too_slow_gone_or_no_line):
             async with asyncio.timeout(PATIENCE_S):
                 writer.write(encode(await self._reply(reader, writer)))
                 await writer.drain()
-        except (TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):  # too slow, gone, no line
-            self.refused += 1
-        finally:
-            writer.close()
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Reply:
         line = await reader.readuntil(b"\n")  # also of who is refused, who would else not hear why
         if len(self._clients) > MAX_CLIENTS:
             return Reply(False, "too many ask this node at once", "try again")
         if not is_owner(writer.get_extra_info("socket")):
-            self.refused += 1
             return Reply(False, "this node belongs to another user")
         try:
             request = decode_request(line)
         except DAMAGE:
-            self.refused += 1
             return Reply(False, "not a request that this node knows", "is it of the same version?")
         try:
             return Reply(True, self._do(request), state=self._controls.state())

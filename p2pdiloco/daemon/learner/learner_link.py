@@ -84,7 +84,7 @@ class LearnerLink:
         return self._host.pid
 
     @property
-    def rests_for_owner(self) -> bool:
+    def handed_over(self) -> bool:
         """True: it rests for its machine's owner, and all that it made is merged."""
         return self.status is not None and self.status.handed_over
 
@@ -181,7 +181,7 @@ class LearnerLink:
 
         Returns the seconds that it took; None: it has ended, takes no commands, or rests for its owner."""
         self._measuring = asyncio.get_running_loop().create_future()
-        if not self._ready or self.rests_for_owner or not self._host.send(ch.Evaluate()):
+        if not self._ready or self.handed_over or not self._host.send(ch.Evaluate()):
             return None
         return await self._measuring
 

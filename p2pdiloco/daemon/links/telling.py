@@ -67,7 +67,7 @@ class LinkTeller:
         """Tell the core what our link carries, or is permitted to. With others' links it decides how often
         we hold an office."""
         # A machine that rests for its owner leaves offices to others, as one with a thin uplink does.
-        rests = self._learner.rests_for_owner
+        rests = self._learner.handed_over
         rate = 0.0 if rests else self._watch.office_bits_per_s(members)
         if rate != self._shared.uplink.bits_per_s:
             self._post(ev.UplinkMeasured(rate))
