@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.cli import main as cli_main
+from p2pdiloco.daemon.rest.kept_wishes import FILE
 
 
 def test_what_is_kept_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,5 +17,7 @@ def test_what_is_kept_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli_main.run(line) == 4
     said = capsys.readouterr().out
     assert "max-upload 10Mbit" in said and "hours 22-7" in said
+    (tmp_path / FILE).write_text('{"changed": ["colour"]}')  # another version's
+    assert cli_main.run(line) == 4 and capsys.readouterr().out.endswith("nothing\n")
     assert cli_main.run(["limits", "--data-dir", str(tmp_path / "nowhere")]) == 4
     assert "no node runs here" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from p2pdiloco.learner.channel_messages import (
     Status,
     Stop,
 )
-from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.mailbox import FINISH_POLL_S, Mailbox
 
 
 def test_rebases_by_zero_do_not_change_the_training(bench):
@@ -126,6 +126,26 @@ def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
     assert len(waits) == 5
 
 
+@pytest.mark.parametrize(
+    ("wish", "then_s"), [(SpareMachine(min_step_s=2.0), 2.0), (SpareMachine(True, 10.0), FINISH_POLL_S)]
+)
+def test_a_wait_for_the_next_step_ends_when_its_owner_wants_something_else(bench, wish, then_s):
+    now, waited = [100.0], []
+
+    def wait(timeout_s):
+        waited.append(timeout_s)
+        now[0] += 0.0 if len(waited) == 1 else timeout_s
+        bench.post(wish if len(waited) == 1 else SpareMachine())
+
+    bench.channel.wait = wait
+    args = (bench.channel, bench.training, bench.fragments, (), None, 1000.0)
+    mailbox = Mailbox(*args, clock=lambda: now[0])
+    mailbox.spare(SpareMachine(min_step_s=10.0))
+    for _ in range(2):
+        assert mailbox.boundary(bench.training.step())
+    assert waited == [10.0, then_s]
+
+
 def test_a_learner_rests_for_its_machine_until_all_is_merged_and_apart_from_the_run(bench, monkeypatch):
     waits = []
 
@@ -151,7 +171,9 @@ def test_a_learner_rests_for_its_machine_until_all_is_merged_and_apart_from_the_
     events = bench.events()
     copied = [event.fragment for event in events if isinstance(event, CopiedOut)]
     assert copied == list(range(len(bench.fragments))), "each once, whatever its due date"
-    said = [event.handed_over for event in events if isinstance(event, Status)]
+    statuses = [event for event in events if isinstance(event, Status)]
+    assert not any(event.tokens_per_s for event in statuses[:5])
+    said = [event.handed_over for event in statuses]
     assert said[:2] == [False, False] and said[2:5] == [True] * 3 and not any(said[5:])
 
 

@@ -114,7 +114,6 @@ class NodeControls:
         if self._keeper.paused_since:
             self._keeper.pause(False)
         self._keeper.finish(False)
-        self._leaves_by_s = None
         self.look()
         return (
             f"resumed, but {self._rest.line()}" if self._rest is not None else "resumed: the learner goes on"
@@ -200,7 +199,6 @@ class NodeControls:
         Raises:
             UserError: it is used up, and a program waits for the node.
         """
-        self.away.clear()
         while self._keeper.is_used_up(self._wall()):
             if self._given.learner_socket is not None and not self._stop.is_set():
                 hint = "raise it (--max-transfer, or p2pdiloco limits), or wait for the next month"
@@ -225,7 +223,7 @@ class NodeControls:
             self._count(self._member)
         before, now = self._rest, self._now()
         rest = self._keeper.look(now, self._wall())
-        if rest is not None and self._member is not None and self._told_rest():
+        if rest is not None and self._member is not None:
             rest = replace(rest, handed_over=self._member.has_handed_over())
         self._rest = rest
         self._say(before, rest)
@@ -233,9 +231,6 @@ class NodeControls:
         if self._member is not None:
             self._carry_out(self._member, rest)
         self._leave_if(rest, now)
-
-    def _told_rest(self) -> bool:
-        return self._told is not None and self._told.rests
 
     def _count(self, member: Reins) -> None:
         self._keeper.book.look(member.carried_bytes(), self._now(), self._wall())

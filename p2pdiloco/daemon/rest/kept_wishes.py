@@ -23,7 +23,7 @@ from p2pdiloco.config.owner.own_limits import (
     flag_of,
     value_text,
 )
-from p2pdiloco.notes import clear_folder_at, read_note
+from p2pdiloco.notes import read_note
 
 logger = logging.getLogger(__name__)
 FILE = "owner.json"
@@ -64,9 +64,7 @@ def load_wishes(data_dir: Path) -> KeptWishes:
 
 def save_wishes(data_dir: Path, wishes: KeptWishes) -> None:
     """Keep them. Raises: StorageError."""
-    path = data_dir / FILE
-    clear_folder_at(path)
-    Files().save(path, [msgspec.json.encode(wishes)], durable=True, private=True)
+    Files().save(data_dir / FILE, [msgspec.json.encode(wishes)], durable=True, private=True)
 
 
 def combined(given: OwnLimits, kept: KeptWishes) -> tuple[OwnLimits, dict[str, str], list[str]]:

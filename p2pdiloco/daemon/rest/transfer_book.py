@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.errors import StorageError
-from p2pdiloco.notes import clear_folder_at, read_note
+from p2pdiloco.notes import read_note
 
 logger = logging.getLogger(__name__)
 FILE = "transfer.json"
@@ -123,7 +123,6 @@ class TransferBook:
 
     def _write(self, months: dict[str, Counts]) -> None:
         kept = dict(sorted(months.items())[-MONTHS:])
-        clear_folder_at(self._path)
         try:
             Files().save(self._path, [msgspec.json.encode(BookFile(kept))], durable=True)
         except StorageError as error:

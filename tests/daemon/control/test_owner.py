@@ -137,8 +137,11 @@ async def test_finish_waits_for_the_hand_over_and_not_for_ever(tmp_path: Path) -
 
 
 async def test_a_budget_that_is_used_up_sends_it_away_until_the_month_turns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("p2pdiloco.daemon.service.tell_ready", lambda: told.append("ready"))
+    monkeypatch.setattr("p2pdiloco.daemon.service.tell_status", told.append)
     owner = Owner(tmp_path, max_transfer="100kB/month")
     owner.controls.attach(owner.reins)
     owner.reins.carried = (50_000, 29_000)
@@ -153,7 +156,9 @@ async def test_a_budget_that_is_used_up_sends_it_away_until_the_month_turns(
     owner.reins.handed_over = True
     owner.after(1)
     assert owner.controls.away.is_set() and not owner.stop.is_set()
+    owner.reins.carried = (60_100, 39_500)  # what goes with its leaving counts
     owner.controls.detach()
+    assert caplog.text.count("of transfer for 2027-01 are used") == 1
     assert owner.controls.state().state == "away"
     own = Starting("node", "ada", "peer", owner.controls).view("").own
     assert own.state is NodeWord.AWAY and "100 kB of transfer are used up" in own.rest, "on its page, too"
@@ -165,7 +170,10 @@ async def test_a_budget_that_is_used_up_sends_it_away_until_the_month_turns(
     await asyncio.sleep(0)
     assert not waiting.done()
     row = owner.controls.transfer_row()
-    assert (row.sent_bytes, row.received_bytes, row.budget_bytes) == (60_000, 39_500, 100_000)
+    assert (row.sent_bytes, row.received_bytes, row.budget_bytes) == (60_100, 39_500, 100_000)
+    assert told[0] == "ready" and told[1].startswith(
+        "idle: this month's 100 kB of transfer are used up since"
+    )
     owner.wall += 31 * 86400
     owner.now += 31 * 86400
     owner.after(1)
@@ -184,9 +192,11 @@ async def test_a_budget_that_is_raised_calls_it_back(tmp_path: Path) -> None:
     said = owner.controls.limits({"max-transfer": "1GB/month"})
     assert "a start with --max-transfer 100kB/month, as this one, wins over it" in said
     assert await asyncio.wait_for(waiting, 1.0)
+    owner.reins.carried = (50, 0)  # another transport's, which counts from nothing
+    owner.controls.attach(owner.reins)
     owner.controls.close()
     again = Owner(tmp_path, max_transfer="100kB/month")
-    assert again.controls.transfer_row().sent_bytes == 100_000
+    assert again.controls.transfer_row().sent_bytes == 100_050
     waiting = asyncio.ensure_future(again.controls.may_join())
     await asyncio.sleep(0)
     assert not waiting.done() and again.controls.away.is_set(), "a flag of this start wins, it does not begin"
@@ -205,7 +215,9 @@ async def test_a_session_ends_with_its_budget(tmp_path: Path) -> None:
         await again.controls.may_join()
 
 
-async def test_limits_hold_at_once_and_at_the_next_start(tmp_path: Path) -> None:
+async def test_limits_hold_at_once_and_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     owner = Owner(tmp_path, max_download="50Mbit")
     owner.controls.attach(owner.reins)
     assert owner.reins.link == Link(float("inf"), 50e6)
@@ -218,7 +230,10 @@ async def test_limits_hold_at_once_and_at_the_next_start(tmp_path: Path) -> None
         "max-upload": "limits",
         "min-step-s": "limits",
     }
+    caplog.set_level("INFO")
     again = Owner(tmp_path, max_upload="20Mbit")
+    assert "--max-upload 20Mbit, given at this start, wins over 5Mbit" in caplog.text
+    assert "limits kept from before hold: --max-download, --min-step-s" in caplog.text
     settings = again.controls.settings()
     assert (settings.max_upload, settings.max_download, settings.min_step_s) == ("20Mbit", "", 0.5)
     kept = json.loads((tmp_path / FILE).read_text())
@@ -237,9 +252,14 @@ async def test_a_limit_that_nothing_tells_of_is_refused_while_it_runs(tmp_path: 
     assert owner.controls.limits({}) == "nothing to change"
 
 
-@pytest.mark.parametrize("content", [b'{"limits": 3}', b'{"paused_since": 1e300}', b'{"paused_since": 1e12}'])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"limits": 3}', b'{"paused_since": 1e300}', b'{"paused_since": 1e12}']
+)
 async def test_a_damaged_file_of_wishes_is_set_aside(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / FILE).write_bytes(content)
+    if content:
+        (tmp_path / FILE).write_bytes(content)
+    else:
+        (tmp_path / FILE).mkdir()
     owner = Owner(tmp_path)
     assert owner.controls.pause().startswith("paused") and (tmp_path / f"{FILE}.corrupt").exists()
 

@@ -29,7 +29,14 @@ from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.channel_messages import CopiedOut, FollowCourse, LearnerOptions, Start, StateSaved
+from p2pdiloco.learner.channel_messages import (
+    CopiedOut,
+    FollowCourse,
+    LearnerOptions,
+    SpareMachine,
+    Start,
+    StateSaved,
+)
 from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters
@@ -93,11 +100,13 @@ async def test_a_program_that_comes_late_begins_with_the_course_that_the_run_has
 ) -> None:
     async with waiting(tmp_path) as (host, path, _):
         host.follow(FollowCourse((), "paused"))
+        host.follow(SpareMachine(True, 0.5))
         connection, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
         program = LearnerEnd(connection)
         assert await asyncio.to_thread(program.arrived, PATIENCE_S)
         (start,) = program.poll()
         assert isinstance(start, Start) and start.course == FollowCourse((), "paused")
+        assert start.spare == SpareMachine(True, 0.5)
         connection.close()
         os.close(descriptor)
 

@@ -5,14 +5,24 @@ import itertools
 import os
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from p2pdiloco.config.owner.hours import parse_hours
 from p2pdiloco.config.owner.own_limits import OwnLimits, bounds_of
 from p2pdiloco.daemon.rest.governor import BEGINS_AFTER_S, ENDS_AFTER_S, LEAST_S, Governor
-from p2pdiloco.daemon.rest.idleness import LOAD_S, Idleness
+from p2pdiloco.daemon.rest.idleness import LOAD_S, Idleness, OthersWork
 from p2pdiloco.daemon.rest.reasons import Finding, RestReason
-from p2pdiloco.daemon.rest.sources import Battery, Heat, Hours, InUse, OwnersMachine, Power
+from p2pdiloco.daemon.rest.sources import (
+    LOOK_EVERY_S,
+    Battery,
+    Heat,
+    Hours,
+    InUse,
+    OwnersMachine,
+    Power,
+    Seldom,
+)
 from p2pdiloco.errors import ConfigError
 
 WALL = 1_800_000_000.0
@@ -65,6 +75,24 @@ def test_a_plug_that_comes_and_goes_makes_few_rests():
     assert changes == 1, "it rests once, and stays so"
     world.plugged = True
     assert world.after(LEAST_S) is None
+
+
+def test_a_rest_is_not_shorter_than_what_it_costs():
+    world = World()
+    world.plugged = False
+    assert world.after(7) is RestReason.BATTERY
+    world.plugged = True
+    assert world.after(LEAST_S - 2) is RestReason.BATTERY
+    assert world.after(2) is None
+
+
+def test_what_takes_a_while_to_read_is_read_seldom():
+    looks = []
+    source = Seldom(SimpleNamespace(look=looks.append))
+    for second in range(11):
+        source.look(WALL + second)
+    source.look(WALL - 86400)  # the clock is set back
+    assert looks == [WALL, WALL + LOOK_EVERY_S, WALL + 2 * LOOK_EVERY_S, WALL - 86400]
 
 
 def test_one_look_at_what_is_over_in_a_moment_is_no_rest():
@@ -162,13 +190,10 @@ class Desk:
 
     def keys(self, count):
         lines = "            CPU0       CPU1\n"
-        lines += (
-            f"   1:   {count}   3   IO-APIC   1-edge   i8042\n  9: {count * 7 if count < 0 else 5} 4 acpi\n"
-        )
+        lines += f"   1:   {count}   3   IO-APIC   1-edge   i8042\n  9: 5 4 acpi\n"
         (self.proc / "interrupts").write_text(lines)
 
     def types(self, at):
-
         os.utime(self.terminal, (at, at))
 
     def idle_after(self, seconds):
@@ -188,6 +213,8 @@ def test_a_machine_is_idle_as_long_as_nobody_types_or_computes(tmp_path):
     assert desk.idle_after(LOAD_S + 200) > 200, "a fifth of the machine is nobody's work"
     desk.busy_s += 0.3 * 4 * LOAD_S
     assert desk.idle_after(LOAD_S) == 0 and desk.idleness.by == "other programs compute"
+    (desk.sessions / "1").write_text("TYPE=x11\nACTIVE=1\nIDLE_HINT=0\nIS_DISPLAY=0\n")
+    assert desk.idle_after(5) == 5, "nobody's desktop"
     session = "TYPE=wayland\nACTIVE=1\nIDLE_HINT={}\nIDLE_SINCE_HINT={}\n"
     (desk.sessions / "2").write_text(session.format(0, 0))
     assert desk.idle_after(5) == 0 and desk.idleness.by == "the desktop"
@@ -195,6 +222,25 @@ def test_a_machine_is_idle_as_long_as_nobody_types_or_computes(tmp_path):
     assert desk.idle_after(60) == 60
     desk.now -= 86400  # the clock is set back
     assert desk.idleness.idle_s() == 0
+    (desk.sessions / "2").unlink()
+    desk.busy_s += 4 * LOAD_S
+    assert desk.idle_after(LOAD_S) == 0, "and work is seen as before"
+
+
+def test_the_work_of_others_is_not_ours_and_not_that_of_who_steps_back(monkeypatch):
+    def process(pid, niceness, used_s):
+        times = SimpleNamespace(user=used_s, system=0.0)
+        return SimpleNamespace(pid=pid, nice=lambda: niceness, cpu_times=lambda: times)
+
+    ours = [process(1, 0, 10.0), process(2, 10, 50.0)]
+    me = process(0, 0, 5.0)
+    me.children = lambda recursive: ours
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=100.0, system=20.0, nice=900.0))
+    monkeypatch.setattr(psutil, "Process", lambda pid: me)
+    others = OthersWork()
+    assert others.seconds() == 105.0, "the kernel counts apart what steps back"
+    ours.clear()
+    assert others.seconds() == 105.0, "what ended did not become others'"
 
 
 def test_a_machine_in_use_rests_until_it_was_quiet(tmp_path):

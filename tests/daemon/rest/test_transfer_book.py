@@ -5,7 +5,15 @@ import json
 
 import pytest
 
-from p2pdiloco.daemon.rest.transfer_book import AHEAD_BYTES, FILE, Counts, TransferBook, month_ends, month_of
+from p2pdiloco.daemon.rest.transfer_book import (
+    AHEAD_BYTES,
+    FILE,
+    MONTHS,
+    Counts,
+    TransferBook,
+    month_ends,
+    month_of,
+)
 
 NOV, DEC = (datetime.datetime(2026, month, 28, 12).timestamp() for month in (11, 12))
 
@@ -59,6 +67,15 @@ def test_a_new_month_begins_with_nothing(tmp_path):
     )
 
 
+def test_years_of_months_are_kept_and_no_more(tmp_path):
+    book = TransferBook(tmp_path)
+    for month in range(MONTHS + 5):
+        wall = NOV + month * 31 * 86400
+        book.look((month + 1, 0), wall, wall)
+    kept = json.loads((tmp_path / FILE).read_text())["months"]
+    assert len(kept) == MONTHS and month_of(wall) in kept and month_of(NOV) not in kept
+
+
 def test_a_clock_that_is_set_back_gives_no_second_budget(tmp_path):
     book = TransferBook(tmp_path)
     book.begin()
@@ -77,9 +94,12 @@ def test_a_clock_that_was_wrong_at_first_takes_its_bytes_along(tmp_path):
     assert book.month(NOV).total == 1100
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"months":{"2026-11":{"sent":-1}}}', b"\xff" * 100])
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"months":{"2026-11":{"sent":-1}}}', b"\xff" * 100])
 def test_a_damaged_book_is_set_aside(tmp_path, content):
-    (tmp_path / FILE).write_bytes(content)
+    if content is None:
+        (tmp_path / FILE).mkdir()
+    else:
+        (tmp_path / FILE).write_bytes(content)
     book = TransferBook(tmp_path)
     book.begin()
     book.look((10, 10), 1.0, NOV)
