@@ -271,7 +271,7 @@ def check(file: Path) -> None:
     click.echo(f"when the schedule is over, learners {ENDS[manifest.end.learners]}")
     for line in _footprint_lines(manifest):
         click.echo(line)
-    click.echo(f"manifest digest: {digest}")
+    click.echo(f"manifest digest: {digest} (not the run's id, which depends on its owner, too)")
     for doubt in doubts(manifest, _numel(manifest), ids):
         click.echo(f"warning: {doubt}", err=True)
 

@@ -205,7 +205,7 @@ def print_addresses(addresses: list[str], role: str) -> None:
         flush=True,
     )
     ready = {"role": role, "addresses": len(addresses), "address": addresses[0]}
-    logger.info("%(role)s ready, %(addresses)d addresses", ready)
+    logger.info("%(role)s ready; addresses: %(addresses)d", ready)
     service.tell_ready()
     if all(map(is_loopback, addresses)):
         logger.warning(

@@ -100,7 +100,7 @@ def test_processes_that_a_node_left_behind(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.level is Level.WARNING and found.todo == "end them: kill 7"
     del processes[0]
     (found,) = machine.leftovers()
-    assert found.level is Level.GOOD and found.words.startswith("1 node ")
+    assert found.level is Level.GOOD and found.words.endswith("run here: 1")
 
 
 async def test_a_torch_that_does_not_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,10 @@ def credits_command(
     if prove or word or proof:
         raise UserError("--prove, --word and --proof are about a certificate: --check FILE")
     if bool(certificate) != bool(peer):
-        raise UserError("a certificate is of one learner: --certificate FILE --peer ID|NAME")
+        raise UserError(
+            "a certificate is of one learner: --certificate FILE --peer ID|NAME",
+            "--peer picks no rows: without it all learners are shown, and --csv or --json can be searched",
+        )
     return _ask(join, run, data_dir, by, (certificate, peer), more)
 
 

@@ -165,5 +165,4 @@ def leftovers() -> Iterator[Diagnosis]:
         pids = " ".join(map(str, alone[:8]))
         yield warning("processes", f"left behind by a node that is gone: {pids}", f"end them: kill {pids}")
     else:
-        nodes = f"{others} node{'s' if others != 1 else ''} or bootstraps of yours run here"
-        yield good("processes", nodes if others else "none left behind, and no node runs here")
+        yield good("processes", f"none left behind; nodes and bootstraps of yours that run here: {others}")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
-from p2pdiloco.config.addresses import DNSADDR
+from p2pdiloco.config.addresses import DNSADDR, peer_in
+from p2pdiloco.daemon.display.wording import counted
 from p2pdiloco.errors import UserError
 
 NAME_S = 5.0
@@ -46,7 +47,7 @@ async def check_addresses(join: Sequence[str]) -> tuple[list[Diagnosis], tuple[s
             found.append(bad(CHECK, str(error), error.hint))
             continue
         if address.startswith(DNSADDR):
-            found.append(good(CHECK, f"{address}: {len(behind)} peers are listed behind the name"))
+            found.append(good(CHECK, f"{address} leads to {counted(len(set(map(peer_in, behind))), 'peer')}"))
         addresses += behind
     for address in dict.fromkeys(addresses):
         found += await _check_one(address, ways)

@@ -18,6 +18,7 @@ from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.config.settings import ANY_ADDRESS
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.wording import counted
 from p2pdiloco.daemon.finding.kept_port import listen_again
 from p2pdiloco.daemon.finding.reach import tcp_ports
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -121,9 +122,8 @@ async def check_versions(transport: Transport, run: str) -> list[Diagnosis]:
         return [skipped("versions", "no member of the run is listed")]
     others = {version: number for version, number in counts.items() if version != WIRE_VERSION}
     if not others:
-        return [
-            good("versions", f"all {counts.total()} listed members speak protocol version {WIRE_VERSION}")
-        ]
+        listed = counted(counts.total(), "listed member")
+        return [good("versions", f"{listed}, of protocol version {WIRE_VERSION} as this program")]
     words = ", ".join(f"{number} speak version {version}" for version, number in sorted(counts.items()))
     newest = max(others)
     todo = (
@@ -154,7 +154,7 @@ async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagno
         near.append(not any(ipaddress.ip_address(ip).is_global for ip in ips))
     if not near:
         return [skipped("port", f"no peer tells whether it can dial us ({why})")]
-    asker = "a peer in our own network" if all(near) else f"{len(near)} peer{'s' if len(near) > 1 else ''}"
+    asker = "a peer in our own network" if all(near) else counted(len(near), "peer")
     shown = ", ".join(map(str, ports))
     if places:
         seen = ", ".join(f"{ip} port {port}" for ip, port in sorted(places)[:4])

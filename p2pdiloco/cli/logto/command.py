@@ -45,6 +45,7 @@ def log_to(target: Target, **values: Any) -> int:
     """
     settings = build(LogToSettings, values)
     from p2pdiloco.cli.logto.carrying import carry
+    from p2pdiloco.daemon.display.wording import counted
 
     folder = expanded(settings.data_dir)
     if not folder.is_dir():
@@ -70,8 +71,10 @@ def log_to(target: Target, **values: Any) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    torn = f", {carried.skipped} lines that are no events passed over" if carried.skipped else ""
+    torn = (
+        f", passed over: {counted(carried.skipped, 'line')} that nobody can read" if carried.skipped else ""
+    )
     look = f"; look at them: tensorboard --logdir {out}" if target == "tensorboard" else ""
-    text = f"{carried.points} points of {carried.events} events carried to {target}{torn}{look}"
-    click.echo(clean(text), err=True)
+    text = f"{counted(carried.points, 'point')} of {counted(carried.events, 'event')} carried to {target}"
+    click.echo(clean(f"{text}{torn}{look}"), err=True)
     return 0
