@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from at_terminal import OWNER, run_called
-from terminal_kit import CTRL_C, Terminal
+from at_terminal import NEARBY, OWNER, look_at, run_called
+from click.testing import CliRunner
+from terminal_kit import Terminal
 
 from p2pdiloco.cli import main as cli_main
+from p2pdiloco.cli.guided import guide, questions
 from p2pdiloco.cli.guided.autostart import UNIT, shipped_unit, start_by_itself, user_unit
 from p2pdiloco.config.settings import load_settings_table
 from p2pdiloco.daemon.admission.link import RunLink, encode_link
@@ -24,45 +27,59 @@ SCRIPT = str(Path(__file__).with_name("at_terminal.py"))
 RUN = run_called("ours").id
 LINK = encode_link(RunLink(RUN, (ADDRESS,), OWNER.peer_id, "ours"))
 USUAL = [(words, "") for words in ("Name", "to send", "to receive", "of the disk", "month", "Hours")]
-Join = Callable[..., Terminal]
+Join = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def join(tmp_path: Path) -> Iterator[Join]:
-    """Starts `p2pdiloco join` with these words, for the folder `node`."""
-    made: list[Terminal] = []
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    systemctl = tools / "systemctl"
+def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
+    """`p2pdiloco join` for the folder `my node`, in this process, as it is to somebody at a terminal: gives
+    these answers, each to the question with these words, and returns the status, and what was shown."""
+    monkeypatch.setattr(questions, "at_terminal", lambda: True)
+    monkeypatch.setattr(guide, "look_at", look_at)
+    monkeypatch.setattr(guide, "look_nearby", lambda: [NEARBY])
+    monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    systemctl = tmp_path / "tools" / "systemctl"
+    systemctl.parent.mkdir()
     systemctl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     systemctl.chmod(0o755)
 
-    def start(*words: str) -> Terminal:
-        environment = {
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "XDG_CONFIG_HOME": str(tmp_path / "config"),
-            "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path.cwd())]),
-        }
-        made.append(Terminal([SCRIPT, "join", *words, "--data-dir", str(tmp_path / "my node")], environment))
-        return made[-1]
+    def start(words: list[str], *answers: tuple[str, str]) -> tuple[int, str]:
+        typed = "".join(f"{line}\n" for _, line in answers)
+        with CliRunner().isolation(input=typed) as (*_, shown):
+            status = cli_main.run(["join", *words, "--data-dir", str(tmp_path / "my node")])
+            text = shown.getvalue().decode()
+        asked = ".*?".join(f"{re.escape(question)}[^\n]*: {re.escape(line)}\n" for question, line in answers)
+        assert re.search(asked, text, re.DOTALL), text
+        return status, text
 
-    yield start
-    for terminal in made:
-        terminal.kill()
-
-
-def answer(terminal: Terminal, *answers: tuple[str, str]) -> None:
-    """Give answers to questions, by what is in them."""
-    for question, line in answers:
-        terminal.expect(question)
-        terminal.expect(": ")
-        terminal.type(line)
+    return start
 
 
 def test_it_asks_shows_saves_and_starts(join: Join, tmp_path: Path) -> None:
-    terminal = join(LINK)
-    answer(
-        terminal,
+    folder = tmp_path / "my node"
+    root = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path.cwd())])
+    terminal = Terminal([SCRIPT, "join", LINK, "--data-dir", str(folder)], {"PYTHONPATH": root})
+    try:
+        _answer_and_start(terminal, folder)
+    finally:
+        terminal.kill()
+    path = folder / "node.toml"
+    values = load_settings_table(path, "node")
+    told = {"name": "anna", "max_upload": "10Mbit", "max_disk": "20GiB", "hours": "22-7"}
+    assert values == {"data_dir": folder, "invite": LINK, "max_transfer": "200GB/month", **told}
+    assert path.stat().st_mode & 0o777 == 0o600 and not list(folder.glob("*.tmp"))
+
+    # Once more: what was answered is what Enter takes; other keys stay.
+    path.write_text(path.read_text() + "threads = 2\n")
+    before = ("Run link", "[anna]", "[10Mbit]", "no limit", "[20GiB]", "[200GB/month]", "[22-7]")
+    status, shown = join([], *((words, "") for words in before), ("What now?", "save"))
+    assert status == 0 and LINK in shown
+    assert load_settings_table(path, "node") == values | {"threads": 2}
+
+
+def _answer_and_start(terminal: Terminal, folder: Path) -> None:
+    for question, line in (
         ("Name that others see", "anna"),
         ("to send", "fast"),
         ("to send", "20Mbit"),
@@ -73,95 +90,82 @@ def test_it_asks_shows_saves_and_starts(join: Join, tmp_path: Path) -> None:
         ("month", "much"),
         ("month", "200GB/month"),
         ("Hours", "22-7"),
-    )
+    ):
+        terminal.expect(question)
+        terminal.expect(": ")
+        terminal.type(line)
     shown = terminal.expect("What now?")
     assert "run ours (" in shown and "memory: at least" in shown and "--max-disk 20GiB" in shown
     terminal.expect(": ")
-    assert not (tmp_path / "my node").exists(), "nothing is written before the last answer"
+    assert not folder.exists(), "nothing is written before the last answer"
     terminal.type("")
     assert terminal.end() == 0, terminal.shown
-    folder = tmp_path / "my node"
     assert f"STARTED anna 10Mbit True {RUN} {folder}" in terminal.shown
-    path = folder / "node.toml"
-    values = load_settings_table(path, "node")
-    told = {"name": "anna", "max_upload": "10Mbit", "max_disk": "20GiB", "hours": "22-7"}
-    assert values == {"data_dir": folder, "invite": LINK, "max_transfer": "200GB/month", **told}
-    assert path.stat().st_mode & 0o777 == 0o600 and not list(folder.glob("*.tmp"))
-
-    # Once more: what was answered is what Enter takes; other keys stay.
-    path.write_text(path.read_text() + "threads = 2\n")
-    again = join()
-    answer(again, (LINK[:20], ""), ("[anna]", ""), ("[10Mbit]", ""), ("no limit", ""), ("[20GiB]", ""))
-    answer(again, ("[200GB/month]", ""), ("[22-7]", ""), ("What now?", "save"))
-    assert again.end() == 0 and load_settings_table(path, "node") == values | {"threads": 2}
-    assert "STARTED" not in again.shown
 
 
 def test_an_address_needs_a_run(join: Join, tmp_path: Path) -> None:
     """The id of what was looked at is saved, which is sure, unlike a name."""
-    terminal = join()
-    terminal.expect(f"in this network: run {'ab' * 6} at /ip4/192.0.2.9/tcp/1")
-    answer(
-        terminal,
+    status, shown = join(
+        [],
         ("[/ip4/192.0.2.9/tcp/1", "nonsense"),
-        ("must look like", ADDRESS),
+        ("Run link", ADDRESS),
         ("Name or id of the run", "nowhere"),
-        ("know no run nowhere", "own-data"),
+        ("Name or id of the run", "own-data"),
         ("Name that others see", ""),
         ("your data", "/no/such"),
-        ("does not exist", str(tmp_path)),
+        ("your data", str(tmp_path)),
         ("to send", ""),
         ("to receive", ""),
         ("of the disk", "1KiB"),
         ("month", ""),
         ("Hours", ""),
+        ("What now?", "back"),
+        ("Hours", "back"),
+        ("month", "back"),
+        ("of the disk", ""),
+        ("month", ""),
+        ("Hours", ""),
+        ("What now?", "save"),
     )
-    terminal.expect("--max-disk is")
-    answer(terminal, ("What now?", "back"), ("Hours", "back"), ("month", "back"), ("of the disk", ""))
-    answer(terminal, ("month", ""), ("Hours", ""), ("What now?", "save"))
-    assert terminal.end() == 0, terminal.shown
+    assert status == 0
+    assert shown.startswith(f"in this network: run {'ab' * 6} at /ip4/192.0.2.9/tcp/1")
+    for words in ("must look like", "know no run nowhere", "/no/such does not exist", "--max-disk is"):
+        assert words in shown, words
     values = tomllib.loads((tmp_path / "my node/node.toml").read_text())["node"]
     assert values["join"] == [ADDRESS] and values["run"] == run_called("own-data").id
     assert values["data"] == str(tmp_path) and "name" not in values and "max_upload" not in values
 
 
-def test_ctrl_c_leaves_nothing(join: Join, tmp_path: Path) -> None:
-    terminal = join(LINK)
-    answer(terminal, *USUAL)
-    terminal.expect("What now?")
-    terminal.expect(": ")
-    terminal.press(CTRL_C)
-    assert terminal.end() == 130 and "Traceback" not in terminal.shown
+def test_whoever_goes_leaves_nothing(join: Join, tmp_path: Path) -> None:
+    """Ctrl-C and the end of the input are one to click."""
+    status, shown = join([LINK], *USUAL)
+    assert status == 130 and "memory: at least" in shown, "after all but the last"
+    assert join([LINK], *USUAL, ("What now?", "quit"))[0] == 0
     assert not (tmp_path / "my node").exists()
 
 
 def test_a_run_by_invite_needs_one(join: Join, tmp_path: Path) -> None:
-    terminal = join()
-    answer(
-        terminal,
+    status, shown = join(
+        [],
         ("Run link", ADDRESS),
         ("Name or id", "closed-one"),
-        ("takes members by invite", "back"),
+        ("Name or id", "back"),
         ("Run link", LINK),
         *USUAL,
         ("What now?", "quit"),
     )
-    assert terminal.end() == 0 and "nothing was saved" in terminal.shown
-    assert not (tmp_path / "my node").exists()
+    assert status == 0 and "takes members by invite" in shown and "nothing was saved" in shown
 
 
 def test_it_starts_by_itself(join: Join, tmp_path: Path) -> None:
-    terminal = join(LINK)
-    answer(terminal, *USUAL)
-    answer(terminal, ("What now?", "service"))
-    assert terminal.end() == 0, terminal.shown
+    status, shown = join([LINK], *USUAL, ("What now?", "service"))
+    assert status == 0
     unit = tmp_path / "config/systemd/user" / UNIT
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == ["--user daemon-reload", f"--user enable --now {UNIT}"]
     assert f'"--config" "{tmp_path}/my node/node.toml"' in unit.read_text()
     for words in ("loginctl enable-linger", "disable --now", f"rm {unit}", "journalctl --user"):
-        assert words in terminal.shown
-    assert "STARTED" not in terminal.shown
+        assert words in shown
 
 
 def test_a_manager_that_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from terminal_kit import Terminal
+from terminal_kit import CTRL_C, Terminal
 
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.tasks.manifests import load_manifest
@@ -38,6 +38,21 @@ def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
     assert manifest.group.expected_members == 12 and manifest.admission.mode == "invite"
     for command in (f"p2pdiloco bootstrap --run {out}", "p2pdiloco invite ours", "node --genesis INVITE"):
         assert command in terminal.shown
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run.toml"
+    terminal = Terminal(["-m", "p2pdiloco", "run", "new", "ours", "--guide", "--out", str(out)])
+    try:
+        terminal.expect("Name of the run")
+        terminal.expect(": ")
+        terminal.press(
+            CTRL_C + b"\n"
+        )  # readline sees a signal that comes just before it waits at the next key
+        assert terminal.end() == 130 and "Traceback" not in terminal.shown
+    finally:
+        terminal.kill()
+    assert not out.exists()
 
 
 def test_without_a_terminal_or_a_name_it_is_one_sentence(
