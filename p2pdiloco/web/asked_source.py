@@ -142,7 +142,7 @@ class AskedSource:
         """Ask members of a run until enough have answered."""
         answers: list[StatusReport] = []
         try:
-            members = await listed_members(self._transport, run.id, lambda _peer, _why: None)
+            members = await listed_members(self._transport, run.id)
         except (RemoteError, TransportError) as error:
             logger.debug("members of %s cannot be looked up: %s", run.name, error)
             return

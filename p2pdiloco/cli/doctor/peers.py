@@ -19,6 +19,7 @@ from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.config.settings import ANY_ADDRESS
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.wording import counted
+from p2pdiloco.daemon.finding.asking import presences
 from p2pdiloco.daemon.finding.kept_port import listen_again
 from p2pdiloco.daemon.finding.reach import tcp_ports
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -114,10 +115,7 @@ async def check_clock(transport: HivemindTransport, peers: Sequence[str]) -> lis
 
 async def check_versions(transport: Transport, run: str) -> list[Diagnosis]:
     """Compare our protocol version with that of the run's members."""
-    counts: Counter[int] = Counter()
-    for value in (await transport.get_records(wire.members_key(run))).values():
-        with contextlib.suppress(RemoteError):
-            counts[wire.decode(value, wire.Presence).wire_version] += 1
+    counts = Counter(record.wire_version for record in (await presences(transport, run)).values())
     if not counts:
         return [skipped("versions", "no member of the run is listed")]
     others = {version: number for version, number in counts.items() if version != WIRE_VERSION}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.asking import ask
-from p2pdiloco.errors import PeerUnreachable, RemoteError
+from p2pdiloco.daemon.finding.asking import ask, presences
+from p2pdiloco.errors import PeerUnreachable
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
@@ -37,7 +37,7 @@ async def reach(transport: Transport, run: str, joined: Iterable[str], called: s
     """
     found = Reached(list(dict.fromkeys(joined)))
     for _ in range(LOOKS):  # who has just joined the DHT may not find all of it at once
-        records = await transport.get_records(wire.members_key(run))
+        records = await presences(transport, run)
         if records:
             break
         await asyncio.sleep(PAUSE_S)
@@ -60,15 +60,7 @@ async def reach(transport: Transport, run: str, joined: Iterable[str], called: s
     return found
 
 
-def _keepers_first(records: Mapping[str, bytes]) -> list[tuple[str, wire.Presence]]:
-    """Read records; a few of those that say that they keep the run's history come first."""
-    keepers: list[tuple[str, wire.Presence]] = []
-    others: list[tuple[str, wire.Presence]] = []
-    for peer, value in records.items():
-        try:
-            record = wire.decode(value, wire.Presence)
-        except RemoteError:
-            continue
-        first = record.keeps_history and len(keepers) < MAX_KEEPERS
-        (keepers if first else others).append((peer, record))
-    return keepers + others
+def _keepers_first(records: Mapping[str, wire.Presence]) -> list[tuple[str, wire.Presence]]:
+    """List records; a few of those that say that they keep the run's history come first."""
+    keepers = [(peer, record) for peer, record in records.items() if record.keeps_history][:MAX_KEEPERS]
+    return list((dict(keepers) | dict(records)).items())

@@ -19,22 +19,34 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-async def listed_members(
-    transport: Transport, run: str, refused: Callable[[str, str], None]
-) -> dict[str, tuple[str, ...]]:
-    """Peer id -> addresses, of those with a presence record that we understand; newest start first.
-    `refused` is told of others, and why."""
+def _ignored(_peer: str, _why: str) -> None:
+    """Tell nobody."""
+
+
+async def presences(
+    transport: Transport, run: str, refused: Callable[[str, str], None] = _ignored
+) -> dict[str, wire.Presence]:
+    """Peer id -> presence record, of whatever protocol version. `refused` is told of those that cannot be
+    read, and why."""
     records = {}
     for peer, value in (await transport.get_records(wire.members_key(run))).items():
         try:
-            record = wire.decode(value, wire.Presence)
+            records[peer] = wire.decode(value, wire.Presence)
         except RemoteError as error:
             refused(peer, f"its presence record is not readable: {error}"[:120])
-            continue
-        if record.wire_version == WIRE_VERSION:
-            records[peer] = record
-        else:
+    return records
+
+
+async def listed_members(
+    transport: Transport, run: str, refused: Callable[[str, str], None] = _ignored
+) -> dict[str, tuple[str, ...]]:
+    """Peer id -> addresses, of those with a presence record that we understand; newest start first.
+    `refused` is told of others, and why."""
+    records = await presences(transport, run, refused)
+    for peer, record in list(records.items()):
+        if record.wire_version != WIRE_VERSION:
             refused(peer, f"speaks protocol version {record.wire_version}, not {WIRE_VERSION}")
+            del records[peer]
     newest = sorted(records, key=lambda peer: -records[peer].incarnation)
     return {peer: records[peer].addresses for peer in newest}
 
