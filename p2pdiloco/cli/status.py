@@ -16,8 +16,8 @@ from rich.console import Console
 from p2pdiloco.adapters.disk.data_dir import is_in_use
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, StatusSettings
+from p2pdiloco.config.settings import StatusSettings
+from p2pdiloco.daemon.admission.known_run import usual_folders
 from p2pdiloco.daemon.control.client import away_words
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
 from p2pdiloco.daemon.finding.asking import ask_status, listed_members
@@ -78,9 +78,8 @@ def local_addresses(folder: Path | None) -> tuple[str, ...]:
         NoNodes: it is away from its run for now, by its owner's wish.
         StorageError: the folder cannot be read.
     """
-    defaults = [settings().data_dir for settings in (NodeSettings, BootstrapSettings)]
-    usual = [folder] if folder is not None else defaults
-    folders = [path for path in map(expanded, usual) if folder is not None or path.is_dir()]
+    usual = usual_folders(folder)
+    folders = [path for path in usual if folder is not None or path.is_dir()]
     for path in folders:
         if is_in_use(path) and (found := load_own_addresses(path)):
             if words := away_words(path):

@@ -16,7 +16,7 @@ from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.payloads.memory import check_budget
 from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, Footprint, footprint_of
 from p2pdiloco.daemon.run_files.joined import remember_joined
-from p2pdiloco.daemon.run_files.listing import SHORT, PublishedRun
+from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.device import accelerators
 from p2pdiloco.printable import clean
@@ -67,11 +67,7 @@ class Approval:
         # Later, what is not free may be its own files, or memory of an earlier life that is ending.
         if is_new:
             self._check_machine(run.manifest, takes, memory, disk)
-        if (
-            is_new
-            and self._ask is not None
-            and not await self._ask(f"join run {run.name} ({run.id[:SHORT]})?")
-        ):
+        if is_new and self._ask is not None and not await self._ask(f"join run {run.title}?"):
             raise UserError(f"run {run.name} is not joined", "--yes joins without a question")
         remember_joined(self._settings.data_dir, run.id)
 
@@ -131,7 +127,7 @@ class Approval:
         budget = f" to {settings.max_memory}" if settings.max_memory else " or more"
         most = f"; --max-disk {settings.max_disk}" if settings.max_disk else ""
         return [
-            f"run {run.name} ({run.id[:SHORT]}) of owner {clean(run.signed.owner)}, task {manifest.run.task}",
+            f"run {run.title} of owner {clean(run.signed.owner)}, task {manifest.run.task}",
             f"model: {count(takes.parameters)} parameters in {takes.tensors} tensors",
             f"memory: at least {size_text(self._memory_bytes(takes))} of {size_text(memory)} that are free: "
             f"daemon {size_text(takes.daemon_bytes)}, {learner}, payloads {payloads}{budget}; beside it "

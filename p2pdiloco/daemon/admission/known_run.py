@@ -15,7 +15,6 @@ from p2pdiloco.daemon.admission.word import MAX_ADDRESSES
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
 from p2pdiloco.daemon.run_files.joined import joined_runs
 from p2pdiloco.daemon.run_files.listing import (
-    SHORT,
     ListedRun,
     PublishedRun,
     choose_run,
@@ -34,12 +33,12 @@ def usual_folders(data_dir: Path | None) -> list[Path]:
 
 
 def known_addresses(data_dir: Path, join: Sequence[str]) -> list[str]:
-    """List the same; may be none."""
+    """List addresses for a word: those that were named, else this folder's own and those met; may be none."""
     return list(join) or load_own_addresses(data_dir)[:MAX_ADDRESSES] + load_peers(data_dir)[::-1]
 
 
 def addresses_of(data_dir: Path, join: Sequence[str]) -> list[str]:
-    """List addresses for a word: those that were named, else this folder's own and those met.
+    """List the same, at least one.
 
     Raises: UserError (there are none).
     """
@@ -92,7 +91,7 @@ class KnownRun:
     @property
     def title(self) -> str:
         """Name and beginning of the id, for people."""
-        return f"{self._run.name} ({self._run.id[:SHORT]})"
+        return self._run.title
 
     @property
     def is_by_invite(self) -> bool:

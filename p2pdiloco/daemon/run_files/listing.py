@@ -46,6 +46,11 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
         """Name for people."""
         return self.manifest.run.name
 
+    @property
+    def title(self) -> str:
+        """Name and beginning of the id, for people."""
+        return f"{self.name} ({self.id[:SHORT]})"
+
     def summary(self) -> wire.RunSummary:
         """Summarize the run as it is listed."""
         return wire.RunSummary(self.id, self.name, self.signed.owner)
