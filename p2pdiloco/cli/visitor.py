@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +19,10 @@ from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.cli.interrupt import orderly
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import Transport
 
 T = TypeVar("T")
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+ASKS_ONLY = P2PDOptions(listen=False, relay=False)
 STOPS = (signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128
 """A shell's exit status of a program that a signal ended is this and the signal's number."""
@@ -68,8 +68,10 @@ def visit(body: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.asynccontextmanager
-async def visitor(join: tuple[str, ...]) -> AsyncIterator[Transport]:
-    """A transport of an identity that exists only here.
+async def visitor(
+    join: tuple[str, ...], listen: Sequence[str] = LISTEN, options: P2PDOptions = ASKS_ONLY
+) -> AsyncIterator[HivemindTransport]:
+    """A transport of an identity that exists only here. Without peers to join it is alone at first.
 
     Raises:
         UserError: none of these peers can be reached.
@@ -77,9 +79,8 @@ async def visitor(join: tuple[str, ...]) -> AsyncIterator[Transport]:
     with tempfile.TemporaryDirectory(prefix="p2pdiloco-visit-") as folder:
         path = Path(folder) / "identity.key"
         identity = Identity.load_or_create(path)
-        options = P2PDOptions(listen=False, relay=False)
-        transport = HivemindTransport(identity, path, Path(folder), LISTEN, join, options)
-        await transport.start(FrontDoor())
+        transport = HivemindTransport(identity, path, Path(folder), listen, join, options)
+        await transport.start(FrontDoor(), may_be_alone=not join)
         try:
             yield transport
         finally:

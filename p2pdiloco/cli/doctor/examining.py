@@ -64,7 +64,7 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
         return
     logging.getLogger().setLevel(logging.CRITICAL)  # what is worth a line becomes a finding
     try:
-        async with peers.patient(data_dir, listens=not runs_here) as transport:
+        async with peers.dialler(data_dir, listens=not runs_here) as transport:
             visit = Visit(transport, settings, data_dir, own)
             async for found in visit.examine(addresses):
                 yield found

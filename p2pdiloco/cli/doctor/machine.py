@@ -107,7 +107,7 @@ def memory_and_disk(data_dir: Path) -> Iterator[Diagnosis]:
         yield warning("memory", f"{size_text(memory)} free", todo)
     else:
         yield good("memory", f"{size_text(memory)} free")
-    disk, where = free_disk_bytes(_existing(data_dir)), f"free for {data_dir}"
+    disk, where = free_disk_bytes(existing(data_dir)), f"free for {data_dir}"
     if disk < LEAST_DISK:
         yield warning(
             "disk", f"{size_text(disk)} {where}", "make room, or choose another disk with --data-dir"
@@ -116,7 +116,8 @@ def memory_and_disk(data_dir: Path) -> Iterator[Diagnosis]:
         yield good("disk", f"{size_text(disk)} {where}")
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
+    """Find the folder, or the nearest above it that is there."""
     return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
 
 

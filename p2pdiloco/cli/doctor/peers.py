@@ -9,22 +9,20 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.meeting import why_unreached
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
+from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.config.settings import ANY_ADDRESS
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.wording import counted
 from p2pdiloco.daemon.finding.asking import presences
 from p2pdiloco.daemon.finding.kept_port import listen_again
 from p2pdiloco.daemon.finding.reach import tcp_ports
-from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.errors import RemoteError, TransportError
-from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
@@ -38,26 +36,18 @@ SHARED = ipaddress.ip_network("100.64.0.0/10")
 
 
 @contextlib.asynccontextmanager
-async def patient(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransport]:
-    """Start a transport of an identity that exists only here, which joins nobody by itself.
+async def dialler(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransport]:
+    """Start a visitor who joins nobody by itself, and can be dialled.
 
     `listens`: on the port that a node with this data folder would have.
 
     Raises: UserError.
     """
-    with TemporaryDirectory(prefix="p2pdiloco-visit-") as folder:
-        path = Path(folder) / "identity.key"
-        identity = Identity.load_or_create(path)
-        listen: Sequence[str] = ANY_ADDRESS
-        if listens and await asyncio.to_thread(data_dir.is_dir):
-            listen = await listen_again(data_dir, ANY_ADDRESS)
-        options = P2PDOptions(relay=False)
-        transport = HivemindTransport(identity, path, Path(folder), listen, (), options)
-        await transport.start(FrontDoor(), may_be_alone=True)
-        try:
-            yield transport
-        finally:
-            await transport.close()
+    listen: Sequence[str] = ANY_ADDRESS
+    if listens and await asyncio.to_thread(data_dir.is_dir):
+        listen = await listen_again(data_dir, ANY_ADDRESS)
+    async with visitor((), listen, P2PDOptions(relay=False)) as transport:
+        yield transport
 
 
 async def dial(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
+from p2pdiloco.cli.doctor.machine import existing
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text, size_text
 from p2pdiloco.daemon.links.probing import measure
@@ -50,10 +51,9 @@ def footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
     from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, footprint_of
 
     takes = footprint_of(manifest)
-    own = next((path for path in (data_dir, *data_dir.parents) if path.is_dir()), Path("/"))
     daemon = takes.daemon_bytes + takes.payload_bytes
     everything = daemon + takes.learner_bytes + DAEMON_BYTES + LEARNER_BYTES
-    memory, disk = free_memory_bytes(), free_disk_bytes(own)
+    memory, disk = free_memory_bytes(), free_disk_bytes(existing(data_dir))
     least = f"the run takes at least {size_text(everything)} with its learner on the CPU"
     words = f"{least}, {size_text(memory)} are free"
     if daemon + DAEMON_BYTES > memory:
