@@ -45,6 +45,15 @@ JOIN: dict[str, Any] = {
     "help": "Address of a bootstrap or of any live node, with /p2p/ID, /dnsaddr/NAME, or a run link; may be "
     "repeated.",
 }
+RUN: dict[str, Any] = {
+    "metavar": "ID|NAME",
+    "help": "Id of the run, 8 digits of it or more, or its name.",
+}
+LOCAL: dict[str, Any] = {
+    "type": FILE,
+    "help": "Without --join: ask the node or bootstrap that runs here with this folder.  "
+    "[default: the usual]",
+}
 LISTEN: dict[str, Any] = {
     "multiple": True,
     "metavar": "MULTIADDR",
@@ -102,7 +111,7 @@ def bootstrap(**values: Any) -> int | None:
     "invite", metavar="[LINK|INVITE]", required=False, default="", envvar=known_variable("--invite")
 )
 @NODE("--join", *JOIN_ALIASES, **JOIN)
-@NODE("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
+@NODE("--run", **RUN)
 @NODE("--data-dir", type=FILE, help="Folder of identity, checkpoints and events.jsonl.")
 @NODE("--device", help="auto, cpu, mps, or cuda, rocm, xpu, perhaps with :N.")
 @NODE("--nproc", help="Processes of the learner, a device each; auto: one for every GPU.")
@@ -204,12 +213,8 @@ def node(**values: Any) -> int | None:
 
 @click.command(cls=SpacedLists, epilog=example("status"))
 @STATUS("--join", *JOIN_ALIASES, **JOIN)
-@STATUS(
-    "--data-dir",
-    type=FILE,
-    help="Without --join: ask the node or bootstrap that runs here with this folder.  [default: the usual]",
-)
-@STATUS("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
+@STATUS("--data-dir", **LOCAL)
+@STATUS("--run", **RUN)
 @STATUS("--json", is_flag=True, help="Print JSON.")
 @STATUS("--timeout-s", type=Number(min=0.1, max=3600), help="Give up after this many seconds.")
 def status(**values: Any) -> int | None:

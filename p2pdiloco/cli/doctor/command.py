@@ -10,7 +10,7 @@ from typing import Any
 import click
 from msgspec import structs
 
-from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES
+from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES, RUN
 from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, setting
 from p2pdiloco.config.watching_settings import DoctorSettings
@@ -23,7 +23,7 @@ NAME_CELLS, LEVEL_CELLS, WIDTH = 10, 8, 110
 
 @click.command(cls=SpacedLists)
 @DOCTOR("--join", *JOIN_ALIASES, **JOIN)
-@DOCTOR("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
+@DOCTOR("--run", **RUN)
 @DOCTOR(
     "--data-dir", type=FILE, help="Folder of the node that runs, or is to run, here.  [default: the usual]"
 )

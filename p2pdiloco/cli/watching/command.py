@@ -8,22 +8,13 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES
+from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES, LOCAL, RUN
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, setting
 from p2pdiloco.config.watching_settings import BoardSettings, TopSettings
 
 TOP = partial(setting, TopSettings)
 BOARD = partial(setting, BoardSettings)
-LOCAL: dict[str, Any] = {
-    "type": FILE,
-    "help": "Without --join: ask the node or bootstrap that runs here with this folder.  "
-    "[default: the usual]",
-}
-RUN: dict[str, Any] = {
-    "metavar": "ID|NAME",
-    "help": "Id of the run, 8 digits of it or more, or its name.",
-}
 
 
 @click.command(cls=SpacedLists)

@@ -13,13 +13,13 @@ from rich.text import Text
 from p2pdiloco.cli.watching.happenings import silent
 from p2pdiloco.cli.watching.picture import MemberRow, SwarmPicture
 from p2pdiloco.daemon.display.header import OLD_S, age_text, packed
+from p2pdiloco.daemon.display.keys import HELP
 from p2pdiloco.daemon.display.progress import owner_text, progress_text
 from p2pdiloco.daemon.display.snapshot import FragmentRow
 from p2pdiloco.daemon.display.terminal import groups_text, role_text, title, versions_text
 from p2pdiloco.daemon.display.wording import count, duration, fit, folded, loss_text, short_peer, sparkline
 from p2pdiloco.printable import clean
 
-HELP = "q leaves, ? explains"
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
 CURVE_CELLS = 12
 LEAST_HAPPENED, MOST_STRIP = 2, 6
