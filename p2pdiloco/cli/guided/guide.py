@@ -23,7 +23,7 @@ from p2pdiloco.config.units import parse_rate, parse_size
 from p2pdiloco.daemon.admission.link import Way, is_word, way_of
 from p2pdiloco.daemon.admission.own import owns
 from p2pdiloco.daemon.rest.readers import mains
-from p2pdiloco.daemon.run_files.listing import SHORT, PublishedRun
+from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import UserError
 from p2pdiloco.printable import clean
 
@@ -47,51 +47,35 @@ class Guide:
 
         Raises: click.Abort; UserError (what was given is wrong).
         """
-        answers: Answers = {}
+        known: Answers = {"way": _way(given)} if given else {}
         if given:
-            answers["way"] = _way(given)
-            self._look_at_word(answers)
-        answers |= ask_all(self._questions(given))
+            self._look_at_word(known)
+        answers = ask_all([*([] if given else [self._way_in()]), *self._questions()], known)
         return self._values(answers), answers["then"]
 
-    def _questions(self, given: str) -> list[Question]:
-        before = self._before
+    def _was(self, key: str) -> str:
+        """Tell what was answered before."""
+        return str(self._before.get(key) or "")
 
-        def was(key: str) -> str:
-            return str(before.get(key) or "")
+    def _way_in(self) -> Question:
+        before = " ".join(self._before.get("join", ())).partition(" ")[0]
+        way = self._was("invite") or self._nearby() or before
+        words = "Run link, invite, or address of a peer"
+        return Question("way", words, way, read=_way, then=self._look_at_word)
 
-        way = (
-            was("invite")
-            or (self._nearby() if not given else "")
-            or " ".join(before.get("join", ())).partition(" ")[0]
-        )
+    def _questions(self) -> list[Question]:
+        was = self._was
         ends = ("start", "service", "save", "quit") if can_start_by_itself() else ("start", "save", "quit")
         service = "; service: now, and by itself from then on" if "service" in ends else ""
-        fixed = _way(given) if given else None
-
-        def way_in(answers: Answers) -> Way:
-            found: Way = fixed or answers["way"]
-            return found
-
-        def look(answers: Answers) -> None:
-            self._look(way_in(answers), answers.get("run", ""), answers)
 
         return [
-            Question(
-                "way",
-                "Run link, invite, or address of a peer",
-                way,
-                read=_way,
-                wanted=lambda _: fixed is None,
-                then=self._look_at_word,
-            ),
             Question(
                 "run",
                 "Name or id of the run",
                 was("run"),
                 "the one that this peer serves",
-                wanted=lambda a: not way_in(a).run,
-                then=look,
+                wanted=lambda a: not a["way"].run,
+                then=lambda a: self._look(a["way"], a["run"]),
             ),
             Question("name", "Name that others see beside this node", was("name"), "none", _name),
             Question(
@@ -112,13 +96,13 @@ class Guide:
                 "what is free",
                 _size,
             ),
-            *self._limits(was),
+            *self._limits(),
             Question(
                 "then",
                 f"What now? start: save and start here{service}; save: only save; quit: nothing",
                 "start",
                 read=one_of(ends),
-                before=lambda a: self._show(way_in(a), a),
+                before=self._show,
             ),
         ]
 
@@ -132,9 +116,9 @@ class Guide:
             click.echo(f"in this network: run {', '.join(near.runs)} at {near.addresses[0]}", err=True)
         return found[0].addresses[0] if found else ""
 
-    def _limits(self, was: Callable[[str], str]) -> list[Question]:
+    def _limits(self) -> list[Question]:
         """List the questions about how much of this machine the run may have, and when."""
-        has_battery = mains() is not None
+        was, has_battery = self._was, mains() is not None
         return [
             Question(
                 "max_transfer",
@@ -162,16 +146,16 @@ class Guide:
     def _look_at_word(self, answers: Answers) -> None:
         """Look at the run of a link or invite; that of an address is asked for first."""
         if answers["way"].run:
-            self._look(answers["way"], "", answers)
+            self._look(answers["way"], "")
 
-    def _look(self, way: Way, run: str, answers: Answers) -> None:
+    def _look(self, way: Way, run: str) -> None:
         self._run = None
         click.echo("looking at the run …", err=True)
         settings = NodeSettings(join=way.join, run=way.run or run, invite=way.word, data_dir=self.data_dir)
         found = look_at(settings)
         self._check_admission(found, way)
         self._run = found
-        click.echo(f"found run {found.name} ({found.id[:SHORT]})", err=True)
+        click.echo(f"found run {found.title}", err=True)
 
     def _check_admission(self, run: PublishedRun, way: Way) -> None:
         mode = run.manifest.admission.mode
@@ -189,8 +173,8 @@ class Guide:
                 "ask its owner for an invite, or a link with one in it",
             )
 
-    def _show(self, way: Way, answers: Answers) -> None:
-        values = self._values({**answers, "way": way})
+    def _show(self, answers: Answers) -> None:
+        values = self._values(answers)
         click.echo("", err=True)
         if self._run is not None:
             known = {key: value for key, value in values.items() if key in NodeSettings.__struct_fields__}

@@ -47,13 +47,13 @@ def need_terminal(command: str, instead: str) -> None:
         raise UserError(f"p2pdiloco {command} asks questions, and there is nobody at a terminal", instead)
 
 
-def ask_all(questions: Sequence[Question]) -> Answers:
-    """Ask one after the other; "back" goes to the one before.
+def ask_all(questions: Sequence[Question], known: Answers | None = None) -> Answers:
+    """Ask one after the other; "back" goes to the one before. `known`: answers that were given already.
 
     Raises: click.Abort (Ctrl-C, or the input's end).
     """
     click.echo(f"Enter takes what is in brackets; {BACK} goes to the question before; Ctrl-C ends.", err=True)
-    answers: Answers = {}
+    answers: Answers = dict(known or {})
     asked: list[int] = []
     index = 0
     while index < len(questions):
