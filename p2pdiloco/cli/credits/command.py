@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -100,6 +98,7 @@ def _ask(
     from p2pdiloco.cli.status import local_addresses
     from p2pdiloco.cli.visitor import visit
     from p2pdiloco.config.folders import expanded
+    from p2pdiloco.daemon.display.lasting import lasting
 
     addresses, wanted = joined_through(join, run)
     certificate, peer = paper
@@ -113,7 +112,8 @@ def _ask(
         timeout_s=float(str(more["timeout_s"])),
     )
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    found = visit(collect(wish, _progress()))
+    with lasting("reading the run's history") as tell:
+        found = visit(collect(wish, lambda versions: tell(versions, 0)))
     if certificate is not None:
         papers.certify(found, peer, certificate, data_dir)
     elif more["style"] == "csv":
@@ -125,16 +125,3 @@ def _ask(
     else:
         Console().print(view.render(found, int(str(more["top"])), bool(by)))
     return 0
-
-
-def _progress() -> Callable[[int], None]:
-    """Tell who waits long how much has come."""
-    next_s = time.monotonic() + SAY_AFTER_S
-
-    def say(versions: int) -> None:
-        nonlocal next_s
-        if time.monotonic() >= next_s:
-            next_s = time.monotonic() + SAY_EVERY_S
-            click.echo(f"read {versions} versions of the history", err=True)
-
-    return say
