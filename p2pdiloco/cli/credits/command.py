@@ -13,7 +13,6 @@ from p2pdiloco.cli.options import FILE, WORDS, Number, SpacedLists
 from p2pdiloco.errors import UserError
 
 BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
-SAY_AFTER_S, SAY_EVERY_S = 2.0, 5.0
 
 
 @click.command("credits", cls=SpacedLists)
