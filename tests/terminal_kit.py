@@ -11,13 +11,14 @@ import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 PATIENCE_S = 60.0
 CTRL_C = b"\x03"
 
 
 class Terminal:
-    """A program in the foreground of a terminal of its own."""
+    """A program in the foreground of a terminal of its own, until the block that it is for is left."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._ours, theirs = pty.openpty()
@@ -58,7 +59,10 @@ class Terminal:
         os.close(self._ours)
         return status
 
-    def kill(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -55,13 +55,13 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
 
     # Guided, at a terminal: it looks at the run through the same link, and saves what was answered.
     guided = visited_swarm.folder / "guided"
-    terminal = Terminal(["-m", "p2pdiloco", "join", link, "--data-dir", str(guided)])
-    for question in ("Name that", "to send", "to receive", "of the disk", "month", "Hours"):
-        terminal.expect(question)
-        terminal.type("")
-    assert "run test (" in terminal.expect("What now?"), terminal.shown
-    terminal.type("save")
-    assert terminal.end() == 0 and load_settings_table(guided / "node.toml", "node")["invite"] == link
+    with Terminal(["-m", "p2pdiloco", "join", link, "--data-dir", str(guided)]) as terminal:
+        for question in ("Name that", "to send", "to receive", "of the disk", "month", "Hours"):
+            terminal.expect(question)
+            terminal.type("")
+        assert "run test (" in terminal.expect("What now?"), terminal.shown
+        terminal.type("save")
+        assert terminal.end() == 0 and load_settings_table(guided / "node.toml", "node")["invite"] == link
 
     folder = str(node.data_dir)
     here = visited_swarm.command("status", "--data-dir", folder, "--json", "--timeout-s", "60")

@@ -59,11 +59,8 @@ def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
 def test_it_asks_shows_saves_and_starts(join: Join, tmp_path: Path) -> None:
     folder = tmp_path / "my node"
     root = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path.cwd())])
-    terminal = Terminal([SCRIPT, "join", LINK, "--data-dir", str(folder)], {"PYTHONPATH": root})
-    try:
+    with Terminal([SCRIPT, "join", LINK, "--data-dir", str(folder)], {"PYTHONPATH": root}) as terminal:
         _answer_and_start(terminal, folder)
-    finally:
-        terminal.kill()
     path = folder / "node.toml"
     values = load_settings_table(path, "node")
     told = {"name": "anna", "max_upload": "10Mbit", "max_disk": "20GiB", "hours": "22-7"}

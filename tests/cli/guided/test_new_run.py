@@ -13,8 +13,7 @@ from p2pdiloco.tasks.manifests import load_manifest
 
 def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
     out = tmp_path / "run.toml"
-    terminal = Terminal(["-m", "p2pdiloco", "run", "new", "--guide", "--out", str(out)])
-    try:
+    with Terminal(["-m", "p2pdiloco", "run", "new", "--guide", "--out", str(out)]) as terminal:
         for question, line in (
             ("Name of the run", "no good"),
             ("a name has", "ours"),
@@ -31,8 +30,6 @@ def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
             terminal.expect(question)
             terminal.type(line)
         assert terminal.end() == 0, terminal.shown
-    finally:
-        terminal.kill()
     manifest = load_manifest(out)
     assert (manifest.run.name, manifest.data.source, manifest.data.dataset) == ("ours", "hub", "owner/texts")
     assert manifest.group.expected_members == 12 and manifest.admission.mode == "invite"
@@ -42,16 +39,12 @@ def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run.toml"
-    terminal = Terminal(["-m", "p2pdiloco", "run", "new", "ours", "--guide", "--out", str(out)])
-    try:
+    with Terminal(["-m", "p2pdiloco", "run", "new", "ours", "--guide", "--out", str(out)]) as terminal:
         terminal.expect("Name of the run")
         terminal.expect(": ")
-        terminal.press(
-            CTRL_C + b"\n"
-        )  # readline sees a signal that comes just before it waits at the next key
+        # readline sees a signal that comes just before it waits only with the next key.
+        terminal.press(CTRL_C + b"\n")
         assert terminal.end() == 130 and "Traceback" not in terminal.shown
-    finally:
-        terminal.kill()
     assert not out.exists()
 
 
