@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_making import report
+from test_making import NOW_S, report
 
+from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.daemon.display.series import LossPoint
 from p2pdiloco.daemon.display.snapshot import encode_status
+from p2pdiloco.daemon.display.timeline import load_timeline
 from p2pdiloco.daemon.finding.asking import ask_status
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.web import asked_source
 from p2pdiloco.web.asked_source import AskedSource
+from p2pdiloco.web.words import Pulse
 
 
 class Run:
@@ -62,6 +67,56 @@ async def test_any_members_are_asked_and_a_bug_ends_nothing(
     with contextlib.suppress(asyncio.CancelledError):
         await watching
     assert len(set(asked)) > asked_source.MOST_ASKED, "not always those that are listed first"
+
+
+async def test_what_was_told_gets_old_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Member(Near):
+        peer_id = "here"
+
+        def payload_bytes(self) -> tuple[int, int]:
+            return 0, 0
+
+        def addresses(self) -> list[str]:
+            return []
+
+        def connected(self) -> list[str]:
+            return []
+
+    async def listed_members(*_: Any) -> dict[str, tuple[str, ...]]:
+        return {"ann": ()}
+
+    told = asyncio.Event()
+
+    async def ask_status(_: Any, peer: str, run: str) -> Any:
+        if told.is_set():
+            await asyncio.Event().wait()
+        told.set()
+        return report(curve=(LossPoint(NOW_S, 0, 3.0),)), 1
+
+    monkeypatch.setattr(asked_source, "listed_members", listed_members)
+    monkeypatch.setattr(asked_source, "ask_status", ask_status)
+    monkeypatch.setattr(asked_source, "EVERY_S", 0.0)
+    monkeypatch.setattr(asked_source, "SELDOM_S", 0.0)
+    monkeypatch.setattr(asked_source.time, "time", lambda: NOW_S)
+    run: Any = SimpleNamespace(id=Run.id, name="test", signed=SimpleNamespace(owner="ann"))
+    source = AskedSource(Member(), lambda: [run], tmp_path)  # type: ignore[arg-type]
+
+    def pulse() -> Pulse:
+        view = source.view("")
+        assert view is not None and view.public is not None
+        return view.public.pulse
+
+    run_folder(tmp_path, Run.id).mkdir(parents=True)
+    assert pulse() is Pulse.UNKNOWN
+    watching = asyncio.create_task(source.watch())
+    await asyncio.wait_for(told.wait(), 10)
+    assert pulse() is Pulse.ALIVE
+    monkeypatch.setattr(asked_source.time, "time", lambda: NOW_S + asked_source.OLD_S + 1)
+    assert pulse() is Pulse.UNKNOWN
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+    assert load_timeline(run_folder(tmp_path, Run.id)).curve.points == (LossPoint(NOW_S, 0, 3.0),)
 
 
 async def test_nobody_answers_in_the_name_of_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from p2pdiloco.daemon.display.timeline import Timeline
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.web.asked_source import WatchedRun, middle
 from p2pdiloco.web.forecast import fit, forecast
+from p2pdiloco.web.joining import join_view
 from p2pdiloco.web.making import public_view
+from p2pdiloco.web.node_source import LinkRates
 from p2pdiloco.web.people import standing
 from p2pdiloco.web.words import MarkKind, MemberWord, Pulse, Why
 
@@ -147,6 +150,23 @@ def test_there_is_no_forecast_of_what_is_over_too_short_or_rises() -> None:
     assert forecast((), 6_000, 50_000, NOW_S, None) is None
     assert fit(tuple(LossPoint(float(n), 1000 * n, 2.0 + n) for n in range(1, 60))) is None
     assert fit(tuple(LossPoint(0.0, 1000, 2.0) for _ in range(60))) is None
+
+
+def test_rates_are_between_two_looks_that_are_not_too_close() -> None:
+    now = [0.0]
+    rates = LinkRates(lambda: now[0])
+    told = []
+    for now[0], sent, received in ((0.0, 0, 0), (1.0, 10**9, 0), (4.0, 4000, 400), (5.0, 10**9, 10**9)):
+        told.append(rates.of(sent, received))
+    assert told == [(None, None), (None, None), (8000, 800), (8000, 800)]
+
+
+def test_addresses_that_no_link_can_hold_are_a_line_all_the_same() -> None:
+    owner = "12D3KooWEcnp3mdr86DAFqXiDnMPUVLnrnkV1iEjgs7iy1sqASGB"
+    run: Any = SimpleNamespace(id="ab" * 32, name="test", signed=SimpleNamespace(owner=owner))
+    told = f"/ip4/192.0.2.1/tcp/1/p2p/{owner}"
+    assert join_view(run, [told]).line.startswith("p2pdiloco node p2pdiloco:")
+    assert join_view(run, ["/dnsaddr/a b"]).line == f"p2pdiloco node --join /dnsaddr/a b --run {run.id}"
 
 
 def test_one_liar_among_three_is_not_believed() -> None:

@@ -52,6 +52,17 @@ async def test_what_other_ports_of_this_host_set_shuts_no_owner_out(tmp_path: Pa
         assert (await page.ask("/view", authorization="", cookie=cookie)).status == 200
 
 
+@pytest.mark.parametrize("site", ["same-site", "cross-site"])
+async def test_a_page_of_another_port_reads_nothing_with_the_cookie_that_it_is_sent(
+    tmp_path: Path, site: str
+) -> None:
+    async with served(tmp_path) as page:
+        for path in ("/view", "/events", "/metrics"):
+            assert (await page.ask(path, sec_fetch_site=site)).status == 403
+        assert (await page.ask("/", sec_fetch_site=site)).status == 200, "a link to the page is no harm"
+        assert (await page.ask("/view", sec_fetch_site="same-origin")).status == 200
+
+
 @pytest.mark.parametrize(
     ("client", "origin"),
     [

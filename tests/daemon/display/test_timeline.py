@@ -19,7 +19,7 @@ from p2pdiloco.daemon.display.series import (
     PastMarks,
     merged,
 )
-from p2pdiloco.daemon.display.timeline import NAME, Timeline, load_timeline, save_timeline
+from p2pdiloco.daemon.display.timeline import MAX_REASONS, NAME, Timeline, load_timeline, save_timeline
 
 
 def header(fragment: int, number: int, *learners: str) -> Any:
@@ -104,6 +104,9 @@ def test_timeline_counts_our_contributions_and_marks_faults_but_not_our_own_comi
     timeline.note("contribution", 0, "given up: damaged", {"tokens": 1})
     assert timeline.own.merged == 1 and timeline.own.merged_tokens == 256 and timeline.own.given_up == 1
     assert timeline.own.refused == {"stale-base": 1}
+    for number in range(100):
+        timeline.note("contribution", 0, f"refused: for reason {number}", {})
+    assert len(timeline.own.refused) == MAX_REASONS
     for kind, reason, fields in (
         ("join", "training", {}),
         ("join", "unvouched: started from most", {"basis": "most", "peer": "ann"}),
