@@ -84,6 +84,11 @@ class Daemon:
         _, found, addresses = self.printed().partition("--initial_peers ")
         return addresses.split()[0] if found and "\n" in addresses else None
 
+    def page(self) -> str:
+        """Address of its web page, with the owner's token; empty while it is not printed."""
+        _, found, rest = self.printed().partition("web page: ")
+        return rest.split()[0] if found and "\n" in rest else ""
+
     def events(self, *kinds: str) -> list[Line]:
         """Lines of the event log in this life, of these kinds or of all."""
         self._lines += self._log.lines()

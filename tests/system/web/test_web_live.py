@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 from chromium import Chromium, program
-from system_kit import Daemon, Swarm
+from system_kit import Swarm
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 LIVE = "document.getElementById('stream').className === 'stream live'"
 ROW = "[...document.querySelectorAll('#members tbody tr')].find(r => r.innerText.includes('NAME'))"
-
-
-def _page_of(daemon: Daemon) -> str:
-    """Address of its page, as it prints it."""
-    found = re.search(r"^web page: (\S+)$", daemon.printed(), flags=re.MULTILINE)
-    return found[1] if found else ""
 
 
 @pytest.mark.skipif(program() is None, reason="no Chromium is installed here (apt install chromium)")
@@ -28,7 +21,7 @@ def test_a_peer_that_is_killed_shows(visited_swarm: Swarm) -> None:
     with Chromium() as browser:
         page = browser.page(width=360, height=800)
         # The page is there before the run is: it opens at once.
-        page.open(swarm.until(lambda: _page_of(one), "the page's address", 90.0))
+        page.open(swarm.until(one.page, "the page's address", 90.0))
         assert "token" not in page.js("location.href")
         page.until(LIVE, "the connection", 60.0)
         swarm.training(one)

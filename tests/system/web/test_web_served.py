@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 def page_of(daemon: Daemon) -> str:
     """The address of its page, without the token."""
-    return daemon.printed().partition("web page: ")[2].partition("?")[0]
+    return daemon.page().partition("?")[0]
 
 
 def ask(daemon: Daemon, path: str, token: bool = True) -> Any:
@@ -32,7 +32,7 @@ def ask(daemon: Daemon, path: str, token: bool = True) -> Any:
     return json.loads(text) if text.startswith("{") else text
 
 
-def test_a_run_in_a_browser_and_in_prometheus(visited_swarm: Swarm) -> None:
+def test_a_run_on_pages_and_in_prometheus(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
     bootstrap = swarm.start(
         "bootstrap", "bootstrap", "--run", str(swarm.manifest()), "--web", "0", "--web-public"
@@ -93,7 +93,7 @@ def scrape(swarm: Swarm, *daemons: Daemon) -> None:
         }
         for daemon in daemons
     ]
-    rules = Path(__file__).parents[2] / "bootstrap" / "alerts.yml"
+    rules = Path(__file__).parents[3] / "bootstrap" / "alerts.yml"
     config = {"global": {"scrape_interval": "1s"}, "rule_files": [str(rules)], "scrape_configs": jobs}
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     with socket.create_server(("127.0.0.1", 0)) as free:
