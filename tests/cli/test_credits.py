@@ -2,70 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_kit import Neighbourhood, QuickMember, Rogue, until
+from asking_kit import asked, id_of, quick_keepers, settled
+from daemon_kit import Neighbourhood
 from msgspec.structs import replace
 from rich.console import Console
 
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.cli.credits import collecting, papers, view
-from p2pdiloco.cli.credits.collecting import CreditsWish, RunCredits, collect
+from p2pdiloco.cli.credits import papers, view
+from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.credits.certificate import read_certificate, signed_certificate, text_of
 from p2pdiloco.credits.ledger import CreditRow, Credits
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history import keeping
-from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import PullSource
 from p2pdiloco.release import WIRE_VERSION
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
-
-
-async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **wish: Any) -> RunCredits:
-    """What somebody collects who joins through these, the first of which reports."""
-    first = next(m for m in members if isinstance(m, QuickMember))
-
-    @contextlib.asynccontextmanager
-    async def visiting(*_: Any) -> AsyncIterator[Any]:
-        yield peer.transport, first.report.status(0.0)
-
-    async def reach(*_: Any) -> collecting.Reached:
-        return collecting.Reached([_id(m) for m in members], {})
-
-    monkeypatch.setattr(collecting, "visiting", visiting)
-    monkeypatch.setattr(collecting, "reach", reach)
-    return await collect(CreditsWish(join=(), **wish), lambda versions: None)
-
-
-def _id(peer: Any) -> str:
-    return peer.core.shared.me if isinstance(peer, QuickMember) else peer.id
-
-
-async def settled(member: QuickMember) -> int:
-    """Wait until a keeper has counted all that it holds; the tokens of all fragments."""
-    keeper = member.keeper
-    assert keeper is not None
-
-    def tokens() -> int:
-        return sum(fragment.chain.head.tokens for fragment in member.core.fragments)
-
-    await until(lambda: keeper.credits.fragment_tokens == tokens() > 0, "all is counted")
-    return tokens()
+    quick_keepers(monkeypatch)
 
 
 async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
@@ -78,7 +41,7 @@ async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
         await hood.round(one, two, fragment=1)
         tokens, visitor = await settled(one), await hood.rogue()
         told = await asked(monkeypatch, visitor, one, two)
-        assert told.keepers == [_id(one)] and told.checked is None and not told.counted_here
+        assert told.keepers == [id_of(one)] and told.checked is None and not told.counted_here
         found = await asked(monkeypatch, visitor, two, one, verify=True)
         assert found.credits.rows == told.credits.rows and not found.notes
         assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
@@ -118,50 +81,6 @@ async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
         assert rest and rest + found.credits.before_fragment_tokens == found.credits.fragment_tokens
         words = " ".join(line for line, _ in view.words(found))
         assert "No member that answers keeps the history" in words and "are missing" in words
-
-
-class Liar:
-    """Says that it keeps the history, and answers as `says` and `gives` make it."""
-
-    def __init__(self, rogue: Rogue, honest: QuickMember) -> None:
-        self.rogue, self.honest, self.id = rogue, honest, rogue.id
-        rogue.on_message = self._answer  # type: ignore[method-assign]
-        rogue.pulls = lambda pull: self.gives
-        self.gives: Any = None
-
-    def says(self, answer: CreditsAnswer) -> CreditsAnswer:
-        return answer
-
-    async def _answer(self, _sender: str, data: bytes) -> bytes:
-        query = wire.decode(data[1:], wire.Query)  # type: ignore[arg-type]
-        if isinstance(query, CreditsQuery):
-            assert self.honest.keeper is not None
-            return wire.encode(self.says(self.honest.keeper.answer(query.offset)))
-        return wire.encode(self.honest.report.stands())
-
-
-async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
-        await hood.round(one, two)
-        tokens = await settled(one)
-        liar = Liar(await hood.rogue(), one)
-        liar.says = lambda answer: replace(  # type: ignore[method-assign]
-            answer, rows=tuple(replace(row, fragment_tokens=7 * row.fragment_tokens) for row in answer.rows)
-        )
-        visitor = await hood.rogue()
-        told = await asked(monkeypatch, visitor, one, liar)
-        assert any("disagree: of the same versions" in note for note in told.notes)
-        # Its records are not of the versions that were asked for: refused, and another gives them.
-        head = one.core.fragments[1].chain.signed
-        page = keeping.HistoryRecord(1, head)
-        from p2pdiloco.credits.records import framed
-
-        liar.gives = PullSource(b"", (framed(page),), lambda: None)
-        found = await asked(monkeypatch, visitor, liar, one, two, verify=True)
-        assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
-        assert any("false records" in note for note in found.notes)
 
 
 def collected(names: dict[str, str], key: Identity, manifest: Any) -> RunCredits:
@@ -312,4 +231,4 @@ async def test_a_keepers_record_says_so(tmp_path: Path) -> None:
         one = await hood.member("one", genesis=True, keep_history=True)
         other = (await hood.rogue()).transport
         found = await other.get_records(wire.members_key(hood.run.id))
-        assert wire.decode(found[_id(one)], wire.Presence).keeps_history
+        assert wire.decode(found[id_of(one)], wire.Presence).keeps_history

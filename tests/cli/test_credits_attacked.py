@@ -6,14 +6,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking_kit import Liar, asked, quick_keepers, settled
 from daemon_kit import Neighbourhood
 from msgspec.structs import replace
-from test_credits import Liar, asked, settled
 
 from p2pdiloco.cli.credits import view
 from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.credits.records import HistoryRecord, framed
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.history.queries import CreditsAnswer
+from p2pdiloco.ports import PullSource
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_keepers(monkeypatch)
+
+
+async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        two = await hood.member("two")
+        await hood.round(one, two)
+        tokens = await settled(one)
+        liar = Liar(await hood.rogue(), one)
+        liar.says = lambda answer: replace(  # type: ignore[method-assign]
+            answer, rows=tuple(replace(row, fragment_tokens=7 * row.fragment_tokens) for row in answer.rows)
+        )
+        visitor = await hood.rogue()
+        told = await asked(monkeypatch, visitor, one, liar)
+        assert any("disagree: of the same versions" in note for note in told.notes)
+        # Its records are not of the versions that were asked for: refused, and another gives them.
+        head = one.core.fragments[1].chain.signed
+        page = HistoryRecord(1, head)
+        liar.gives = PullSource(b"", (framed(page),), lambda: None)
+        found = await asked(monkeypatch, visitor, liar, one, two, verify=True)
+        assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
+        assert any("false records" in note for note in found.notes)
 
 
 class Boaster(Liar):

@@ -1,0 +1,75 @@
+"""Whoever asks for credits among members: what is collected, keepers that lie."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from daemon_kit import QuickMember, Rogue, until
+
+from p2pdiloco.cli.credits import collecting
+from p2pdiloco.cli.credits.collecting import CreditsWish, RunCredits, collect
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.history import keeping
+from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery
+
+
+def quick_keepers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let keepers count at once."""
+    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
+
+
+async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **wish: Any) -> RunCredits:
+    """What somebody collects who joins through these, the first of which reports."""
+    first = next(m for m in members if isinstance(m, QuickMember))
+
+    @contextlib.asynccontextmanager
+    async def visiting(*_: Any) -> AsyncIterator[Any]:
+        yield peer.transport, first.report.status(0.0)
+
+    async def reach(*_: Any) -> collecting.Reached:
+        return collecting.Reached([id_of(m) for m in members], {})
+
+    monkeypatch.setattr(collecting, "visiting", visiting)
+    monkeypatch.setattr(collecting, "reach", reach)
+    return await collect(CreditsWish(join=(), **wish), lambda versions: None)
+
+
+def id_of(peer: Any) -> str:
+    """The peer id of a member, or of somebody else."""
+    return peer.core.shared.me if isinstance(peer, QuickMember) else peer.id
+
+
+async def settled(member: QuickMember) -> int:
+    """Wait until a keeper has counted all that it holds; the tokens of all fragments."""
+    keeper = member.keeper
+    assert keeper is not None
+
+    def tokens() -> int:
+        return sum(fragment.chain.head.tokens for fragment in member.core.fragments)
+
+    await until(lambda: keeper.credits.fragment_tokens == tokens() > 0, "all is counted")
+    return tokens()
+
+
+class Liar:
+    """Says that it keeps the history, and answers as `says` and `gives` make it."""
+
+    def __init__(self, rogue: Rogue, honest: QuickMember) -> None:
+        self.rogue, self.honest, self.id = rogue, honest, rogue.id
+        rogue.on_message = self._answer  # type: ignore[method-assign]
+        rogue.pulls = lambda pull: self.gives
+        self.gives: Any = None
+
+    def says(self, answer: CreditsAnswer) -> CreditsAnswer:
+        return answer
+
+    async def _answer(self, _sender: str, data: bytes) -> bytes:
+        query = wire.decode(data[1:], wire.Query)  # type: ignore[arg-type]
+        if isinstance(query, CreditsQuery):
+            assert self.honest.keeper is not None
+            return wire.encode(self.says(self.honest.keeper.answer(query.offset)))
+        return wire.encode(self.honest.report.stands())
