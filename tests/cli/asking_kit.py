@@ -35,7 +35,7 @@ async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **w
 
     monkeypatch.setattr(collecting, "visiting", visiting)
     monkeypatch.setattr(collecting, "reach", reach)
-    return await collect(CreditsWish(join=(), **wish), lambda versions: None)
+    return await collect(CreditsWish(join=(), **wish))
 
 
 def id_of(peer: Any) -> str:

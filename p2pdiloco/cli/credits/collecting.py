@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from p2pdiloco.credits.ledger import CreditRow, Credits, FragmentLedger, credits
 from p2pdiloco.credits.records import HistoryRecord
 from p2pdiloco.credits.store import HistoryStore, VersionLine
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.lasting import waiting
 from p2pdiloco.daemon.display.wording import short_peer
 from p2pdiloco.daemon.finding.asking import ask
 from p2pdiloco.daemon.history.asking import believed
@@ -87,9 +88,8 @@ class RunCredits(Struct, kw_only=True):
 class _Folder:
     """History in a folder of this program. Implements `FetchedInto`."""
 
-    def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.store = HistoryStore(folder)
-        self._progress, self._came = progress, 0
 
     async def line(self, fragment: int, tip: Tip) -> VersionLine:
         return await asyncio.to_thread(self.store.line, fragment, tip.number, tip.digest)
@@ -97,12 +97,10 @@ class _Folder:
     async def add(self, records: Sequence[HistoryRecord]) -> None:
         for record in records:
             self.store.append(record)
-        self._came += len(records)
-        self._progress(self._came)
 
 
-async def collect(wish: CreditsWish, progress: Callable[[int], None]) -> RunCredits:
-    """Ask the members of a run, and count. `progress` hears how many versions have come.
+async def collect(wish: CreditsWish) -> RunCredits:
+    """Ask the members of a run, and count.
 
     Raises:
         UserError: nobody answers, or there is nothing to tell from.
@@ -134,7 +132,8 @@ async def collect(wish: CreditsWish, progress: Callable[[int], None]) -> RunCred
             collected.credits = await asking.told(notes)
             collected.names = asking.names()
         else:
-            await asking.counted(wish, collected, progress)
+            with waiting("reading and counting the run's history"):
+                await asking.counted(wish, collected)
         return collected
 
 
@@ -213,9 +212,7 @@ class _CreditsAsking:
 
     # --- the history itself --------------------------------------------------------------------------
 
-    async def counted(
-        self, wish: CreditsWish, collected: RunCredits, progress: Callable[[int], None]
-    ) -> None:
+    async def counted(self, wish: CreditsWish, collected: RunCredits) -> None:
         """Fetch what is missing of the history, and count it here."""
         if not self.stands:
             raise UserError(
@@ -223,7 +220,7 @@ class _CreditsAsking:
             )
         with tempfile.TemporaryDirectory(prefix="p2pdiloco-credits-") as folder:
             place = wish.history / self._run[:16] if wish.history is not None else Path(folder)
-            into, ledgers = _Folder(place, progress), []
+            into, ledgers = _Folder(place), []
             givers = sorted(self._reached.peers, key=lambda peer: peer not in self.answers)
             filling = Filling(self._run, partial(pull_page, self._transport), givers)
             for fragment in range(collected.credits.fragments):

@@ -97,7 +97,6 @@ def _ask(
     from p2pdiloco.cli.status import local_addresses
     from p2pdiloco.cli.visitor import visit
     from p2pdiloco.config.folders import expanded
-    from p2pdiloco.daemon.display.lasting import lasting
 
     addresses, wanted = joined_through(join, run)
     certificate, peer = paper
@@ -111,8 +110,7 @@ def _ask(
         timeout_s=float(str(more["timeout_s"])),
     )
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    with lasting("reading the run's history") as tell:
-        found = visit(collect(wish, lambda versions: tell(versions, 0)))
+    found = visit(collect(wish))
     if certificate is not None:
         papers.certify(found, peer, certificate, data_dir)
     elif more["style"] == "csv":
