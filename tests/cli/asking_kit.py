@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,8 +22,10 @@ def quick_keepers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
 
 
-async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **wish: Any) -> RunCredits:
-    """What somebody collects who joins through these, the first of which reports."""
+async def asked(
+    monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, named: Sequence[Any] = (), **wish: Any
+) -> RunCredits:
+    """What somebody collects from these, the first of which reports. `named`: by --join."""
     first = next(m for m in members if isinstance(m, QuickMember))
 
     @contextlib.asynccontextmanager
@@ -35,7 +37,8 @@ async def asked(monkeypatch: pytest.MonkeyPatch, peer: Rogue, *members: Any, **w
 
     monkeypatch.setattr(collecting, "visiting", visiting)
     monkeypatch.setattr(collecting, "reach", reach)
-    return await collect(CreditsWish(join=(), **wish))
+    join = tuple(f"/ip4/127.0.0.1/tcp/1/p2p/{id_of(m)}" for m in named)
+    return await collect(CreditsWish(join=join, **wish))
 
 
 def id_of(peer: Any) -> str:

@@ -46,14 +46,16 @@ async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pyte
 
 
 class Boaster(Liar):
-    """Says that it stands on a version far ahead, of which it gives nothing."""
+    """Says that it stands on a version ahead, of which it gives nothing."""
+
+    ahead, digest = 10**9, b"x" * 32
 
     async def _answer(self, sender: str, data: bytes) -> bytes:
         answer = await super()._answer(sender, data)
         if not isinstance(wire.decode(data[1:], wire.Query), wire.StandsQuery):  # type: ignore[arg-type]
             return answer
         stands = wire.decode(answer, wire.Stands)
-        ahead = tuple(replace(v, number=10**9, digest=b"x" * 32) for v in stands.versions)
+        ahead = tuple(replace(v, number=v.number + self.ahead, digest=self.digest) for v in stands.versions)
         return wire.encode(replace(stands, versions=ahead))
 
 
@@ -84,6 +86,26 @@ async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
             boaster.rogue.pulls = gives
         found = await asked(monkeypatch, await hood.rogue(), one, two, *boasters, verify=True)
         assert found.is_disputed
+
+
+async def test_whom_a_person_names_outweighs_many_that_come_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Neighbourhood(tmp_path) as hood:
+        one = await hood.member("one", genesis=True, keep_history=True)
+        two = await hood.member("two")
+        await hood.round(one, two)
+        tokens, visitor = await settled(one), await hood.rogue()
+        crowd = [Boaster(await hood.rogue(), one) for _ in range(5)]
+        for digest, boaster in zip(b"xxxyz", crowd, strict=True):
+            boaster.ahead, boaster.digest = 1, bytes([digest]) * 32
+        found = await asked(monkeypatch, visitor, one, two, *crowd, named=[one], verify=True)
+        assert sum(row.fragment_tokens for row in found.credits.rows) == tokens and found.is_disputed
+        found = await asked(monkeypatch, visitor, one, two, crowd[0], named=[one], verify=True)
+        assert not found.is_disputed
+        found = await asked(monkeypatch, visitor, one, two, crowd[0], named=[one, crowd[0]], verify=True)
+        assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
+        assert found.is_disputed, "of two whom a person named one is wrong"
 
 
 async def test_a_keeper_that_gives_a_row_at_a_time_for_ever_is_asked_once(
