@@ -15,14 +15,15 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.cli.credits import papers, view
+from p2pdiloco.cli.credits import collecting, papers, view
 from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.membership.reaching import reach
-from p2pdiloco.credits.certificate import read_certificate, signed_certificate, text_of
+from p2pdiloco.credits.certificate import is_proven, read_certificate, signed_certificate, text_of
 from p2pdiloco.credits.ledger import CreditRow, Credits
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.history.queries import CreditLine, CreditsAnswer
 from p2pdiloco.errors import UserError
-from p2pdiloco.identity import Identity
+from p2pdiloco.identity import Identity, verify
 from p2pdiloco.release import WIRE_VERSION
 
 
@@ -95,6 +96,15 @@ def collected(names: dict[str, str], key: Identity, manifest: Any) -> RunCredits
     )  # fmt: skip
 
 
+def test_who_has_seen_more_versions_does_not_disagree() -> None:
+    rows = tuple(CreditLine(peer, "", 40, 40, 4, 1, 0, 0) for peer in ("p1", "p2"))
+    early = CreditsAnswer(1, 80, 0, 0, 2, (), (), bytes(32), rows)
+    more = (replace(rows[0], fragment_tokens=80), rows[1])
+    later = replace(early, fragment_tokens=120, tips=b"x" * 32, rows=more)
+    assert not collecting._disagreement(early, later) and not collecting._disagreement(later, early)
+    assert collecting._disagreement(replace(later, rows=rows), replace(later, tips=bytes(32)))
+
+
 def test_names_are_no_formulas_of_a_spreadsheet() -> None:
     names = {"12D3KooA": "=1+1", "12D3KooB": "@x", "12D3KooC": 'a,"b"\n', "12D3KooD": "-2", "12D3KooE": "Ada"}
     lines = list(csv.DictReader(io.StringIO(view.as_csv(collected(names, Identity.generate(), None)))))
@@ -138,7 +148,13 @@ async def test_a_certificate_is_checked_and_proven(
     assert cli_main.run(["credits", "--check", str(out), "--prove", word, "--data-dir", str(folder)]) == 2
     assert "the certificate is of peer" in capsys.readouterr().err
     # Changed, or signed in the owner's name by another.
+    true = read_certificate(out.read_bytes())
+    assert is_proven(true, word, proof, verify) and not is_proven(
+        replace(true, tokens=1), word, proof, verify
+    )
     out.write_text(out.read_text().replace('"tokens": 1000', '"tokens": 1001'))
+    assert cli_main.run(["credits", "--check", str(out), "--prove", word, "--data-dir", str(volunteer)]) == 2
+    assert "did not sign it" in capsys.readouterr().err
     assert cli_main.run(["credits", "--check", str(out)]) == 1
     assert "did not sign this" in capsys.readouterr().out
     out.unlink()
@@ -168,10 +184,20 @@ async def test_an_owners_certificate_proves_itself(
     papers.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
     assert cli_main.run(["credits", "--check", str(tmp_path / "c.json")]) == 0
     assert f"by the run's owner {owner.peer_id}" in capsys.readouterr().out
-    found.is_disputed = True
-    with pytest.raises(UserError, match="nothing is certified of a history with doubts"):
-        papers.certify(found, "ada", tmp_path / "d.json", tmp_path / "o")
-    found.is_disputed = False
+    known, other = found.credits, tmp_path / "d.json"
+    found.credits = replace(known, missing={0: 7, 2: 9})
+    papers.certify(found, "ada", other, tmp_path / "o")
+    assert "counted from version 9 on" in papers.words_of(papers.load(other))
+    # The owner of this run is none of another, and who has its manifest is not its owner.
+    honest = papers.load(other)
+    for forged, key in ((replace(honest, run="cd" * 32), owner), (honest, ada)):
+        other.write_text(text_of(signed_certificate(forged, key)))
+        assert cli_main.run(["credits", "--check", str(other)]) == 1
+    other.unlink()
+    for found.is_disputed, found.credits in ((True, known), (False, replace(known, doubts={"odd": 1}))):
+        with pytest.raises(UserError, match="nothing is certified of a history with doubts"):
+            papers.certify(found, "ada", other, tmp_path / "o")
+    found.is_disputed, found.credits = False, known
     found.names["12D3KooWthatEndsInada"] = "bob"  # ids that end so are found in a moment: they are no name
     rows = tuple(replace(row, peer="12D3KooWthatEndsInada") for row in found.credits.rows)
     found.credits = replace(found.credits, rows=rows)

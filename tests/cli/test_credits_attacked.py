@@ -97,7 +97,7 @@ async def test_whom_a_person_names_outweighs_many_that_come_alone(
         await hood.round(one, two)
         tokens, visitor = await settled(one), await hood.rogue()
         crowd = [Boaster(await hood.rogue(), one) for _ in range(5)]
-        for digest, boaster in zip(b"xxxyz", crowd, strict=True):
+        for digest, boaster in zip(b"zzzxy", crowd, strict=True):
             boaster.ahead, boaster.digest = 1, bytes([digest]) * 32
         found = await asked(monkeypatch, visitor, one, two, *crowd, named=[one], verify=True)
         assert sum(row.fragment_tokens for row in found.credits.rows) == tokens and found.is_disputed

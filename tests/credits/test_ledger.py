@@ -12,6 +12,7 @@ from kit import RUN, child, genesis, signed_part
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import NEVER, Contributor, SignedVersion, Stamp
+from p2pdiloco.core.chain.scale import MOST_GAP
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS, marks_of
 from p2pdiloco.credits.audit import Signatures, count
 from p2pdiloco.credits.ledger import Doubt, FragmentLedger, credits_of, shares_of
@@ -93,6 +94,38 @@ def test_a_learner_that_the_chain_forgot_begins_anew(tmp_path: Path) -> None:
         ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
     assert ledger.doubts == {Doubt.TWICE: 1}, "a replay of what the watermarks have forgotten"
     assert ledger.entries["p1", 0].contributions == 2 and ledger.entries["p2", 0].contributions == 1
+
+
+def test_a_first_label_that_names_another_before_it_is_said() -> None:
+    odd = signed_part(Contributor("p1", Stamp(1, 2), 40, 4, Stamp(1, 1)))
+    header = replace(chain(1, ("p1",))[0].header, contributors=(odd,))
+    for number, doubts in ((1, {Doubt.OUT_OF_ORDER: 1}), (7, {})):  # what was before the seventh nobody knows
+        ledger = FragmentLedger(RUN, 0)
+        ledger.add(HistoryRecord(START_S, SignedVersion(replace(header, number=number), b"")))
+        assert ledger.doubts == doubts
+
+
+def test_a_version_with_fewer_tokens_than_its_parent_is_said() -> None:
+    ledger, (first, second) = FragmentLedger(RUN, 0), chain(2, ("p1",))
+    ledger.add(record(first))
+    ledger.add(record(SignedVersion(replace(second.header, tokens=39), b"")))
+    assert ledger.doubts == {Doubt.FEWER_TOKENS: 1} and ledger.entries["p1", 0].tokens == 40
+
+
+def test_an_absence_is_made_up_for_to_a_limit() -> None:
+    first, ledger = chain(1, ("p1", "p2"))[0].header, FragmentLedger(RUN, 0)
+    ledger.add(HistoryRecord(START_S, SignedVersion(first, b"")))
+    later = signed_part(Contributor("p2", Stamp(1, 2), 40, 4, Stamp(1, 1)))
+    header = replace(first, number=199, contributors=(later,), tokens=first.tokens + 40)
+    ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
+    greedy = (
+        Contributor("p1", Stamp(1, 2), 10**6, 4, Stamp(1, 1)),
+        Contributor("p2", Stamp(1, 3), 10**6, 4, later.stamp),
+    )
+    header = replace(header, number=200, contributors=greedy, tokens=header.tokens + 10 * (2 + MOST_GAP))
+    ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
+    assert ledger.entries["p1", 0].tokens == 40 + 10 * (1 + MOST_GAP)
+    assert ledger.entries["p2", 0].tokens == 80 + 10
 
 
 @pytest.mark.parametrize("away", [1, WATERMARK_VERSIONS, WATERMARK_VERSIONS + 1])

@@ -117,6 +117,34 @@ async def test_a_disk_that_is_full_for_a_while_costs_nothing_that_others_have(
         await until(lambda: not keeper.credits.missing, "the gap is filled")
 
 
+async def test_what_cannot_be_written_takes_nothing_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions, real = chain(4), HistoryStore.append
+
+    def append(self: HistoryStore, saved: HistoryRecord) -> None:
+        if saved.version.header.number > 3:
+            raise StorageError("cannot save: the disk is full")
+        real(self, saved)
+
+    monkeypatch.setattr(HistoryStore, "append", append)
+    async with keeper_in(tmp_path, Others([])) as keeper:
+        for version in versions:
+            keeper.note(version)
+        await until(lambda: 0 in keeper._incomplete, "nobody has the last one")
+        await until(lambda: keeper.credits.fragment_tokens == versions[2].header.tokens, "the others count")
+
+
+async def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
+    versions, sizes = chain(4), []
+    for _ in range(2):
+        keeper = HistoryKeeper(RUN, 1, tmp_path, {})
+        keeper.begin(versions)
+        keeper.close()
+        sizes.append(await asyncio.to_thread((tmp_path / "0000" / "00000000.log").stat))
+    assert sizes[0].st_size == sizes[1].st_size > 0
+
+
 async def test_a_peer_that_gives_false_records_is_not_asked_again() -> None:
     versions, other = branch()
     others = Others(versions)

@@ -15,9 +15,10 @@ from p2pdiloco.daemon.budgets import HISTORY_BYTES
 from p2pdiloco.daemon.history import keeping
 from p2pdiloco.daemon.history.fetching import pull_page
 from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery, PullHistory
-from p2pdiloco.daemon.history.serving import LEAST_BYTES
+from p2pdiloco.daemon.history.serving import LEAST_BYTES, MAX_GIVEN
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
+from p2pdiloco.ports import PullSource, Refusal
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +113,15 @@ async def test_a_stranger_reads_and_checks_the_history_itself(tmp_path: Path) ->
             assert budget._left(stranger.id) < before - LEAST_BYTES / 2, "a question costs, too"
         with pytest.raises(RemoteError, match="other-run"):
             await pull_page(stranger.transport, me, PullHistory("0" * 64, 0, tip.number, tip.digest))
+        door = one.peer.door._history
+        assert door is not None
+        going_out = [await door.serve(f"p{n}", wanted, False) for n in range(MAX_GIVEN)]
+        for asking in ("p0", "p9"):  # one at a time each, and a few together
+            assert isinstance(await door.serve(asking, wanted, False), Refusal)
+        for source in going_out:
+            assert isinstance(source, PullSource)
+            source.release()
+        assert isinstance(await door.serve("p0", wanted, False), PullSource)
         one.peer.door._history._budget.take(stranger.id, 2 * HISTORY_BYTES)  # type: ignore[union-attr]
         with pytest.raises(RemoteError, match="busy"):
             await pull_page(stranger.transport, me, wanted)
