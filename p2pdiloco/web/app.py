@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import mimetypes
 from collections.abc import Callable
 
@@ -22,7 +21,6 @@ from p2pdiloco.web.page.rendering import STATIC, Page
 from p2pdiloco.web.sources import Views
 from p2pdiloco.web.view import RunView, encode_view
 
-logger = logging.getLogger(__name__)
 MAX_SHOWN = 64
 """Pages, views and figures that are kept for who asks next."""
 CHANGES_S = 3600

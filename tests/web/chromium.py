@@ -81,14 +81,15 @@ class Chromium:
         for name in ("CONFIG", "CACHE", "DATA"):
             environment[f"XDG_{name}_HOME"] = str(self._home)
         environment.pop("DBUS_SESSION_BUS_ADDRESS", None)
-        self._process = subprocess.Popen(
-            [path, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / "chromium.log").open("wb"),
-            env=environment,
-            preexec_fn=_dies_with_us,
-        )
+        with (folder / "chromium.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [path, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+                preexec_fn=_dies_with_us,
+            )
         self._pages: list[Page] = []
         self._base = ""
 
