@@ -72,6 +72,10 @@ def test_a_run_on_pages_and_in_prometheus(visited_swarm: Swarm) -> None:
     two.kill()
     swarm.until(lambda: state_of(one, "two") == ("silent", "silent"), "the death of two on the page")
     assert any(mark["kind"] == "silent" for mark in ask(one, "view")["public"]["marks"])
+    # The month's transfer is used up: it leaves, and its page stays, and says so.
+    assert swarm.command("limits", "--data-dir", str(one.data_dir), "--max-transfer", "1kB").returncode == 0
+    swarm.until(lambda: ask(one, "view")["own"]["state"] == "away", "the page of a node that is away")
+    assert "are used up" in ask(one, "view")["own"]["rest"] and ask(one, "healthz", token=False) == "away\n"
     one.terminate()
     assert list((one.data_dir / "runs").glob("*/timeline.json"))
 
