@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from p2pdiloco.adapters.net.endpoint import report_bug
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.control.owner import NodeControls
 from p2pdiloco.daemon.control.server import ControlServer
@@ -33,5 +34,4 @@ async def owned(settings: NodeSettings, stop: asyncio.Event) -> AsyncIterator[No
 
 def _end_for_bug(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        context = {"message": "the owner's wishes", "exception": error, "bug": True}
-        asyncio.get_running_loop().call_exception_handler(context)
+        report_bug("owner's wishes", error)

@@ -15,6 +15,7 @@ from daemon_kit import Neighbourhood, QuickMember, until
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.control.owner import HAND_OVER_AT_MOST_S, NodeControls
 from p2pdiloco.daemon.control.reins import MemberReins
+from p2pdiloco.daemon.control.serving import owned
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.kept_wishes import FILE
 from p2pdiloco.daemon.rest.sources import OwnersMachine
@@ -262,6 +263,17 @@ async def test_a_damaged_file_of_wishes_is_set_aside(tmp_path: Path, content: by
         (tmp_path / FILE).mkdir()
     owner = Owner(tmp_path)
     assert owner.controls.pause().startswith("paused") and (tmp_path / f"{FILE}.corrupt").exists()
+
+
+async def test_a_mistake_in_the_watch_of_wishes_is_a_bug_and_ends_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the node would train on battery for ever, and nobody would know."""
+    found: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: found.set_result(context))
+    async with owned(NodeSettings(data_dir=tmp_path), asyncio.Event()) as controls:
+        monkeypatch.setattr(controls, "look", lambda: 1 / 0)
+        assert (await asyncio.wait_for(found, 5.0))["bug"]
 
 
 def _says(member: QuickMember, handed_over: bool) -> None:
