@@ -18,7 +18,7 @@ from p2pdiloco.core.api.types import SignedVersion, Wire
 from p2pdiloco.errors import RemoteError
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Limit of one record: a header that names 16384 contributors has about 3.5 MiB."""
+"""Limit of one record: a header that names 16384 contributors has about 3 MiB."""
 PAGE_BYTES = 1024 * 1024
 """Bytes of records after which a page ends; one record is in it at least."""
 LATEST_S = 1 << 40

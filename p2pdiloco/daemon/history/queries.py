@@ -12,7 +12,7 @@ from p2pdiloco.credits.records import LATEST_S
 KEEPS_NONE = "keeps-no-history"
 """Reason of whoever is asked for credits, and keeps no history."""
 MAX_ROWS = 500
-"""Rows of one answer: with the longest names about 90 KiB."""
+"""Rows of one answer: with the longest names about 180 KiB."""
 Time = Annotated[int, Meta(ge=0, le=LATEST_S)]
 
 
