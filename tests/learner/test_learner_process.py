@@ -231,6 +231,9 @@ async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_t
             await daemon.host.start(BASES)
             await daemon.expect(Ready)
             assert daemon.host.start_command(BASES, None, ()).options.halvings == halvings
+        wish = SpareMachine(True, 0.5)
+        daemon.host.follow(wish)
+        assert daemon.host.start_command(BASES, None, ()).spare == wish, "the next one is told, too"
 
 
 async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypatch):
