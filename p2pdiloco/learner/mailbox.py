@@ -137,7 +137,8 @@ class Mailbox:
         self._status_interval_s = status_interval_s
         self._clock = clock
         self._meter = StepTimes(clock)
-        self._spare = SpareMachine()
+        self._wish = SpareMachine()
+        """Wish of the machine's owner."""
         self._next_step_s = clock()
         """Time before which the next step does not begin, if steps have a least length."""
         self._next_status = clock()
@@ -154,13 +155,13 @@ class Mailbox:
 
     def spare(self, wish: SpareMachine) -> None:
         """Leave so much of the machine to others from now on."""
-        self._spare = wish
+        self._wish = wish
         self._next_step_s = min(self._next_step_s, self._clock() + wish.min_step_s)
 
     @property
     def _resting(self) -> bool:
         """True: no inner steps are to be made, for the run's sake or the machine's owner's."""
-        return self._rests != "no" or self._spare.rests
+        return self._rests != "no" or self._wish.rests
 
     def boundary(self, report: StepReport) -> bool:
         """Do what is due between two inner steps: commands, copies, a status. False: stop.
@@ -181,7 +182,7 @@ class Mailbox:
             self._channel.emit(copied)
         self._say_status(now)
         self._channel.flush()
-        if self._spare.min_step_s:
+        if self._wish.min_step_s:
             self._rest()
         if self._channel.standstill.lasts():
             self._stand_still()
@@ -235,7 +236,7 @@ class Mailbox:
             if left_s <= 0:
                 break
             self.attend(left_s)
-        self._next_step_s = max(self._next_step_s + self._spare.min_step_s, self._clock() - MAX_LATE_S)
+        self._next_step_s = max(self._next_step_s + self._wish.min_step_s, self._clock() - MAX_LATE_S)
 
     def _stand_still(self) -> None:
         """Make no inner steps while the daemon is stopped: whoever stopped it wants the machine back."""
@@ -368,6 +369,6 @@ class Mailbox:
             run_tokens=training.run_tokens,
             learning_rate=training.optimizer.param_groups[0]["lr"],
             deferred_copies=self._fragments.deferred_copies,
-            handed_over=self._spare.rests and self._fragments.all_merged,
+            handed_over=self._wish.rests and self._fragments.all_merged,
             share=training.stream.shared,
         )
