@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 LINK = "p2pdiloco:1s3cc..."
-ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
 EXAMPLES = {
     "run new": "run new shakespeare --preset small --admission invite",
     "run check": "run check run.toml",

@@ -8,12 +8,12 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from p2pdiloco.daemon.display.question import at_terminal
+from p2pdiloco.daemon.display.question import YES, at_terminal
 from p2pdiloco.errors import UserError
 from p2pdiloco.printable import clean
 
 BACK = "back"
-YES, NO = ("y", "yes"), ("n", "no")
+NO = ("n", "no")
 Answers = dict[str, Any]
 
 
