@@ -25,12 +25,13 @@ NEARBY = Nearby(OWNER.peer_id, (f"/ip4/192.0.2.9/tcp/1/p2p/{OWNER.peer_id}",), (
 
 
 def run_called(name: str) -> PublishedRun:
-    """A run of this name; `own-…`: on each node's own data, `closed-…`: by invite."""
+    """A run of this name; `own-…`: on each node's own data, `closed-…`: by invite, `listed-…`: by list."""
     text = render_toml(for_run("micro", name))
     if name.startswith("own-"):
         text = text.replace('source = "embedded"', 'source = "files"')
-    if name.startswith("closed-"):
-        text = text.replace('mode = "open"', 'mode = "invite"')
+    for beginning, mode in (("closed-", "invite"), ("listed-", "list")):
+        if name.startswith(beginning):
+            text = text.replace('mode = "open"', f'mode = "{mode}"')
     manifest = manifest_from_table(tomllib.loads(text), name)
     signed = sign_manifest(manifest, bytes(32), OWNER, OWNER.peer_id)
     return PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)

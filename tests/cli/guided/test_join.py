@@ -15,6 +15,8 @@ from at_terminal import NEARBY, OWNER, look_at, run_called
 from click.testing import CliRunner
 from terminal_kit import Terminal
 
+from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.guided import guide, questions
 from p2pdiloco.cli.guided.autostart import UNIT, shipped_unit, start_by_itself, user_unit
@@ -108,11 +110,13 @@ def test_an_address_needs_a_run(join: Join, tmp_path: Path) -> None:
         ("Run link", ADDRESS),
         ("Name or id of the run", "nowhere"),
         ("Name or id of the run", "own-data"),
+        ("Name that others see", "x" * 64),
         ("Name that others see", ""),
         ("your data", "/no/such"),
         ("your data", str(tmp_path)),
         ("to send", ""),
         ("to receive", ""),
+        ("of the disk", "much"),
         ("of the disk", "1KiB"),
         ("month", ""),
         ("Hours", ""),
@@ -126,7 +130,13 @@ def test_an_address_needs_a_run(join: Join, tmp_path: Path) -> None:
     )
     assert status == 0
     assert shown.startswith(f"in this network: run {'ab' * 6} at /ip4/192.0.2.9/tcp/1")
-    for words in ("must look like", "know no run nowhere", "/no/such does not exist", "--max-disk is"):
+    for words in (
+        "must look like",
+        "63 letters at most",
+        "know no run nowhere",
+        "/no/such does not exist",
+        "--max-disk is",
+    ):
         assert words in shown, words
     values = tomllib.loads((tmp_path / "my node/node.toml").read_text())["node"]
     assert values["join"] == [ADDRESS] and values["run"] == run_called("own-data").id
@@ -152,6 +162,40 @@ def test_a_run_by_invite_needs_one(join: Join, tmp_path: Path) -> None:
         ("What now?", "quit"),
     )
     assert status == 0 and "takes members by invite" in shown and "nothing was saved" in shown
+
+
+def test_who_is_let_in_needs_no_invite(join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By list; with the owner's key; or who was let in before. What led to another run is not kept."""
+    folder = tmp_path / "my node"
+    folder.mkdir()
+    settings = folder / "node.toml"
+    settings.write_text(f'[node]\ninvite = "{LINK}"\nthreads = 2\n')
+    status, shown = join([ADDRESS], ("Name or id", "listed-one"), *USUAL, ("What now?", "save"))
+    assert status == 0 and "has to put this node on a list" in shown
+    values = tomllib.loads(settings.read_text())["node"]
+    assert values["run"] == run_called("listed-one").id and values["threads"] == 2 and "invite" not in values
+    closed = ([ADDRESS], ("Name or id", "closed-one"), *USUAL, ("What now?", "quit"))
+    with monkeypatch.context() as owner:
+        owner.setattr(guide, "owns", lambda where, key: (where, key) == (folder, OWNER.peer_id))
+        assert "takes members by invite" not in join(*closed)[1]
+    kept = run_folder(folder, run_called("closed-one").id) / "admission"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert "takes members by invite" not in join(*closed)[1]
+
+
+def test_this_machine_decides_what_is_asked(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guide, "mains", lambda: True)
+    monkeypatch.setattr(guide, "can_start_by_itself", lambda: False)
+    battery = ("mains power only?", "")
+    status, shown = join([LINK], *USUAL, battery, ("What now?", "service"), ("What now?", "quit"))
+    assert status == 0 and "answer one of start, save, quit\n" in shown
+
+
+def test_a_folder_in_use_is_left_alone(join: Join, tmp_path: Path) -> None:
+    with DataDir(tmp_path / "my node", parents=True):
+        status, shown = join([LINK])
+    assert status == 2 and "a node runs with the data folder" in shown
 
 
 def test_it_starts_by_itself(join: Join, tmp_path: Path) -> None:
@@ -191,6 +235,7 @@ def test_the_user_s_unit_is_one(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and UNIT not in done.stderr, done.stderr
     text = unit.read_text()
+    assert f'"--config" "{tmp_path}/my \\"50 %%\\" node.toml"\n' in text
     assert "WatchdogSec=" in text and "SystemCallFilter=" in text and "User=" not in text
     assert "WantedBy=default.target" in text and "ProtectSystem" not in text
 
