@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-MAX_NAMES = 32
 MOST_TOKENS = 1 << 62
 PROGRESS = {
     "loss": "train/loss",
@@ -117,7 +116,7 @@ class Points:
 def _evaluation(event: dict[str, Any]) -> dict[str, float]:
     metrics = event.get("metrics")
     named = metrics.items() if isinstance(metrics, dict) else ()
-    found = {f"eval/{name}": _number(value) for name, value in list(named)[:MAX_NAMES]}
+    found = {f"eval/{name}": _number(value) for name, value in named}
     found["eval/loss"] = _number(event.get("loss"))
     return {name: value for name, value in found.items() if value is not None}
 

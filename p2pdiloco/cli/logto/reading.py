@@ -134,10 +134,8 @@ class EventReader:
 
     def _is_wanted(self) -> bool:
         assert self._file is not None
-        found = os.fstat(self._file.fileno())
         begun = os.pread(self._file.fileno(), self._wanted.mark_bytes, 0)
-        same = _digest(begun) == self._wanted.mark and len(begun) == self._wanted.mark_bytes
-        return same and found.st_size >= self._wanted.offset
+        return _digest(begun) == self._wanted.mark and len(begun) == self._wanted.mark_bytes
 
     def _go_on(self) -> bool:
         """Go on with the next file, if ours has been renamed and read to its end; or from its beginning, if

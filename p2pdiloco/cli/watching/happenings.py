@@ -45,8 +45,7 @@ class Happenings:
         for peer in silent_witnesses.keys() - self._silent.keys():
             new.append(f"{self._name(peer)} does not answer us: {clean(silent_witnesses[peer])}")
         for peer in self._silent.keys() - silent_witnesses.keys():
-            if peer in picture.asked:
-                new.append(f"{self._name(peer)} answers us again")
+            new.append(f"{self._name(peer)} answers us again")
         self._silent = dict(silent_witnesses)
         if before is not None and picture.run_versions > before.run_versions:
             self._merged_s = now - picture.age_s

@@ -121,8 +121,6 @@ def read_word(text: str) -> RunLink:
 def _unpacked(packed: _PackedLink) -> RunLink:
     for address in packed.dns:
         check_join_address(address)
-        if not address.startswith(DNSADDR):
-            raise ConfigError(f"{address} is no name of the DNS")
     addresses = (*unpack_peers(packed.peers), *packed.dns)
     run = packed.run.hex()
     invite = Invite.of(run, packed.invite, addresses) if packed.invite is not None else None
