@@ -123,6 +123,7 @@ def test_a_crowd_is_cut_and_nobody_speaks_for_another() -> None:
     assert not heard.found and not heard.any.is_set()
     for name in said:
         heard.add_service(network, lan.SERVICE, name)
+    heard.update_service(network, lan.SERVICE, f"{peers[-1]}.{lan.SERVICE}")
     assert list(heard.found) == peers[: lan.MAX_FOUND] and heard.any.is_set()
 
 

@@ -23,6 +23,7 @@ from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good
 from p2pdiloco.cli.doctor.looking import all_of, looked
 from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.links.probing import MeasuredLink
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 from p2pdiloco.release import WIRE_VERSION
 
@@ -253,6 +254,22 @@ def test_what_a_run_takes_is_compared_with_what_is_free(
         monkeypatch.setattr(run_checks, "free_memory_bytes", lambda memory=memory: memory)
         monkeypatch.setattr(run_checks, "free_disk_bytes", lambda _folder, disk=disk: disk)
         assert level(list(run_checks.footprint(manifest, tmp_path / "new"))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rate", "wanted", "words"),
+    [(1e10, "good", "enough for every merge"), (4e5, "warning", "from 3 s"), (1e3, "warning", "too slow")],
+)
+async def test_what_the_link_carries(
+    rate: float, wanted: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measure(_transport: Any, _peer: str) -> MeasuredLink:
+        return MeasuredLink(0.01, rate, rate, 1, 1.0)
+
+    monkeypatch.setattr(run_checks, "measure", measure)
+    transport: Any = None
+    (found,) = await run_checks.link(transport, PEER, for_bytes(for_run("tiny", "tiny")))
+    assert found.level.value == wanted and words in found.words
 
 
 # --- py-libp2p -----------------------------------------------------------------------------------

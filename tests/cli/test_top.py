@@ -137,6 +137,8 @@ def test_what_changes_is_told_once() -> None:
         "the run is paused",
         "the owner says: back soon",
     ]
+    idle = structs.replace(after, state="idle")
+    assert names.add(seen(idle), {}, 4.0) == ["a: idle"]
     picture = names.told(seen(after), 9.0)
     assert picture.merged_age_s == 7.0 and picture.watched_s == 9.0 and len(picture.happened) >= 9
 
@@ -297,6 +299,23 @@ async def test_several_are_asked_and_others_when_those_die(network: Network) -> 
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+
+
+async def test_who_failed_is_asked_after_others_and_the_list_is_looked_at_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def connect(_peer: str, _addresses: tuple[str, ...]) -> None:
+        raise PeerUnreachable("gone")
+
+    now = 0.0
+    monkeypatch.setattr(asking, "WITNESSES", 1)
+    asked = AskedMembers(Search("", ["failed", "other"]), RUN, lambda: now)
+    asked._known["failed"].addresses = ("/ip4/203.0.113.1/tcp/1",)
+    asked._look_s = asking.LOOK_AGAIN_S
+    await asked._ask(SimpleNamespace(connect=connect), "failed")  # type: ignore[arg-type]
+    assert asked._look_s == asking.LOOK_SOON_S
+    now = asking.MOST_DOUBT_S
+    assert asked._due() == ["other"]
 
 
 async def test_who_does_not_answer_is_left_alone_for_longer_and_longer() -> None:

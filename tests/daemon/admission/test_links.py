@@ -51,6 +51,12 @@ def test_it_says_run_owner_name_and_peers() -> None:
     assert len(WORD) < 400 and is_word(WORD.upper()) and is_word(TEXT) and not is_word(ADDRESSES[0])
 
 
+def test_what_is_no_address_is_not_put_in() -> None:
+    for address in ("/dnsaddr/", "/dnsaddr/a b", "/ip4/203.0.113.1/tcp/1"):
+        with pytest.raises(ConfigError):
+            link(addresses=(address,))
+
+
 def test_an_invite_may_be_in_it() -> None:
     read = read_word(link(addresses=ADDRESSES, invite=invited(9)))
     assert read.invite is not None and read.invite.grant == invited(9).grant

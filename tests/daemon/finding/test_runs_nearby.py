@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,15 @@ def test_nobody_joins_a_stranger_s_run_unasked(
     monkeypatch.setattr(lan, "at_terminal", lambda: True)
     assert looked(tmp_path).join == (), "it has met peers before"
     assert looked(tmp_path, lan=True).join == ONE.addresses
+
+
+def test_the_library_is_missed_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by who only wants to be announced."""
+    monkeypatch.setitem(sys.modules, "zeroconf", None)
+    with pytest.raises(UserError, match="zeroconf"):
+        looked(tmp_path, lan=True, genesis=True)
 
 
 def test_a_network_that_cannot_be_looked_through_matters_with_lan_only(
