@@ -65,9 +65,22 @@ class _Connector(DaemonConnector):  # type: ignore[misc]
         return await asyncio.open_unix_connection(path, limit=STREAM_LIMIT_BYTES)
 
 
+class _Running(dict[UUID, asyncio.Task[None]]):
+    """Calls of peers that are being answered, each until its task ends. In hivemind one that was cancelled
+    stays, and so does one that is cancelled before its task begins."""
+
+    def __setitem__(self, call_id: UUID, task: asyncio.Task[None]) -> None:
+        super().__setitem__(call_id, task)
+        task.add_done_callback(lambda _: self.pop(call_id, None))
+
+
 class _Control(ControlClient):  # type: ignore[misc]
     turn: Callable[[str], Awaitable[None]] | None = None
     """Function that is awaited before a call of the DHT is answered; None: there is nothing to wait for."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._handler_tasks = _Running()
 
     @property
     def lost(self) -> bool:
@@ -77,7 +90,7 @@ class _Control(ControlClient):  # type: ignore[misc]
         await asyncio.wait({self._read_task, self._write_task}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _handle_persistent_request(self, call_id: UUID, request: Any) -> None:
-        """Answer a call of a peer's. A call that was cancelled is forgotten, which it is not in hivemind."""
+        """Answer a call of a peer's."""
         try:
             if self.turn is not None and request.proto != MESSAGE_PROTOCOL:
                 await self.turn(_peer_of(request.peer).to_base58())
@@ -86,8 +99,6 @@ class _Control(ControlClient):  # type: ignore[misc]
             refusal = p2pd_pb2.CallUnaryResponse(error=error.reason.encode())
             answer = p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=refusal)
             self._pending_messages.put_nowait(answer)
-        finally:
-            self._handler_tasks.pop(call_id, None)
 
     async def call_unary_handler(self, peer_id: Any, proto: str, data: bytes) -> bytes:
         request = p2pd_pb2.CallUnaryRequest(peer=peer_id.to_bytes(), proto=proto, data=data)

@@ -306,7 +306,7 @@ class Office:
         granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
         if self.holding:
             self.lay_down("a majority may elect another")
-        self._turn.pause(now + self._shared.timing.election_timeout_s)
+        self._turn.voted(now + self._shared.timing.election_timeout_s)
         if self._voter.gave(sender, request.term):
             self._shared.out.put(granted)
         else:

@@ -19,6 +19,8 @@ class Turn:
         self._vacant_since_s: float | None = None
         """Time at which the office was seen open, whatever candidacies there were since."""
         self._not_before_s = 0.0
+        self._voted = False
+        """True: it pauses because another has its vote, and the office is not filled yet."""
         self._failures = 0
         """Rounds of ours in a row that came to nothing."""
         self.due_s: float | None = None
@@ -40,16 +42,20 @@ class Turn:
         self._open_since_s = now
 
     def filled(self) -> None:
-        """Note that the office is filled."""
+        """Note that the office is filled. Else who voted would miss its turn in terms that are shorter than
+        its pause, and the first syncer would stay."""
+        if self._voted:
+            self._voted, self._not_before_s = False, 0.0
         self._open_since_s = self._vacant_since_s = None
 
     def not_before(self, from_s: float) -> None:
         """Let it come at that time at the earliest."""
         self._not_before_s = max(self._not_before_s, from_s)
 
-    def pause(self, until_s: float) -> None:
-        """Pause until that time, in place of any other pause."""
-        self._not_before_s = until_s
+    def voted(self, until_s: float) -> None:
+        """Pause for another that has our vote, in place of any other pause: until the office is filled, or
+        that time."""
+        self._voted, self._not_before_s = True, until_s
 
     def pause_longer(self, by_s: float) -> None:
         """Lengthen the pause."""

@@ -226,6 +226,23 @@ async def test_calls_of_the_dht_are_requests_too_and_cancelled_ones_are_forgotte
     await until(lambda: not control._handler_tasks, "it is forgotten, which hivemind does not do by itself")
 
 
+async def test_a_call_that_is_cancelled_before_its_answer_begins_is_forgotten_too() -> None:
+    """Both messages wait to be read when p2pd, or this process, was busy for a moment."""
+    from hivemind.proto import p2pd_pb2
+
+    from p2pdiloco.adapters.net.hivemind_binding import _Control
+
+    control, reader = _Control(None, None, _initialized_with_create=True), asyncio.StreamReader()
+    asked = p2pd_pb2.CallUnaryRequest(peer=b"peer", proto="x", data=b"")
+    for more in ({"requestHandling": asked}, {"cancel": p2pd_pb2.Cancel()}):
+        message = p2pd_pb2.PersistentConnectionResponse(callId=b"1" * 16, **more).SerializeToString()
+        reader.feed_data(bytes([len(message)]) + message)
+    reader.feed_eof()
+    await control._read_from_persistent_conn(reader)
+    assert len(control._handler_tasks) == 1
+    await until(lambda: not control._handler_tasks, "it is forgotten")
+
+
 class Counting:
     """Crypto that counts what it verifies."""
 

@@ -11,6 +11,8 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.election.idle import FIRST_S, LONGEST_S, Idle
+from p2pdiloco.core.election.office_table import OfficeState
+from p2pdiloco.core.election.rendezvous import ranking
 from p2pdiloco.core.election.vote_judge import LAST_AFTER_S
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -49,6 +51,27 @@ def test_a_term_is_over_once_its_last_version_is_here() -> None:
         assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
         solo.announce(version)
     assert sent(request(solo, "p2", 2), msg.VoteGranted)
+
+
+def test_who_voted_stands_in_its_turn_as_soon_as_the_term_of_that_office_is_over() -> None:
+    """However short it was: else one syncer stays where terms are shorter than a voter's pause."""
+    solo = Solo(peers=PEERS[:2])
+    assert sent(request(solo, "p1"), msg.VoteGranted)
+    solo.elect("p1")
+    for version in branch(4, learners=(*PEERS[:2], "me"))[1:]:
+        solo.announce(version)
+    timing = solo.config.timing
+    rank = ranking("run", "all", 0, 2, (*PEERS[:2], "me")).index("me")
+    assert (rank + 1) * timing.stagger_s < timing.election_timeout_s, "or this shows nothing"
+    solo.wait((rank + 1) * timing.stagger_s)
+    assert solo.fragment.office.state is OfficeState.CANDIDATE
+
+
+def test_who_voted_leaves_the_candidate_the_time_to_be_elected() -> None:
+    solo = Solo(peers=PEERS)
+    assert sent(request(solo, "p1"), msg.VoteGranted)
+    solo.wait(solo.config.timing.election_timeout_s - 0.1)
+    assert solo.fragment.office.state is OfficeState.VACANT
 
 
 def test_who_made_nothing_of_its_office_gets_it_last() -> None:
