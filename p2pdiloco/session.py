@@ -53,7 +53,7 @@ class Session:
     When it begins, the model has the run's global parameters, moved by what an earlier session with this
     folder had not contributed yet when it was closed. Between two inner steps it may change them in place, as
     merges come; your optimizer's moments are left alone. `close` (or the end of the `with` block) lets the
-    daemon leave in good order: it takes up to 10 s, of a large model longer (docs/session.md).
+    daemon leave in good order: it takes up to 10 s, of a large model longer (docs/topics/session.md).
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Session:
     def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
         """Count an inner step over so many tokens, with that mean loss, and do what the swarm asks for.
         False: the run has ended, or the daemon: go on without it or end. While the run's owner has paused it,
-        or this machine's owner wants it to rest (docs/limits.md), this waits until it goes on.
+        or this machine's owner wants it to rest (docs/topics/limits.md), this waits until it goes on.
 
         Raises:
             UserError: more tokens than the run allows for one step, no whole number of them, no number for

@@ -96,7 +96,7 @@ class InnerSection(Section, frozen=True, kw_only=True):
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.85
     """Momentum of Muon's matrices, if Muon is the optimizer. Swarms want less than one process does
-    (docs/experiments-settings.md)."""
+    (docs/lab/experiments-settings.md)."""
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     warmup_tokens: Natural
     """Tokens of the run, all its learners', over which the learning rate grows linearly."""
@@ -167,7 +167,7 @@ class GroupSection(Section, frozen=True, kw_only=True):
 class AdmissionSection(Section, frozen=True, kw_only=True):
     mode: Literal["open", "invite", "list"] = "open"
     """Condition of being a member: "open", whoever knows the run; "invite", whoever has an invite of
-    its owner; "list", whom its owner has put on the list (docs/admission.md)."""
+    its owner; "list", whom its owner has put on the list (docs/topics/admission.md)."""
 
 
 class WeightSection(Section, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     log: LogStyle = "auto"
     web: str = ""
     """Address of the web page, [HOST:]PORT, of the loopback where no host is given; empty: there is none
-    (docs/web.md)."""
+    (docs/topics/web.md)."""
     micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """Tokens of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not
     suffice."""
@@ -142,7 +142,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     result_keep: Annotated[int, Meta(ge=1, le=10_000)] = 3
     """Number of results that are kept, the newest."""
     keep_history: bool = False
-    """Keeping every version's header for the whole run, so that credits can be told (docs/credits.md)."""
+    """Keeping every version's header for the whole run, so that credits can be told
+    (docs/topics/credits.md)."""
 
 
 class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,7 +55,9 @@ class OwnLoop(Task):
         return specs_from_texts(self.section.parameters)
 
     def model(self) -> nn.Module:
-        raise UserError(f"{_WHY}: a node alone cannot", "use p2pdiloco.Session in yours, see docs/session.md")
+        raise UserError(
+            f"{_WHY}: a node alone cannot", "use p2pdiloco.Session in yours, see docs/topics/session.md"
+        )
 
     def load_data(self, path: str | None) -> Data:
         raise UserError(f"{_WHY}: their data is not known here")

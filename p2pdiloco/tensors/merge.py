@@ -8,7 +8,7 @@ is cut to it: what one learner says, or sends, moves a merge no further than a g
 (`core.chain.scale`). Embeddings get the plain mean with weights v. Pseudo-gradients of different learners
 are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M), RDA keeps their length. In Decoupled DiLoCo
 v is w. Learners that made H inner steps, or more, count by it here too; but one that is slower has gone less
-far, and counted by w it shortens everybody's stride by more than it adds (docs/experiments.md).
+far, and counted by w it shortens everybody's stride by more than it adds (docs/lab/experiments.md).
 
 Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
 (`tensors.partial`) combine to the merge of all, over any number of levels. That holds as well where

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: what the page shows, as numbers with units in their names (docs/metrics.md).
+"""Figures for Prometheus: what the page shows, as numbers with units in their names (docs/topics/metrics.md).
 
 Made when somebody asks, from the same view as the page; nothing is counted for them otherwise.
 """
@@ -68,7 +68,7 @@ def _states(public: PublicView, _own: OwnView) -> Samples:
 FIGURES = (
     Figure(
         "run_pulse",
-        "1 for the word of the run's pulse (docs/web.md), 0 for all others.",
+        "1 for the word of the run's pulse (docs/topics/web.md), 0 for all others.",
         lambda public, _own: [((word.value,), public.pulse is word) for word in Pulse],
         ("pulse",),
     ),
@@ -131,7 +131,7 @@ FIGURES = (
     Figure("run_members_known", "Members of the run.", _one(lambda public: public.members_total)),
     Figure(
         "node_state",
-        "1 for the word of the node's state (docs/web.md), 0 for all others.",
+        "1 for the word of the node's state (docs/topics/web.md), 0 for all others.",
         lambda _public, own: [((word.value,), own.state is word) for word in NodeWord],
         ("state",),
     ),

@@ -1,6 +1,6 @@
 """Words of the web page: closed lists of what a node, a member or a run can be, each with what it means.
 
-The value is the word that is shown and encoded; `str` explains it. docs/web.md has the same lists.
+The value is the word that is shown and encoded; `str` explains it. docs/topics/web.md has the same lists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/events.md knows every kind and field that the code writes into the event log."""
+"""docs/reference/events.md knows every kind and field that the code writes into the event log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written() -> dict[str, set[str]]:
 def documented() -> dict[str, str]:
     """Kind -> its rows of the tables, joined."""
     rows: dict[str, str] = defaultdict(str)
-    text = (ROOT / "docs" / "events.md").read_text(encoding="utf-8").split("## Kinds")[1]
+    text = (ROOT / "docs" / "reference" / "events.md").read_text(encoding="utf-8").split("## Kinds")[1]
     for kind, row in re.findall(r"^\| `(\w+)` (\|.*)$", text, flags=re.MULTILINE):
         rows[kind] += row
     return rows
@@ -48,6 +48,6 @@ def test_every_kind_is_documented_with_its_fields() -> None:
     rows = documented()
     assert len(written()) > 12, "the search finds the records"
     for kind, fields in written().items():
-        assert kind in rows, f"{kind} is not in docs/events.md"
+        assert kind in rows, f"{kind} is not in docs/reference/events.md"
         missing = {field for field in fields - COMMON if f"`{field}`" not in rows[kind]}
-        assert not missing, f"{kind}: docs/events.md lacks {sorted(missing)}"
+        assert not missing, f"{kind}: docs/reference/events.md lacks {sorted(missing)}"

@@ -1,4 +1,4 @@
-"""Rooms: docs/tree.md is that of the code, and no folder is too large to be read at a glance."""
+"""Rooms: docs/reference/tree.md is that of the code, and no folder is too large to be read at a glance."""
 
 from __future__ import annotations
 

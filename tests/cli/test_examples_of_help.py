@@ -50,7 +50,7 @@ def test_no_example_is_of_another_command() -> None:
 
 
 def test_words_are_completed() -> None:
-    """As docs/joining.md says, by click's own."""
+    """As docs/topics/joining.md says, by click's own."""
     told = {"_P2PDILOCO_COMPLETE": "bash_complete", "COMP_WORDS": "p2pdiloco run l", "COMP_CWORD": "2"}
     done = subprocess.run(
         [sys.executable, "-c", "from p2pdiloco.cli.group import cli; cli(prog_name='p2pdiloco')"],

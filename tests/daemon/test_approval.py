@@ -197,7 +197,7 @@ async def test_what_programs_take_is_said_and_figures_are_told_once(
         100 * GIB,
     )
     assert figures["parameters"] == footprint_of(run.manifest).parameters
-    documented = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "reference" / "events.md").read_text()
     assert [name for name in figures if f"`{name}`" not in documented] == []
 
 

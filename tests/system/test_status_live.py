@@ -116,7 +116,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
 
 @pytest.mark.skipif(
     not os.environ.get("P2PDILOCO_PROBE_PYTHON"),
-    reason="no Python with py-libp2p: P2PDILOCO_PROBE_PYTHON names one (docs/doctor.md)",
+    reason="no Python with py-libp2p: P2PDILOCO_PROBE_PYTHON names one (docs/topics/doctor.md)",
 )
 def test_another_implementation_of_libp2p_gets_through(visited_swarm: Swarm) -> None:
     bootstrap = visited_swarm.bootstrap()

@@ -37,7 +37,7 @@ def exported(text: str) -> set[str]:
 
 def test_every_exported_name_is_in_the_table_and_the_table_has_no_other() -> None:
     text = Metrics(Views(Shown())).exposition(is_owner=True).decode()
-    document = (ROOT / "docs" / "metrics.md").read_text()
+    document = (ROOT / "docs" / "topics" / "metrics.md").read_text()
     shown = {name for name in re.findall(r"^\| `(p2pdiloco_\w+)` ", document, flags=re.MULTILINE)}
     assert shown == {PREFIX + figure.name for figure in FIGURES}
     assert exported(text) - {"p2pdiloco_build"} - shown == {

@@ -41,7 +41,7 @@ def test_every_word_is_one_word_and_is_explained() -> None:
 
 
 def test_the_document_lists_all_words_and_no_others() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "web.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "topics" / "web.md").read_text()
     tables = [table for table in text.partition("## Words")[2].partition("## The past")[0].split("\n\n")[1:]]
     tables = [table for table in tables if table.startswith("| word")]
     for words, table in zip((NodeWord, Pulse, MemberWord, Why, MarkKind, Control), tables, strict=True):

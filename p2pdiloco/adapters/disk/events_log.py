@@ -1,4 +1,4 @@
-"""Diary of a node for people and scripts: one JSON object a line (schema: docs/events.md)."""
+"""Diary of a node for people and scripts: one JSON object a line (schema: docs/reference/events.md)."""
 
 from __future__ import annotations
 

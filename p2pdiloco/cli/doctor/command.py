@@ -32,7 +32,7 @@ NAME_CELLS, LEVEL_CELLS, WIDTH = 10, 8, 110
 @DOCTOR(
     "--probe-python",
     metavar="PATH",
-    help="Python of an environment with py-libp2p, with which to dial the peer, too (docs/doctor.md).",
+    help="Python of an environment with py-libp2p, with which to dial the peer, too (docs/topics/doctor.md).",
 )
 def doctor(**values: Any) -> int:
     """Look for what keeps a node from its work: this machine, its network, the way to a run.

@@ -87,7 +87,7 @@ def _of_torch(said: dict[str, object]) -> Iterator[Diagnosis]:
         yield warning(
             "device",
             "cpu, although this system has NVIDIA's driver",
-            "install a PyTorch for CUDA (docs/devices.md)"
+            "install a PyTorch for CUDA (docs/topics/devices.md)"
             if not said["built"]
             else "run nvidia-smi, and restart",
         )

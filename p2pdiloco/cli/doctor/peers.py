@@ -31,7 +31,7 @@ NEAR_S, FAR_S = 1.0, 3.0
 """Difference of clocks that is worth a word, and that from which on the DHT lets nobody in."""
 MAX_ASKED = 4
 MEANWHILE = "the node takes part over connections that it makes itself"
-PRIVATE = f"a NAT or firewall: forward the port in the router (docs/doctor.md); until then {MEANWHILE}"
+PRIVATE = f"a NAT or firewall: forward the port in the router (docs/topics/doctor.md); until then {MEANWHILE}"
 SHARED = ipaddress.ip_network("100.64.0.0/10")
 
 

@@ -1,7 +1,7 @@
 """Program that dials a peer with py-libp2p, an implementation of libp2p that shares no code with p2pd.
 
-It is run by path, by a Python that has py-libp2p (docs/doctor.md), so it imports nothing of p2pdiloco. It
-goes the whole way: TCP, Noise, yamux, then the protocols ping and identify, and prints one line of JSON.
+It is run by path, by a Python that has py-libp2p (docs/topics/doctor.md), so it imports nothing of p2pdiloco.
+It goes the whole way: TCP, Noise, yamux, then the protocols ping and identify, and prints one line of JSON.
 
     python probe_program.py /ip4/…/tcp/…/p2p/ID [SECONDS]
 """

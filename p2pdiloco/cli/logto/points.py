@@ -1,4 +1,4 @@
-"""Points of charts, from events: which figures, under which names, at how many tokens (docs/watching.md)."""
+"""Points of charts, from events: figures, their names, at how many tokens (docs/topics/watching.md)."""
 
 from __future__ import annotations
 

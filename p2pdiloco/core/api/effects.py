@@ -245,8 +245,8 @@ class CommitVersion(Effect, frozen=True):
 
 
 class Record(Effect, frozen=True):
-    """Write a line for people: events.jsonl, status and live view. docs/events.md describes `kind` and the
-    keys of `fields`."""
+    """Write a line for people: events.jsonl, status and live view. docs/reference/events.md describes `kind`
+    and the keys of `fields`."""
 
     kind: str
     fragment: int | None

@@ -37,8 +37,8 @@ def level_name(record: logging.LogRecord) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of one JSON object a line (docs/events.md): time, level, logger, event, message, fields,
-    perhaps exception."""
+    """Formatter of one JSON object a line (docs/reference/events.md): time, level, logger, event, message,
+    fields, perhaps exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {

@@ -111,7 +111,7 @@ class NewestRow(Row, frozen=True, kw_only=True):
 
 
 class DataRow(Row, frozen=True, kw_only=True):
-    """Progress of a node in the data that it reads (docs/data.md)."""
+    """Progress of a node in the data that it reads (docs/topics/data.md)."""
 
     epoch: Natural = 0
     """Epoch of the data; the first one is 0."""
@@ -159,7 +159,8 @@ class RestRow(Row, frozen=True, kw_only=True):
 
 
 class TransferRow(Row, frozen=True, kw_only=True):
-    """Row of the bytes that this node moved in a calendar month, over all its lives (docs/limits.md)."""
+    """Row of the bytes that this node moved in a calendar month, over all its lives
+    (docs/topics/limits.md)."""
 
     month: Words = ""
     """Month as "2026-11", by the node's clock."""

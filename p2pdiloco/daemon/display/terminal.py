@@ -70,7 +70,7 @@ def log_line(snapshot: NodeSnapshot) -> str:
 
 
 def log_fields(snapshot: NodeSnapshot) -> dict[str, object]:
-    """List the figures of the line, and a few more, under names that stay (docs/events.md)."""
+    """List the figures of the line, and a few more, under names that stay (docs/reference/events.md)."""
     numbers = [row.number for row in snapshot.fragments]
     course = snapshot.course
     share = min(1.0, course.tokens / course.schedule_tokens) if course.schedule_tokens else None

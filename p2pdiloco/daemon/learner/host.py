@@ -48,7 +48,7 @@ ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 Threads that wait for each other at the end of an operation spin. Where they spin for ever so long, also for a
 thread whose processor something else has, an inner step took a hundred times as long while one other process
 computed. For some microseconds it costs little there, less than sleeping at once costs on an idle machine
-(docs/devices.md, `scripts/bench/study/bench_threads.py`).
+(docs/topics/devices.md, `scripts/bench/study/bench_threads.py`).
 """
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

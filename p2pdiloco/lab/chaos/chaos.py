@@ -1,6 +1,6 @@
 """`p2pdiloco chaos`: real processes under a seeded schedule of faults, and what the swarm made of it.
 
-What it shows is what happens when the same commands run on machines that fail (docs/chaos.md).
+What it shows is what happens when the same commands run on machines that fail (docs/lab/chaos.md).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class ChaosReport(Struct, kw_only=True, frozen=True):
     failures: tuple[str, ...]
     """Reasons of exit status 1; empty: nobody stuck, digests equal, no unexpected exit."""
     goals: dict[str, bool]
-    """Figure -> whether it reaches the goal of a long run (docs/chaos.md); no part of the exit status."""
+    """Figure -> whether it reaches the goal of a long run (docs/lab/chaos.md); no part of the exit status."""
 
 
 def goals(faulty: Figures, comparison: Comparison | None) -> dict[str, bool]:

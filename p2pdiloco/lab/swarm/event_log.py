@@ -1,4 +1,4 @@
-"""Reader of nodes' event logs (docs/events.md): lines as typed records, of a growing file or of a whole one.
+"""Reader of nodes' event logs (docs/reference/events.md): typed records, of a growing or a whole file.
 
 All times are seconds of the machine's monotonic clock, which all processes of one machine share.
 """
