@@ -1,6 +1,7 @@
 # make demo    the main job: a swarm on this machine, one syncer killed on the way   (ARGS="--seconds 60")
 # make test    everything that CI runs
 # make check   format, lint, types, architecture
+# make docs    the documents as a site, in build/site (open index.html there)
 # Each does all set-up it needs in .venv, once; with PYTHON=python3.12, say, in an environment of that Python's own.
 
 SHELL := /bin/bash
@@ -12,7 +13,7 @@ export MPLBACKEND := Agg
 # Empty is "no": where Python may not keep what it compiled, each of a swarm's processes compiles the package.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test check clean
+.PHONY: help demo test check docs clean
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
 
@@ -28,6 +29,9 @@ check: $(STAMP)
 
 test: $(STAMP)
 	@scripts/test $(VENV) $(ARGS)
+
+docs: $(STAMP)
+	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs . build/site
 
 clean:
 	rm -rf $(VENV) build dist p2pdiloco.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
