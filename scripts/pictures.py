@@ -30,7 +30,7 @@ from rich.text import Text
 
 COLUMNS, LINES = 100, 26
 LEAST_LINES = 8
-"""Of a whole picture; what is shorter is no picture of a live view."""
+"""Least lines of a whole picture; what is shorter shows no live view."""
 _ERASED = re.compile(r"(?:\r|\x1b\[2K|\x1b\[1A){3,}")
 _OUTSIDE = re.compile(r"@font-face \{\{.*?\n    \}\}\n", flags=re.DOTALL)
 """Fonts from other hosts; a reader's own do."""
