@@ -2,6 +2,7 @@
 # make test    everything that CI runs
 # make check   format, lint, types, architecture
 # make docs    the documents as a site, in build/site (open index.html there)
+# make release source archive and wheel of the last commit, checked and tried, in dist/
 # Each does all set-up it needs in .venv, once; with PYTHON=python3.12, say, in an environment of that Python's own.
 
 SHELL := /bin/bash
@@ -13,7 +14,7 @@ export MPLBACKEND := Agg
 # Empty is "no": where Python may not keep what it compiled, each of a swarm's processes compiles the package.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test check docs clean
+.PHONY: help demo test check docs release clean
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
 
@@ -32,6 +33,9 @@ test: $(STAMP)
 
 docs: $(STAMP)
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs . build/site
+
+release:
+	@scripts/release
 
 clean:
 	rm -rf $(VENV) build dist p2pdiloco.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

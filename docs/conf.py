@@ -19,7 +19,7 @@ CHAPTERS = {
     "Guides": "docs/guides/volunteer docs/guides/host docs/guides/run-owner docs/guides/*",
     "Operators": "*/RUNBOOK",
     "Topics": "docs/topics/*",
-    "Contributors": "CONTRIBUTING ARCHITECTURE SECURITY *",
+    "Contributors": "CONTRIBUTING ARCHITECTURE SECURITY * docs/releases/*",
     "Protocol": "docs/protocol/membership docs/protocol/election docs/protocol/rounds docs/protocol/*",
     "Reference": "docs/reference/*",
     "Lab": "docs/lab/*",
