@@ -40,6 +40,7 @@ suppress_warnings = [*UNFINISHED, "misc.highlighting_failure"]  # shortened outp
 myst_heading_anchors = 6
 myst_fence_as_directive = ["mermaid"]
 highlight_language = "none"
+smartquotes = False  # -- begins a flag
 
 html_theme = "furo"
 html_title = f"p2pdiloco {VERSION}"

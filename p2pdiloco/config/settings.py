@@ -120,7 +120,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bytes both ways in a calendar month, such as "200GB/month"; when they are used up, the node leaves
     until the month turns. Empty: no bound."""
     hours: str = ""
-    """Hours in which it trains, by this machine's clock, such as "22-7"; empty: at all times."""
+    """Hours in which it trains, by this machine's clock, such as "22-7" or "mon-fri 18-8, sat-sun 0-24";
+    empty: at all times."""
     when_idle: str = ""
     """Time for which nobody has used the machine, such as "10min", before it trains; empty: no matter who
     does."""

@@ -41,7 +41,13 @@ BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
     "--word", default="", metavar="WORD", help="With --check and --proof: the word that was to be signed."
 )
 @click.option("--proof", default="", metavar="HEX", help="With --check: what --prove printed.")
-@click.option("--timeout-s", type=Number(min=0.1, max=3600), default=20.0, show_default=True)
+@click.option(
+    "--timeout-s",
+    type=Number(min=0.1, max=3600),
+    default=20.0,
+    show_default=True,
+    help="Give up if nobody answers for so long.",
+)
 def credits_command(
     join: tuple[str, ...],
     run: str,

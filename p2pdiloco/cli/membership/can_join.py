@@ -20,7 +20,13 @@ NO = 1
 @click.option(
     "--data-dir", type=FILE, help="Folder of the node that is to join.  [default: a node's default]"
 )
-@click.option("--timeout-s", type=Number(min=0.1, max=3600), default=20.0, show_default=True)
+@click.option(
+    "--timeout-s",
+    type=Number(min=0.1, max=3600),
+    default=20.0,
+    show_default=True,
+    help="Give up if nobody answers for so long.",
+)
 def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: float) -> int:
     """Say whether a run would let this node in. Exit status 0: yes, 1: no."""
     from p2pdiloco.cli.membership.asking import why_not
