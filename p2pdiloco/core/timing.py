@@ -1,4 +1,7 @@
-"""Answer times, time-outs, and the grace window (Decoupled DiLoCo, arXiv 2604.21428)."""
+"""Answer times, time-outs, and the grace window (Decoupled DiLoCo, arXiv 2604.21428).
+
+Rules: docs/protocol/rounds.md, section 3.
+"""
 
 from __future__ import annotations
 

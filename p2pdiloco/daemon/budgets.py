@@ -3,6 +3,8 @@
 Each is a bucket that fills again with time, so what a peer had is remembered for longer than its connection.
 Peer ids cost nothing: what all strangers have together is bounded by their streams
 (`adapters.net.places`), and by the states' share of the uplink (`daemon.bulk.states.courtesy`).
+
+Listed in docs/reference/bounds.md, section 7.
 """
 
 from __future__ import annotations

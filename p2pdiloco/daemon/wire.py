@@ -2,6 +2,8 @@
 
 A control payload starts with one byte: a core message or a query. Bulk streams start with one of the tagged
 headers below. Everything is strict, positional msgpack with bounded fields.
+
+Listed in docs/reference/wire.md, section 2.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ One thread waits for commands; it and the inner loop are never both at the param
 but while it is in `meanwhile`. On an accelerator the copies have a stream of their own, which begins behind
 everything that was queued before `meanwhile`; the inner loop's next kernels that write parameters are queued
 after it, when the copies are over.
+
+Rules: docs/protocol/learner.md, section 3.
 """
 
 from __future__ import annotations

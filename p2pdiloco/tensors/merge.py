@@ -14,6 +14,8 @@ Only sums are kept, never means, and the result is a function of the sums: so pa
 (`tensors.partial`) combine to the merge of all, over any number of levels. That holds as well where
 directions cancel out (`DEGENERATE`): the result is then the mean length times the mean direction as short as
 it is, of the order of the plain mean, which the sums do not tell.
+
+Rules: docs/protocol/rounds.md, section 5.
 """
 
 from __future__ import annotations

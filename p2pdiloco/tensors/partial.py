@@ -14,6 +14,8 @@ Sums in full precision compose exactly over any number of levels; four bytes a p
 group, not per contribution. Where these bytes come from a peer, everything in them is checked
 (`check_partial`): what passes could be the sums of acceptable contributions, so a syncer between cannot
 push a merge further than those could whose labels it shows.
+
+Rules: docs/protocol/groups.md, section 3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sizes of what a model takes in memory, by arithmetic and without torch: known before anything is made."""
+"""Sizes of what a model takes in memory, by arithmetic and without torch: known before anything is made.
+
+Listed in docs/reference/wire.md, section 4.
+"""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_docstrings_of_scripts_name_their_subject() -> None:
 def test_what_docstrings_cite_is_in_the_repository(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
-            assert not NO_SOURCE.search(text), f"{path}:{line}: cite the paper or ARCHITECTURE.md"
+            assert not NO_SOURCE.search(text), f"{path}:{line}: cite the paper or docs/protocol"
 
 
 def test_test_files_have_different_names() -> None:

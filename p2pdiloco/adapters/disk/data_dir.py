@@ -5,6 +5,8 @@
            events.jsonl                      adapters.disk.events_log
            joined.txt                        daemon.run_files.joined
            runs/<first 16 of run id>/        adapters.disk.run_store, learner.safetensors
+
+Listed in docs/reference/disk.md, section 1.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@
 Synchronous: to be called from one I/O thread of the process that holds the data folder's lock. Whatever
 is found damaged is set aside (`*.corrupt`), told in `take_problems`, and then as if it had never been saved:
 the node catches up from its peers instead.
+
+Listed in docs/reference/disk.md, section 2.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Whoever asks for more is answered late: its request waits for its turn unread, s
 after the other is slowed down, and costs next to nothing. Where too many of its requests wait already it is
 refused, late as well, and who goes on nevertheless is disconnected. Peer ids cost nothing, so all strangers
 have one more allowance together.
+
+Listed in docs/reference/bounds.md, section 7.
 """
 
 from __future__ import annotations

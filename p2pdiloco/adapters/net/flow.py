@@ -5,6 +5,8 @@ wait less than `TARGET_S` longer than the fastest one lately, it grows; beyond t
 way to our own control messages, which share the connection, and to whatever else uses the link.
 
 An `Allowance` is what a person permits per second, in one direction, for all peers together.
+
+Rules: docs/protocol/links.md, section 5.
 """
 
 from __future__ import annotations

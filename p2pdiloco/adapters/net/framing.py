@@ -5,6 +5,8 @@ the END. With the highest bit of the length, ASK, the sender asks for an acknowl
 says how many bytes it has dealt with since the last (GOT, 4 bytes). An ASK may come without bytes. The
 sender's window is kept by that (`adapters.net.flow`). What a payload is, its signed label says: there is a
 digest in it, which the receiver checks elsewhere.
+
+Listed in docs/reference/wire.md, section 3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Meeting peers: those to join through, those known from before, and who of them is connected."""
+"""Meeting peers: those to join through, those known from before, and who of them is connected.
+
+Rules: docs/protocol/membership.md, section 6.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Whoever is no member takes none of the members' places: strangers cost nothing, and there are as many as
 somebody likes. Within a pool a peer may have most places while nobody else wants one. Where all are taken,
 one that has less than its share gets a place of the peer that has most.
+
+Listed in docs/reference/bounds.md, section 4.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class CommitVersion(Effect, frozen=True):
     """Make the spare copy the fragment's state: it is this version now.
 
     The learner is told. If `merged_ticket` is set, that contribution of its own is in the version; else it
-    rebases (ARCHITECTURE.md, "Nothing twice, nothing lost"). `update` is kept in the log; None: the state was
+    rebases (docs/protocol/exactly-once.md, section 4). `update` is kept in the log; None: the state was
     fetched.
     """
 

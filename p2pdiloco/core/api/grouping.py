@@ -1,8 +1,8 @@
 """Rotating groups of a fragment: which member belongs to which, by arithmetic alone.
 
-Everybody computes the same (ARCHITECTURE.md, "Groups"). While a run has at most `group_size` members, all are
-in one group, `WHOLE_RUN`. Above that, every version header says into how many leaf groups (`groups`) the
-members fall for the next version, and in which `epoch`.
+Everybody computes the same (docs/protocol/groups.md, section 1). While a run has at most `group_size`
+members, all are in one group, `WHOLE_RUN`. Above that, every version header says into how many leaf groups
+(`groups`) the members fall for the next version, and in which `epoch`.
 
 A member's leaf group follows from its own peer id by a seeded hash. So nobody needs a list of all members to
 know where it belongs, and two peers with different lists still agree. The syncers of the leaf groups form

@@ -3,6 +3,8 @@
 Every message is a tagged msgpack array inside an `Envelope` that names protocol and run. Decoding anything
 else raises `RemoteError`, and nothing but that. Tensors never travel here: contributions, updates and states
 are bulk streams (`ports.Transport`).
+
+Listed in docs/reference/wire.md, section 1.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Progress(Message, frozen=True):
     """True: a learner is running, so closing calls expect something of this member."""
     confirmed: bool
     """True: it holds versions that peers confirm, so it may vote, stand, and give state to others
-    (ARCHITECTURE.md, "Membership")."""
+    (docs/protocol/membership.md, section 4)."""
     stands: bool
     """True: it is willing to be a syncer."""
     heads: Annotated[tuple[tuple[Count, Head], ...], Meta(max_length=MAX_FRAGMENTS)]

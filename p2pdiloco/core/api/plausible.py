@@ -1,4 +1,7 @@
-"""Bounds of what a learner can have trained, and what a merge can weigh."""
+"""Bounds of what a learner can have trained, and what a merge can weigh.
+
+Rules: docs/protocol/weights.md, section 1.
+"""
 
 from __future__ import annotations
 

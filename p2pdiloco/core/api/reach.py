@@ -1,4 +1,7 @@
-"""Reachability of a member: what it found out by asking peers, and says in its heartbeats."""
+"""Reachability of a member: what it found out by asking peers, and says in its heartbeats.
+
+Rules: docs/protocol/links.md, section 1.
+"""
 
 from __future__ import annotations
 

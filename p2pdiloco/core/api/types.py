@@ -55,7 +55,7 @@ class Head(Wire, frozen=True):
 
     @property
     def weight(self) -> tuple[int, int, bytes]:
-        """Order of chains: more tokens, then higher term, then digest (ARCHITECTURE.md, "Following")."""
+        """Order of chains: more tokens, then higher term, then digest (docs/protocol/forks.md, section 2)."""
         return (self.tokens, self.term, self.digest)
 
 
@@ -283,7 +283,7 @@ class SignedVersion(Wire, frozen=True):
 
 
 class ContributionHeader(Wire, frozen=True):
-    """Label of an encoded pseudo-gradient (ARCHITECTURE.md, "Rounds")."""
+    """Label of an encoded pseudo-gradient (docs/protocol/rounds.md, section 1)."""
 
     run: RunId
     group: GroupId
@@ -319,8 +319,8 @@ class SignedContribution(Wire, frozen=True):
 
 
 class PartialHeader(Wire, frozen=True):
-    """Label of a group's partial merge, on its way to the syncer of the group above (ARCHITECTURE.md,
-    "Groups")."""
+    """Label of a group's partial merge, on its way to the syncer of the group above (docs/protocol/groups.md,
+    section 3)."""
 
     run: RunId
     group: GroupId

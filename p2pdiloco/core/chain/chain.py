@@ -1,4 +1,7 @@
-"""Chain of a fragment's versions as this node holds it: head, recent log, watermarks."""
+"""Chain of a fragment's versions as this node holds it: head, recent log, watermarks.
+
+Rules: docs/protocol/exactly-once.md, section 2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plan of the groups that a version's header states, worked out by its maker and checked by everybody."""
+"""Plan of the groups that a version's header states, worked out by its maker and checked by everybody.
+
+Rules: docs/protocol/groups.md, section 1.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ more than a generous member's work would.
 
 The median of a round's tokens moves the unit, by an eighth at most: so fewer than half of a round cannot
 move it, and of two the smaller counts.
+
+Rules: docs/protocol/weights.md, section 2.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ merged contribution, votes after a probation, and is forgotten when nothing of i
 A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes of
 one process that follow the same chain (the simulator's) share one: it is worked out once for a version,
 however many ask.
+
+Rules: docs/protocol/trust.md, section 2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Witnesses of a fragment's chain: the version below which no fork can reach.
 
-Versions above that may still lose against a heavier chain (ARCHITECTURE.md, "Forks"). A peer that reports a
-head of our chain has everything below it too, so no fork of its making can lack that. The report must be some
-time old: a crash may take the peer back to its last checkpoint.
+Versions above that may still lose against a heavier chain (docs/protocol/forks.md, section 3). A peer that
+reports a head of our chain has everything below it too, so no fork of its making can lack that. The report
+must be some time old: a crash may take the peer back to its last checkpoint.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Merged contributions of ours, kept until the versions that have them are beyond doubt.
 
-A heavier chain may replace the one that has them (ARCHITECTURE.md, "Forks"). Then those that it lacks are
-sent once more, as one: displacements are additive. Payloads beyond the newest few wait on the disk. There is
-a bound, above which the middle is combined into one already, since a chain that branched off there is the
-least likely.
+A heavier chain may replace the one that has them (docs/protocol/forks.md, section 3). Then those that it
+lacks are sent once more, as one: displacements are additive. Payloads beyond the newest few wait on the disk.
+There is a bound, above which the middle is combined into one already, since a chain that branched off there
+is the least likely.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Labels of contributions: what their authors sign, and whether they did."""
+"""Labels of contributions: what their authors sign, and whether they did.
+
+Rules: docs/protocol/exactly-once.md, section 3.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Queue of our own contributions: each is offered to the syncer until it is merged, exactly once.
 
 A contribution is a displacement. It stays here, encoded, until a version that contains it is part of our
-chain (ARCHITECTURE.md, "Nothing twice, nothing lost"). A syncer's death, a lost answer or a fork costs a
-re-send, never a trained token. Contributions of one learner are ordered: each names the one before it
-(`after`), and a syncer admits it only if its chain contains exactly that one. Hence at most the first of the
-queue is under way.
+chain (docs/protocol/exactly-once.md, section 1). A syncer's death, a lost answer or a fork costs a re-send,
+never a trained token. Contributions of one learner are ordered: each names the one before it (`after`), and a
+syncer admits it only if its chain contains exactly that one. Hence at most the first of the queue is under
+way.
 
 What our chain has merged is kept until that is beyond doubt (`kept`). If a heavier chain replaces ours and
 lacks several, they go out as one, ahead of everything else: with the sums of their tokens and steps, and the

@@ -1,4 +1,7 @@
-"""Work on its way to a syncer: its states, and what is known of it until a chain has it for good."""
+"""Work on its way to a syncer: its states, and what is known of it until a chain has it for good.
+
+Rules: docs/protocol/exactly-once.md, section 1.
+"""
 
 from __future__ import annotations
 

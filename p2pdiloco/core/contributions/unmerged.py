@@ -3,6 +3,8 @@
 A displacement is what the learner made since what the chain has of it. A copy of its first part (the slot)
 may be with a syncer when we go, and be merged after that, or not. Taking up again what is merged as well
 would count tokens twice; dropping what is not merged would lose them.
+
+Rules: docs/protocol/exactly-once.md, section 6.
 """
 
 from __future__ import annotations

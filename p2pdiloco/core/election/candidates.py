@@ -1,4 +1,7 @@
-"""Candidates for an office: whose turn it is to stand, and who leaves it to others."""
+"""Candidates for an office: whose turn it is to stand, and who leaves it to others.
+
+Rules: docs/protocol/election.md, section 7.
+"""
 
 from __future__ import annotations
 

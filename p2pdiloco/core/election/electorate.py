@@ -2,7 +2,7 @@
 
 This is the group as this node sees it. While the run fits into one group these are all members. In a leaf
 group they are the members that the seeded hash puts there. Higher up they are the peers that hold the offices
-of the groups below, by their own claim (ARCHITECTURE.md, "Groups").
+of the groups below, by their own claim (docs/protocol/groups.md, section 6).
 
 A group is new at the beginning of an epoch, and its members have not heard each other yet. So for a while a
 majority counts those that are listed but unheard too: else each would be a majority of one.

@@ -1,6 +1,8 @@
 """Idle syncers: elected, waited for as long as anybody is, and no version came. They are the last in turn.
 
 Else one fast member that makes nothing would be elected again and again, each time for a patience of all.
+
+Rules: docs/protocol/election.md, section 8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Inquiry after the certificate of an office: who claims to hold it is asked for the proof."""
+"""Inquiry after the certificate of an office: who claims to hold it is asked for the proof.
+
+Rules: docs/protocol/election.md, section 10.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Office of one group's syncer: who holds it, for how long, and how it is filled again.
 
-A certificate (a majority's signed votes) puts a peer in office for one term (ARCHITECTURE.md, "Election").
-The term ends when the chain has grown by `term_versions`. The holder then stops by itself, and a member that
-holds that version sees that the office is open, so an orderly hand-over races with nothing. Earlier, the
-office is open for a member as soon as *this member* no longer counts on the holder: silent, unreachable,
-left, or slow.
+A certificate (a majority's signed votes) puts a peer in office for one term (docs/protocol/election.md,
+section 1). The term ends when the chain has grown by `term_versions`. The holder then stops by itself, and a
+member that holds that version sees that the office is open, so an orderly hand-over races with nothing.
+Earlier, the office is open for a member as soon as *this member* no longer counts on the holder: silent,
+unreachable, left, or slow.
 
 An open office is filled by the first-ranked live candidate of the next term; each later rank waits
 `stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose

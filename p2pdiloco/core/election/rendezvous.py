@@ -1,8 +1,8 @@
 """Rendezvous hashing: the order in which candidates stand for an office.
 
 Every peer computes the same order from the same members, and a different one for every fragment and term. So
-offices spread over the members and rotate by themselves, without a word exchanged (ARCHITECTURE.md,
-"Election").
+offices spread over the members and rotate by themselves, without a word exchanged (docs/protocol/election.md,
+section 3).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Terms of one group's office: which are used up, as far as this member knows, and which is next."""
+"""Terms of one group's office: which are used up, as far as this member knows, and which is next.
+
+Rules: docs/protocol/election.md, section 10.
+"""
 
 from __future__ import annotations
 

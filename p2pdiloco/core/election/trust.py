@@ -1,4 +1,7 @@
-"""Trust of a member in the syncer in office, by what it has seen itself."""
+"""Trust of a member in the syncer in office, by what it has seen itself.
+
+Rules: docs/protocol/election.md, section 2.
+"""
 
 from __future__ import annotations
 

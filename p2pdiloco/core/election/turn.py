@@ -1,4 +1,7 @@
-"""Turn of this member to stand for an open office."""
+"""Turn of this member to stand for an open office.
+
+Rules: docs/protocol/election.md, section 3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Judge of others' candidacies: whether a candidate gets this member's vote."""
+"""Judge of others' candidacies: whether a candidate gets this member's vote.
+
+Rules: docs/protocol/election.md, section 5.
+"""
 
 from __future__ import annotations
 

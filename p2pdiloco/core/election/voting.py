@@ -1,4 +1,7 @@
-"""Votes in one group: our own, our candidacy for others' votes, and what a certificate proves."""
+"""Votes in one group: our own, our candidacy for others' votes, and what a certificate proves.
+
+Rules: docs/protocol/election.md, section 4.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ beginning is over when our head is one of those. Until then they are followed ev
 
 A node that started without a vouch, and hears of one in the same life, looks again: if what most of the
 vouched members stand on is no version of ours, it takes that.
+
+Rules: docs/protocol/trust.md, section 5.
 """
 
 from __future__ import annotations

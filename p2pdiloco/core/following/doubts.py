@@ -2,6 +2,8 @@
 
 Else one member that boasts of a heavy head, and cannot or will not give it, would keep all others from the
 heads that they could have had.
+
+Rules: docs/protocol/following.md, section 3.
 """
 
 from __future__ import annotations

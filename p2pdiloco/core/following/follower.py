@@ -6,7 +6,7 @@ each checked against its parent; else the whole state is pulled from a donor. Ei
 the digest that the version's header states, or it is thrown away and counted.
 
 Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one that
-a confirmed member holds too (ARCHITECTURE.md, "Membership" and "Following").
+a confirmed member holds too (docs/protocol/membership.md, section 4).
 
 - RESTING: nothing heavier is known
 - UPDATING: one outer update is being pulled or applied

@@ -8,6 +8,8 @@ no parameter.
 A side that was cut off may have gone on with newcomers only, of whom the other side's chain has no marks. If
 it is the heavier one, neither side would follow. So who finds its versions unproven says so (`Unbacked`), and
 there those yield whose marks are all younger than that of the one who says it.
+
+Rules: docs/protocol/trust.md, section 4.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Delegate of a group: brings its partial merges to the syncer of the group above.
 
-A closed round of a group that is not the topmost is merged into one partial (ARCHITECTURE.md, "Groups"). It
-goes to the syncer of the group above as a contribution goes to its syncer: offered, held there, sent again if
-that syncer is replaced. It is kept until the chain moves past it: contains its parts, or something that
-contradicts them. What it was made of stays in the group's inbox as long, so that the group can merge again
-what is still unmerged.
+A closed round of a group that is not the topmost is merged into one partial (docs/protocol/groups.md, section
+3). It goes to the syncer of the group above as a contribution goes to its syncer: offered, held there, sent
+again if that syncer is replaced. It is kept until the chain moves past it: contains its parts, or something
+that contradicts them. What it was made of stays in the group's inbox as long, so that the group can merge
+again what is still unmerged.
 
 - WAITING: to be sent (no syncer above, or a pause after a refusal)
 - OFFERED: on its way to the syncer above

@@ -1,4 +1,7 @@
-"""Electorates of a leaf group, and of a group of groups: their members as this node sees them."""
+"""Electorates of a leaf group, and of a group of groups: their members as this node sees them.
+
+Rules: docs/protocol/groups.md, section 6.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Inbox of a syncer above the leaves: partial merges, one for each group below."""
+"""Inbox of a syncer above the leaves: partial merges, one for each group below.
+
+Rules: docs/protocol/groups.md, section 4.
+"""
 
 from __future__ import annotations
 

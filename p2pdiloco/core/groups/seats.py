@@ -1,4 +1,7 @@
-"""Seats of one fragment: taken and given up as offices and groups change."""
+"""Seats of one fragment: taken and given up as offices and groups change.
+
+Rules: docs/protocol/groups.md, section 2.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The holder of a group's office asks, for every group beside its own whose syncer
 probable member after the other, each several times. A member that knows the certificate sends it. One that
 knows only that of a smaller group inside sends that one, and its holder is asked next. The asked one also
 learns of the asker: that saves it the search, and a group of newcomers only would hear of no confirmed member
-otherwise (ARCHITECTURE.md, "Groups").
+otherwise (docs/protocol/groups.md, section 6).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Heartbeats: what we tell the members every half second, and what we learn from theirs."""
+"""Heartbeats: what we tell the members every half second, and what we learn from theirs.
+
+Rules: docs/protocol/membership.md, section 2.
+"""
 
 from __future__ import annotations
 

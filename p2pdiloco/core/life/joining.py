@@ -2,10 +2,10 @@
 
 Where a confirmed member is heard, a node is confirmed once every fragment of its own is at a version that
 such a member has, or at a heavier one. Where none is heard, the whole swarm may be returning
-(ARCHITECTURE.md, "Membership"). Then nodes with saved state compare their heads, and take the heaviest of
-every fragment from each other. They go on when nothing heavier is left, and everybody who took part lately is
-here or has been waited for. A node with nothing saved waits for them; only with `--genesis` it starts a run,
-where nobody returns with one.
+(docs/protocol/membership.md, section 5). Then nodes with saved state compare their heads, and take the
+heaviest of every fragment from each other. They go on when nothing heavier is left, and everybody who took
+part lately is here or has been waited for. A node with nothing saved waits for them; only with `--genesis` it
+starts a run, where nobody returns with one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Leaving on purpose: what is in flight is finished, offices are handed over, then good-bye."""
+"""Leaving on purpose: what is in flight is finished, offices are handed over, then good-bye.
+
+Rules: docs/protocol/rounds.md, section 7.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A head is some sixty bytes, and a run has up to hundreds of fragments. All heads twice a second to every
 member would cost a small swarm more than its elections do, and a slow link its rounds. Heartbeats get lost,
 so what changed is said several times, and what did not change is said again every few seconds.
+
+Rules: docs/protocol/membership.md, section 2.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Answers of peers to our questions: who let several of them go is not waited for, where nothing else tells a
-member from a name."""
+member from a name.
+
+Rules: docs/protocol/trust.md, section 3.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@
    the run; without any of them a newcomer waits.
 2. Else a peer that the person named to join through, as long as it delivers.
 3. Else what most confirmed members stand on.
+
+Rules: docs/protocol/trust.md, section 5.
 """
 
 from __future__ import annotations

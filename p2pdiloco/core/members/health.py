@@ -3,7 +3,7 @@
 The core knows when it asked to be woken. If it is handed its next event much later, the process was stopped,
 starved, or its loop blocked; what others sent meanwhile waits in our own queues. So everybody's silence is
 counted from that much later; before we have listened for a while nobody is suspected, no office sought
-(ARCHITECTURE.md, "Membership").
+(docs/protocol/membership.md, section 3).
 """
 
 from __future__ import annotations

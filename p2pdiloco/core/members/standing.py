@@ -13,6 +13,8 @@ Of the first three, one at least can be dialled, or is the chain's only voter: v
 other elect nobody.
 
 So identities that never worked outvote, block and mislead nobody who did.
+
+Rules: docs/protocol/trust.md, section 3.
 """
 
 from __future__ import annotations

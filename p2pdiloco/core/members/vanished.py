@@ -1,4 +1,7 @@
-"""Vanished peers: they took part, or were listed, and may come back with another chain."""
+"""Vanished peers: they took part, or were listed, and may come back with another chain.
+
+Rules: docs/protocol/forks.md, section 3.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ Three degrees, from strict to lax:
 - known: listed by the DHT or heard of; gets our progress, so that it can learn of us
 
 A member that says good-bye leaves all three at once.
+
+Rules: docs/protocol/membership.md, section 1.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A member whose disk is full would so stand in the way of every majority that needs it, two members' always. So
 it says that it has no vote until its disk takes one, and counts in no majority meanwhile, its own view's
-included (ARCHITECTURE.md, "Election"). It trains, contributes and follows as before.
+included (docs/protocol/election.md, section 9). It trains, contributes and follows as before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Admission of offers: answers to their headers, then to their payloads."""
+"""Admission of offers: answers to their headers, then to their payloads.
+
+Rules: docs/protocol/rounds.md, section 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Attendance of a round: which children are missing, and whether a round may begin."""
+"""Attendance of a round: which children are missing, and whether a round may begin.
+
+Rules: docs/protocol/rounds.md, section 4.
+"""
 
 from __future__ import annotations
 

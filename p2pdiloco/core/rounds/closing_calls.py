@@ -1,4 +1,7 @@
-"""Closing calls of a syncer: whose answer is still out, and how long answers take."""
+"""Closing calls of a syncer: whose answer is still out, and how long answers take.
+
+Rules: docs/protocol/rounds.md, section 3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Window of a round that closes: until when it is open for what the others were called for."""
+"""Window of a round that closes: until when it is open for what the others were called for.
+
+Rules: docs/protocol/rounds.md, section 3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Inbox of a syncer: which offers it holds, and what is wrong with others (ARCHITECTURE.md, "Rounds")."""
+"""Inbox of a syncer: which offers it holds, and what is wrong with others (docs/protocol/rounds.md, section
+1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laggards: newcomers for which a syncer that would merge alone lets the next version wait."""
+"""Laggards: newcomers for which a syncer that would merge alone lets the next version wait.
+
+Rules: docs/protocol/rounds.md, section 4.
+"""
 
 from __future__ import annotations
 

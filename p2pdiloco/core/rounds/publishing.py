@@ -2,7 +2,7 @@
 
 Done by the syncer of the topmost group, which is the only one while the run fits into one group. Merging
 happens in `daemon.payloads.merging`. Its completion is stamped, and dropped if the chain or the office moved
-on (ARCHITECTURE.md, "Rounds").
+on (docs/protocol/rounds.md, section 6).
 """
 
 from __future__ import annotations

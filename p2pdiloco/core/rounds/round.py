@@ -1,13 +1,13 @@
 """Round of a syncer in one group: collecting, closing, and handing over to be merged.
 
 The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group, partial
-merges of groups higher up (ARCHITECTURE.md, "Rounds" and "Groups"). A round starts when K offers are in or,
-of learners, on their way, and at least one of them arrived for this round. (There need never be more than
-there are live children.) What arrived too late for a round waits for company in the next, so that slow links
-delay no other and still take part every time. At quorum the syncer calls the others ("closing"): each sends
-what it has, or passes; a group that is called closes its own round. The round closes when all live children
-have answered, or when the grace window ends. If no majority of the learners is in by then, it waits on for
-payloads that are on their way.
+merges of groups higher up (docs/protocol/rounds.md, section 2; docs/protocol/groups.md, section 5). A round
+starts when K offers are in or, of learners, on their way, and at least one of them arrived for this round.
+(There need never be more than there are live children.) What arrived too late for a round waits for company
+in the next, so that slow links delay no other and still take part every time. At quorum the syncer calls the
+others ("closing"): each sends what it has, or passes; a group that is called closes its own round. The round
+closes when all live children have answered, or when the grace window ends. If no majority of the learners is
+in by then, it waits on for payloads that are on their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version
 (`core.rounds.publishing`), by all others into a partial for the group above (`core.groups.delegate`).

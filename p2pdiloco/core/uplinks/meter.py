@@ -1,4 +1,7 @@
-"""Meter of what a node's link carries: the best of its latest transfers, once there were a few."""
+"""Meter of what a node's link carries: the best of its latest transfers, once there were a few.
+
+Rules: docs/protocol/links.md, section 3.
+"""
 
 from __future__ import annotations
 

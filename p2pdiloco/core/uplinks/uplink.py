@@ -1,8 +1,8 @@
 """Judgement whether our uplink is *thin*: carries less than what an office asks.
 
 What is asked follows from the manifest and the pace of all learners, so everybody judges by one measure
-(ARCHITECTURE.md, "Election"). An uplink that carries it counts like any other, however fast: offices spread,
-and nothing is won by bragging.
+(docs/protocol/links.md, section 3). An uplink that carries it counts like any other, however fast: offices
+spread, and nothing is won by bragging.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Gate of a run: who may say, push and pull what at our front door, before anything of it is decoded."""
+"""Gate of a run: who may say, push and pull what at our front door, before anything of it is decoded.
+
+Rules: docs/protocol/trust.md, section 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Presence records and the list of runs on the DHT: how nodes are found, and find others."""
+"""Presence records and the list of runs on the DHT: how nodes are found, and find others.
+
+Rules: docs/protocol/membership.md, section 2.
+"""
 
 from __future__ import annotations
 

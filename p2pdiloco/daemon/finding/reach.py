@@ -20,6 +20,8 @@ which connections it accepted and which it made, so accepted ones are no evidenc
 An address that is not ours is told to others once two voices have named it, or once this node has reached
 itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for a
 first word, through a relay.
+
+Rules: docs/protocol/links.md, section 1.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ where it is told to join: a copy that can reach the original ends at once. Else 
 Others take the two for lives of one node. They listen to whoever began last, if to either: the one that they
 do not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find out: the
 earlier one ends, or the one whose record is never seen.
+
+Rules: docs/protocol/membership.md, section 7.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 What counts is the chain: tokens merged into the heads, the mean over fragments. So all who hold the same
 versions agree on where the run is, whatever their learners reckon meanwhile (`learner.optimizer.schedule`).
+
+Rules: docs/protocol/learner.md, section 5.
 """
 
 from __future__ import annotations

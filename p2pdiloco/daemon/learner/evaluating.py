@@ -6,6 +6,8 @@ is half an interval more patient, so somebody does when the first is gone or can
 records. In that order, and heard, are only those that have a mark (in runs by invite or list: are admitted).
 A member knows the learners of its own neighbourhood: a run of more than `group.size` members has one
 measurement per interval and neighbourhood, not one in all.
+
+Rules: docs/protocol/learner.md, section 8.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ Fewer contributions are for a thin uplink. A thin downlink is only said: every u
 be left out, however little the node contributes. Where updates come faster than the link carries them, the
 node falls further and further behind, and copies the whole state in the end. It is behind again when that has
 come, and what it measured against versions older than `group.max_base_age_versions` is refused.
+
+Rules: docs/protocol/links.md, section 4.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Counted are payloads behind tickets (contributions, updates, partial merges), the newest outer updates, and
 whatever is arriving or kept of cut streams. Not counted is the model itself (the vault and what daemon and
 learner share), which no node can do without.
+
+Listed in docs/reference/bounds.md, section 5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Restart from a node's data folder: each fragment's newest sound checkpoint and what follows it."""
+"""Restart from a node's data folder: each fragment's newest sound checkpoint and what follows it.
+
+Listed in docs/reference/disk.md, section 3.
+"""
 
 from __future__ import annotations
 

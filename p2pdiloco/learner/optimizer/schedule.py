@@ -4,6 +4,8 @@ Nobody counts those tokens exactly at any moment. What is merged is known from t
 adds its own unmerged tokens, and what the others have made meanwhile (`Fragments.run_tokens`). Alone, or as
 long as it hears nothing, it goes on by its own count (`Training.run_tokens`). It goes back only where it is
 far ahead of the chain that its node holds: after a fork, or a lie.
+
+Rules: docs/protocol/learner.md, section 4.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ what its owner has just begun. Where views differ (somebody came a moment ago, t
 may be read twice in an epoch; that both go first for what they own most clearly makes that late and rare.
 A reader that is gone owns nothing any more. What it had begun and not finished is left out in this epoch;
 in the next one it has other owners.
+
+Rules: docs/protocol/learner.md, section 7.
 """
 
 from __future__ import annotations

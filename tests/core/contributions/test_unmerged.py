@@ -1,4 +1,5 @@
-"""An orderly end over a bad link loses nothing: what the next life takes up (ARCHITECTURE.md, On disk)."""
+"""An orderly end over a bad link loses nothing: what the next life takes up (docs/protocol/exactly-once.md,
+section 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elections, one test per claim (ARCHITECTURE.md, Election)."""
+"""Elections, one test per claim (docs/protocol/election.md)."""
 
 from __future__ import annotations
 

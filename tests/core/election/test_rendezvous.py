@@ -1,4 +1,5 @@
-"""Rendezvous ranking: balanced, stable under churn, the same for everybody (ARCHITECTURE.md, Election)."""
+"""Rendezvous ranking: balanced, stable under churn, the same for everybody (docs/protocol/election.md,
+section 3)."""
 
 from __future__ import annotations
 

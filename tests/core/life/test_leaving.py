@@ -1,4 +1,5 @@
-"""Leaving: what a member still does for what was trained, one claim each (ARCHITECTURE.md, Leaving)."""
+"""Leaving: what a member still does for what was trained, one claim each (docs/protocol/rounds.md, section
+7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Newcomers, genesis, forks and leaving, one test per claim (ARCHITECTURE.md, Membership, Leaving)."""
+"""Newcomers, genesis, forks and leaving, one test per claim (docs/protocol/membership.md, section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Return of nodes when all had died: they agree on the heaviest saved state (ARCHITECTURE.md, Membership)."""
+"""Return of nodes when all had died: they agree on the heaviest saved state (docs/protocol/membership.md,
+section 5)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Return to those whom our chain does not know: in an open run they are anybody (ARCHITECTURE.md, "Who
-counts")."""
+"""Return to those whom our chain does not know: in an open run they are anybody (docs/protocol/trust.md,
+section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who decides is read off the chain: words make nobody a voter (ARCHITECTURE.md, "Membership")."""
+"""Who decides is read off the chain: words make nobody a voter (docs/protocol/trust.md, section 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds (ARCHITECTURE.md): quorum, grace window, closing call, late work, publishing; one test per claim."""
+"""Rounds (docs/protocol/rounds.md): quorum, grace window, closing call, late work; one test a claim."""
 
 from __future__ import annotations
 

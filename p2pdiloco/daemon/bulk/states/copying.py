@@ -9,6 +9,8 @@ is to be had and nothing else was made in the spare.
 The digest of the whole decides. Where several gave and it is wrong, all is asked for once more, from the
 holder that the core named, and only that counts against it. The others help nobody for a while, unless it was
 the holder.
+
+Rules: docs/protocol/following.md, section 5.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ further where the uplink is known and all that goes out takes less than a share 
 on its receiver's account. At other times all states together get that share of what the uplink carries. While
 nothing is known of it, only the windows of `adapters.net.flow` hold them back, which give way to whatever
 else uses the link.
+
+Rules: docs/protocol/following.md, section 6.
 """
 
 from __future__ import annotations

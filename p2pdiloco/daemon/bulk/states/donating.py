@@ -1,4 +1,7 @@
-"""Giving states out, in pieces: whoever copies a fragment asks several holders for parts of one version."""
+"""Giving states out, in pieces: whoever copies a fragment asks several holders for parts of one version.
+
+Rules: docs/protocol/following.md, section 5.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ whole; a tiny one everybody gets from the holder. Of a large one a peer passes o
 pieces, while the rest is still on its way to it (`Arriving`). So a level of the tree costs an eighth of a
 transfer and not a whole one. Nobody has to be believed: the digest in the version's header decides. Whoever
 is disappointed comes back to the holder and insists (`daemon.bulk.updates.gathering`), and is then served.
+
+Rules: docs/protocol/following.md, section 4.
 """
 
 from __future__ import annotations

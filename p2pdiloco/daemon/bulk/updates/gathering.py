@@ -5,6 +5,8 @@ differs between askers. They are tried as long as something comes, for two minut
 comes, for a third of what the holder said that it would take; in a bounded number of requests. Then we come
 back to the holder and insist. What came so far stays, whoever gave it. Bytes of several peers that turn out
 wrong say nothing against the holder: it is asked once more, for all of them.
+
+Rules: docs/protocol/following.md, section 4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rules that must hold at every instant, whatever the weather. A broken one ends the seed."""
+"""Rules that must hold at every instant, whatever the weather. A broken one ends the seed.
+
+Rules: docs/protocol/simulator.md, section 3.
+"""
 
 from __future__ import annotations
 

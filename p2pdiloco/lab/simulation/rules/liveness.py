@@ -1,4 +1,7 @@
-"""Goals that must be reached once faults have stopped for a core: equal heads, new versions, all merged."""
+"""Goals that must be reached once faults have stopped for a core: equal heads, new versions, all merged.
+
+Rules: docs/protocol/simulator.md, section 1.
+"""
 
 from __future__ import annotations
 
