@@ -14,15 +14,17 @@ from sphinx.util.docutils import SphinxDirective
 from p2pdiloco.release import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
+PROTOCOL = "membership trust election rounds weights following exactly-once forks groups links *".split()
 CHAPTERS = {
     "Start": "README docs/*",
     "Guides": "docs/guides/volunteer docs/guides/host docs/guides/run-owner docs/guides/*",
     "Operators": "*/RUNBOOK",
     "Topics": "docs/topics/*",
     "Contributors": "CONTRIBUTING ARCHITECTURE SECURITY * docs/releases/*",
-    "Protocol": "docs/protocol/membership docs/protocol/election docs/protocol/rounds docs/protocol/*",
+    "Protocol": " ".join(f"docs/protocol/{page}" for page in PROTOCOL),
     "Reference": "docs/reference/*",
-    "Lab": "docs/lab/*",
+    "Lab": "docs/lab/README docs/lab/*",
+    "More": "docs/**/*",
 }
 """Headings of the table of contents and their documents, in order; `*` stands for the rest of a folder."""
 
