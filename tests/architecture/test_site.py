@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 from arch_source import ROOT
 
-pytest.importorskip("sphinx", reason="Sphinx is not installed")
-pytest.importorskip("furo", reason="the site's theme is not installed")
+TOOLS = {"furo": "furo", "myst-parser": "myst_parser", "sphinx": "sphinx"}
+"""Packages that build the site, and what of them is imported."""
 OUTSIDE = re.compile(r"\s*(https?:)?//", re.IGNORECASE)
 
 
@@ -42,6 +43,8 @@ def loads(page: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built anew; a warning is an error."""
+    for module in TOOLS.values():
+        pytest.importorskip(module, reason=f"no {module} here")
     folder = tmp_path_factory.mktemp("site")
     words = [
         "-q",
@@ -72,6 +75,11 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
     files = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
     outside = {(path.name, where) for path in files for where in loads(path) if OUTSIDE.match(where)}
     assert len(files) > 20 and not outside
+
+
+def test_where_tests_run_the_site_can_be_built() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert TOOLS.keys() <= {line.partition(">")[0] for line in extras["dev"]}
 
 
 @pytest.mark.parametrize(
