@@ -32,7 +32,7 @@ test: $(STAMP)
 	@scripts/test $(VENV) $(ARGS)
 
 docs: $(STAMP)
-	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs . build/site
+	@$(VENV)/bin/python -m sphinx -q -E -W --keep-going -c docs . build/site
 
 release:
 	@scripts/release
