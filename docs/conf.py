@@ -35,9 +35,7 @@ extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**.md", "node/*.md", "bootstrap/*.md"]
 exclude_patterns = [".*", "build", "dist", "p2pdiloco*", "scripts", "tests", "docs/examples"]
-# Links to pages that are still being written; tests/architecture/test_document_links.py lists them.
-UNFINISHED = ["myst.xref_missing"]
-suppress_warnings = [*UNFINISHED, "misc.highlighting_failure"]  # shortened output is no JSON, say
+suppress_warnings = ["misc.highlighting_failure"]  # shortened output is no JSON, say
 
 myst_heading_anchors = 6
 myst_fence_as_directive = ["mermaid"]
