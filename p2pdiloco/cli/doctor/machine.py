@@ -47,7 +47,7 @@ def python_here() -> Iterator[Diagnosis]:
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         yield bad("python", f"{version} on {here}", "use Python 3.11 to 3.14")
     elif sys.platform not in ("linux", "darwin"):
-        yield warning("python", f"{version} on {here}", "nodes were tested on Linux and macOS only")
+        yield warning("python", f"{version} on {here}", "nodes were tested on Linux only")
     else:
         yield good("python", f"{version} on {here}, {os.cpu_count()} processors")
 
