@@ -3,7 +3,7 @@
 - IDLE: nothing usable in the inbox
 - COLLECTING: offers are in or on their way, quorum is not
 - CLOSING: quorum is complete, or the group above called: the grace window runs
-- MERGING: the merge worker has the inputs
+- MERGING: the tensors thread has the inputs
 - PUBLISHING: the version is being made durable, or the partial is with the syncer above
 """
 
