@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,14 +13,40 @@ PACKAGE = ROOT / "p2pdiloco"
 
 
 @cache
+def sources(folder: str) -> dict[Path, ast.Module]:
+    """Every file below a folder of the repository."""
+    enabled = gc.isenabled()
+    gc.disable()  # a million objects, and no garbage among them
+    try:
+        files = sorted((ROOT / folder).rglob("*.py"))
+        return {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in files}
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
+@cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the package by dotted name."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path, tree in sources(PACKAGE.name).items():
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        found[name] = tree
     return found
+
+
+def nowhere(faults: Callable[[str], Iterator[str]]) -> None:
+    """Look for faults in every module, and name them all."""
+    found = [fault for module in modules() for fault in faults(module)]
+    assert not found, "\n".join(found)
+
+
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Everything in a tree: most rules look at all of it."""
+    return tuple(ast.walk(tree))
 
 
 def layer_of(module: str) -> str:
@@ -33,7 +60,7 @@ def layer_of(module: str) -> str:
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything imported, at any depth; `from a import b` gives a.b."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -41,6 +68,7 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@cache
 def imported_modules(module: str) -> dict[str, int]:
     """Modules of the package that this one imports, at any depth and for types alone, too: name -> line."""
     found: dict[str, int] = {}
@@ -54,16 +82,22 @@ def imported_modules(module: str) -> dict[str, int]:
 
 def calls(tree: ast.AST) -> Iterator[tuple[int, str, ast.Call]]:
     """(line, dotted callee, node) of every call whose callee is a plain dotted name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if name.replace(".", "").replace("_", "").isalnum():
-                yield node.lineno, name, node
+    for node in nodes(tree):
+        if isinstance(node, ast.Call) and (name := dotted(node.func)):
+            yield node.lineno, name, node
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of a plain dotted name; empty for everything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{before}.{node.attr}" if before else ""  # type: ignore[attr-defined]
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, text) of the docstrings of the module, its classes, functions and attributes."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in node.body:
                 value = statement.value if isinstance(statement, ast.Expr) else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
-from arch_source import modules
+from arch_source import dotted, modules, nodes
 
 FREE = "p2pdiloco.lab."
 """Room of worlds that are made for a test: they set scenes up."""
@@ -51,7 +52,7 @@ def _own(node: ast.expr) -> bool:
 def _fields(tree: ast.Module) -> set[str]:
     """Attributes that the module's own classes have: a record is changed by the module that has it."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.ClassDef) or _sealed(node):
             continue
         for inner in node.body:
@@ -66,7 +67,7 @@ def _fields(tree: ast.Module) -> set[str]:
 def set_from_outside(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """(line, attribute, code) of every assignment to another object's attribute, or into such a container."""
     fields = _fields(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         target = node.value if isinstance(node, ast.Subscript) else node
         stored = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
         others = isinstance(target, ast.Attribute) and not _own(target.value)
@@ -74,12 +75,15 @@ def set_from_outside(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
             yield node.lineno, target.attr, ast.unparse(node)
 
 
-def found() -> Iterator[tuple[str, str]]:
+@cache
+def found() -> list[tuple[str, str]]:
     """(where, attribute) in the whole package."""
-    for module, tree in modules().items():
-        if not module.startswith(FREE):
-            for line, name, code in set_from_outside(tree):
-                yield f"{module}:{line} sets {code}", name
+    return [
+        (f"{module}:{line} sets {code}", name)
+        for module, tree in modules().items()
+        if not module.startswith(FREE)
+        for line, name, code in set_from_outside(tree)
+    ]
 
 
 def test_nobody_sets_anothers_attributes() -> None:
@@ -95,8 +99,8 @@ def test_nothing_is_set_by_a_name_in_a_text() -> None:
     callers = {
         module
         for module, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"setattr", "delattr"}
+        for node in nodes(tree)
+        if isinstance(node, ast.Call) and dotted(node.func) in {"setattr", "delattr"}
     }
     assert callers == SETATTR
 

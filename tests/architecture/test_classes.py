@@ -6,7 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from arch_source import modules
+from arch_source import modules, nodes
 
 MOST_PARAMETERS = 8
 """Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
@@ -21,7 +21,7 @@ TWICE = {
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
     """(module, class) of the whole package."""
     for module, tree in modules().items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 yield module, node
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from arch_source import ROOT, modules
+from arch_source import ROOT, modules, nodes
 
 import prose
 
@@ -33,7 +33,7 @@ def methods() -> dict[str, set[str]]:
     """What every class of the package defines, by the class's name."""
     found: dict[str, set[str]] = {}
     for tree in modules().values():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 functions = (f for f in node.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef))
                 found.setdefault(node.name, set()).update(f.name for f in functions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from arch_source import calls, layer_of, modules
+from arch_source import calls, layer_of, modules, nodes
 
 OF_PYTHON = {
     "p2pdiloco.tasks.data.text": "a decoder of Python's says by text what is wrong",
@@ -64,6 +64,6 @@ def test_no_reason_is_compared_as_text() -> None:
     found = {
         module
         for module, tree in modules().items()
-        if not module.startswith(FREE) and any(compares_a_reason(node) for node in ast.walk(tree))
+        if not module.startswith(FREE) and any(map(compares_a_reason, nodes(tree)))
     }
     assert found == OF_PYTHON.keys(), "compare members of an enumeration, or say why not"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from arch_source import ROOT, docstrings
+from arch_source import ROOT, docstrings, sources
 
 from p2pdiloco.adapters.net import allowance, framing, kept_streams, places
 from p2pdiloco.core.api import messages, types
@@ -41,8 +40,8 @@ def test_sections_are_numbered_without_a_gap() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_cited_pages_and_sections_are_there(folder: str) -> None:
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in sources(folder).items():
+        for line, text in docstrings(tree):
             at = f"{path.relative_to(ROOT)}:{line}"
             plain = " ".join(text.split())
             assert not OLD.search(plain), f"{at}: cite a page of docs/protocol and its section"
