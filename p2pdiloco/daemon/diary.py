@@ -87,10 +87,11 @@ class Diary:
             peer = values.get("syncer") or values.get("peer") or values.get("candidate")
             if isinstance(peer, str) and peer:
                 text += f" ({self.label(peer)})"
-            self._recent.add(text)
             level = logging.INFO if record.kind in TOLD else logging.DEBUG
             if record.kind == "cut" and "peer" not in values:
                 level = logging.WARNING
+            if level < self._recent.level:  # the others come there by the log
+                self._recent.add(text)
             fields = {"fragment": record.fragment, "reason": record.reason, **values}
             logger.log(level, "%s", text, extra={"event": record.kind, "fields": fields})
 

@@ -17,7 +17,7 @@ from p2pdiloco.core.api.effects import Record
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display import snapshot as snapshot_module
 from p2pdiloco.daemon.display.header import age_text
-from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.display.logs import RecentLines, configure_logging
 from p2pdiloco.daemon.display.progress import progress_text
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
@@ -193,3 +193,22 @@ def test_a_log_line_of_the_daemon_s_own_has_the_fields_that_those_of_the_core_ha
         ("link", {"fragment": None, "reason": "it does not keep up", "every": 3}),
         ("cut", {"fragment": 1, "reason": "our own work is long", "times": 1}),
     ]
+
+
+def test_a_decision_is_once_among_the_latest_whether_the_log_tells_it_or_not(tmp_path: Path) -> None:
+    root, recent = logging.getLogger(), RecentLines()
+    before, level = root.handlers[:], root.level
+    diary = Diary(ME, "ann", Names(), EventsLog(tmp_path / "events.jsonl"), recent)
+    configure_logging("tui", recent=recent)
+    try:
+        diary.on_record(Record("join", None, "a full member", ()))
+        diary.on_record(Record("election", 1, "we stand", ()))
+        diary.on_record(Record("cut", 1, "our own work is long", (("times", 1),)))
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    assert diary.recent == (
+        "join: a full member",
+        "election: fragment 1 we stand",
+        "cut: fragment 1 our own work is long",
+    )
