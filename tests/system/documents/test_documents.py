@@ -21,7 +21,7 @@ from document_words import unknown_flag
 from launcher import Launcher
 from system_kit import Daemon, Swarm
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 CHOSEN = [path for path in DOCUMENTS if os.environ.get("DOCUMENT", "") in str(path)]
 """For whoever writes one: DOCUMENT=host pytest tests/system/documents."""
