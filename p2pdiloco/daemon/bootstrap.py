@@ -36,9 +36,16 @@ from p2pdiloco.daemon.process import (
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.run_files.listing import PublishedRun, peers_of
+from p2pdiloco.daemon.run_files.listing import PublishedRun, peers_of, saved_runs
 from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
-from p2pdiloco.daemon.run_files.signing import look_at_saved, sign_apart, signed_from
+from p2pdiloco.daemon.run_files.signing import (
+    check_key_is_here,
+    is_kept_run_toml,
+    look_at_saved,
+    owner_here,
+    sign_apart,
+    signed_from,
+)
 from p2pdiloco.daemon.service import tell_status
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
@@ -106,12 +113,12 @@ class _Bootstrap:
                 f"--run {ids[0]} is no file here, and there is nobody to fetch a run from",
                 "add --join ADDRESS",
             )
-        self._owner = Identity.load_or_create(settings.data_dir / "owner.key").peer_id
+        self._owner = owner_here(settings.data_dir)
         self._mirror = Mirror(transport, settings.data_dir, self._hosts, ids) if ids or not files else None
 
     async def run(self) -> None:
         for file in self._settings.run_files():
-            await refuse_to_split(self._transport, self._hosts, name_in(file), self._owner)
+            await refuse_to_split(self._transport, self._hosts, name_in(file), self._owner_of(file))
         served = await _served_runs(self._settings, self._stop)
         if self._stop.is_set():
             return
@@ -135,6 +142,14 @@ class _Bootstrap:
                 group.create_task(source.watch())
             if self._mirror is not None:
                 group.create_task(self._fetch(self._mirror, kept))
+
+    def _owner_of(self, file: Path) -> str:
+        """Peer id of the owner of this run.toml's run; empty: one who has no key yet."""
+        here = self._settings.data_dir
+        owners = (
+            signed.owner for run, (_, signed) in saved_runs(here).items() if is_kept_run_toml(file, here, run)
+        )
+        return self._owner or next(owners, "")
 
     async def _watch(self) -> None:
         while True:
@@ -193,21 +208,24 @@ async def _served_runs(settings: BootstrapSettings, stop: asyncio.Event) -> list
     Whether it computes their version 0 each node sees itself.
 
     Raises:
-        UserError, ConfigError: as `sign_apart`.
+        UserError, ConfigError: as `sign_apart`; or the owner's key is lacking.
         StorageError: a manifest is damaged, and no run.toml that was given makes it again.
     """
     folder = settings.data_dir
-    owner = Identity.load_or_create(folder / "owner.key").peer_id
+    owner = owner_here(folder)
     for path in sorted((folder / "runs").glob(f"*/*{TEMP_SUFFIX}")):  # of a signing that was ended
         Files().delete(path)
     saved = await asyncio.to_thread(look_at_saved, folder)
     files = settings.run_files()
     unsigned = [file for file in files if not signed_from(file, saved.runs, folder, owner)]
     if unsigned:
+        if not owner:
+            for file in unsigned:
+                check_key_is_here(file, name_in(file), folder)
         await unless_stopped(sign_apart(folder, unsigned, plain(settings.log)), stop)
         if stop.is_set():
             return []
-        saved = await asyncio.to_thread(look_at_saved, folder)
+        saved, owner = await asyncio.to_thread(look_at_saved, folder), owner_here(folder)
     for error in saved.damaged:
         raise StorageError(str(error), "move it away; its run.toml, given with --run, makes it again")
     for path in saved.lacking:

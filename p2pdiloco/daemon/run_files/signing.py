@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -31,15 +32,17 @@ from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging
 from p2pdiloco.daemon.run_files.edits import words_of_edits
 from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.listing import SHORT, PublishedRun, saved_runs
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_disk
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError, without_torch
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.learner.lifeline import end_with, ignore_signals, yield_memory
+from p2pdiloco.printable import clean
 
 logger = logging.getLogger("p2pdiloco")
 ERRORS = {error.__name__: error for error in (ConfigError, StorageError)}
 MAX_WORD_BYTES = 1 << 14
+OWNER_KEY = "owner.key"
 
 
 class SavedRuns(Struct):
@@ -77,16 +80,45 @@ def kept_run_toml(data_dir: Path, run: str) -> Path:
     return run_folder(data_dir, run) / "run.toml"
 
 
+def owner_here(data_dir: Path) -> str:
+    """Peer id of the folder's owner; empty: the folder has no owner.key. Raises: StorageError."""
+    path = data_dir / OWNER_KEY
+    return Identity.load_or_create(path).peer_id if os.path.lexists(path) else ""
+
+
 def signed_from(file: Path, runs: Iterable[PublishedRun], data_dir: Path, owner: str) -> str:
     """Find the id of the one of these runs that this owner signed from just this run.toml; empty: there is
-    none."""
-    content = _bytes_of(file)
+    none.
+
+    `owner`: empty: any. A run whose key is on a safer machine is served as before.
+    """
     same = (
-        run.id
-        for run in runs
-        if run.signed.owner == owner and _bytes_of(kept_run_toml(data_dir, run.id)) == content
+        run.id for run in runs if owner in ("", run.signed.owner) and is_kept_run_toml(file, data_dir, run.id)
     )
-    return next(same, "") if content is not None else ""
+    return next(same, "")
+
+
+def is_kept_run_toml(file: Path, data_dir: Path, run: str) -> bool:
+    """Tell whether the run was signed here from just this run.toml."""
+    content = _bytes_of(file)
+    return content is not None and _bytes_of(kept_run_toml(data_dir, run)) == content
+
+
+def check_key_is_here(file: Path, name: str, data_dir: Path) -> None:
+    """Check that a folder without owner.key has no run beside which this run.toml would be a second owner's.
+
+    That is one which was signed here, or has the same name. `name`: of the run in the file.
+
+    Raises: UserError.
+    """
+    for run, (listed, signed) in saved_runs(data_dir).items():
+        if name in listed.names or kept_run_toml(data_dir, run).exists():
+            raise UserError(
+                f"{file} cannot be signed: the key of the owner of {listed.name} ({run[:SHORT]}), "
+                f"{clean(signed.owner)}, is not in {data_dir / OWNER_KEY}",
+                "put that key back; without --run what was signed is served without it; a new owner needs a "
+                "folder of its own: --data-dir DIR",
+            )
 
 
 def _bytes_of(file: Path) -> bytes | None:
@@ -152,7 +184,7 @@ def sign_all(data_dir: Path, files: Sequence[Path]) -> None:
         ConfigError, StorageError: a file is wrong, or cannot be read or kept.
         UserError: its task is not installed, or its model does not fit into this machine's memory.
     """
-    owner = Identity.load_or_create(data_dir / "owner.key")
+    owner = Identity.load_or_create(data_dir / OWNER_KEY)
     for path in files:
         _sign(data_dir, path, owner)
 

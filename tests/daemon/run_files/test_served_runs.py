@@ -17,7 +17,7 @@ from p2pdiloco.daemon.run_files import runs, signing
 from p2pdiloco.daemon.run_files.initial_file import kept_initial
 from p2pdiloco.daemon.run_files.signing import kept_run_toml
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
-from p2pdiloco.identity import verify
+from p2pdiloco.identity import Identity, verify
 from p2pdiloco.tasks.manifests import render_toml
 
 
@@ -74,12 +74,40 @@ async def test_another_owner_s_or_another_manifest_is_another_run_and_what_is_as
 ) -> None:
     runs = await served_runs(tmp_path, file)
     (tmp_path / "owner.key").unlink()
+    Identity.load_or_create(tmp_path / "owner.key")
     runs = await served_runs(tmp_path, file)
     assert len(runs) == 2 and len(computed) == 2
     for seed in range(1, 5):
         toml_of("test", file, seed=seed)
         before, runs = runs, await served_runs(tmp_path, file)
         assert len(computed) == len(runs) == seed + 2 and runs[0] not in before
+
+
+async def test_what_was_signed_is_served_without_the_key_and_nothing_else_is_signed_then(
+    tmp_path: Path, file: Path, computed: list[str]
+) -> None:
+    runs = await served_runs(tmp_path, file)
+    (tmp_path / "owner.key").rename(tmp_path / "elsewhere.key")
+    assert await served_runs(tmp_path, file) == await served_runs(tmp_path) == runs
+    for name in ("test", "other"):
+        toml_of(name, file, seed=7)
+        with pytest.raises(UserError, match=f"{runs[0].signed.owner}, is not in .*owner.key") as caught:
+            await served_runs(tmp_path, file)
+        assert "--data-dir" in caught.value.hint
+    assert computed == ["test"] and not (tmp_path / "owner.key").exists()
+    (tmp_path / "elsewhere.key").rename(tmp_path / "owner.key")
+    assert len(await served_runs(tmp_path, file)) == 2
+
+
+async def test_beside_fetched_runs_a_new_owner_signs_one_of_another_name(tmp_path: Path, file: Path) -> None:
+    (run,) = await served_runs(tmp_path, file)
+    (tmp_path / "owner.key").unlink()
+    kept_run_toml(tmp_path, run.id).unlink()  # as what is fetched has none
+    assert await served_runs(tmp_path) == [run] and not (tmp_path / "owner.key").exists()
+    with pytest.raises(UserError, match="cannot be signed"):
+        await served_runs(tmp_path, file)
+    toml_of("mine", file)
+    assert [run.name for run in await served_runs(tmp_path, file)] == ["mine", "test"]
 
 
 async def test_a_given_version_0_is_taken_from_beside_run_toml_again(
