@@ -78,6 +78,9 @@ def _plain(inline: Token) -> str:
 def main(arguments: list[str]) -> int:
     """Exit status: 1 if a document's sentences are too long on the average."""
     worst = 0
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if arguments[:1] == ["--worst"]:
         worst, arguments = int(arguments[1]), arguments[2:]
     failed = False
