@@ -70,7 +70,8 @@ class Life:
         member = self._member
         member.report.enter("leaving")
         broken = member.background.broken
-        if not broken.done():
+        in_order = not broken.done()
+        if in_order:
             member.learner_link.take_part(1)
             member.post.put(ev.LeaveRequested())
             patience_s = member.core.shared.timing.leave_s + 0.5
@@ -79,10 +80,21 @@ class Life:
             await member.outbound.flush(FLUSH_S)
         await member.runner.end_offers()
         left = {fragment.index: fragment.own.unmerged() for fragment in member.core.fragments}
-        saved, _ = await asyncio.gather(member.learner_link.stop(self._save_s), self.save())
+        last = self._save_last_result() if in_order else asyncio.sleep(0)
+        saved, *_ = await asyncio.gather(member.learner_link.stop(self._save_s), self.save(), last)
         if saved:
             write_resume(member.holdings.store.folder, left)
         member.diary.close("left")
+
+    async def _save_last_result(self) -> None:
+        """Write a result of what was merged since the last one, as long as the learner's state may take."""
+        if self._results is None:
+            return
+        try:
+            async with asyncio.timeout(self._save_s):
+                await self._results.save_last()
+        except TimeoutError:
+            self._on_result(f"result not saved: not within {self._save_s:.0f} s", False)
 
     async def close(self) -> None:
         """Let go of everything; after `leave`, or after we broke."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,31 @@ async def test_a_result_by_time_is_written_only_when_something_was_merged(
         assert [words for words in said if "-000000001" in words] == [
             f"result saved as {name}-000000001.safetensors"
         ]
+
+
+async def test_who_leaves_in_good_order_writes_what_no_result_has_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "results"
+    wanted = {"genesis": True, "result_dir": folder, "result_every": "1h"}
+    async with Neighbourhood(tmp_path) as swarm:
+        name = f"test-{swarm.run.id[:8]}"
+        member = await swarm.member("a", **wanted)
+        await swarm.round(member)
+        await swarm.end(member, orderly=True)
+        assert [path.name for path in folder.iterdir()] == [f"{name}-000000001.safetensors"]
+        assert [label.number for label in load_result(next(folder.iterdir())).labels] == [1, 0, 0, 0]
+        member = await swarm.member("a", **wanted)
+        await swarm.end(member, orderly=True)
+        assert len(list(folder.iterdir())) == 1, "nothing was merged since"
+        member = await swarm.member("a", **wanted)
+        await swarm.round(member)
+        life = swarm.lives[member]
+        monkeypatch.setattr(life._results, "save", asyncio.Event().wait)  # a disk that does not answer
+        life._save_s = 0.2
+        await swarm.end(member, orderly=True)
+        said = [x["reason"] for x in member.records("checkpoint")]
+        assert any("result not saved: not within" in words for words in said)
 
 
 @pytest.mark.parametrize("text", ["", "0s", "5", "5days", "-1h", "1.5h"])
