@@ -9,13 +9,15 @@ from p2pdiloco.adapters.disk.data_dir import DataDir, is_in_use
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.config.schema import as_toml
 from p2pdiloco.config.settings import load_settings_table
+from p2pdiloco.daemon.admission.invite import INVITE
+from p2pdiloco.daemon.admission.link import read_word
 from p2pdiloco.errors import UserError
 
 NAME = "node.toml"
 _HEAD = """\
 # Settings of this node, written by `p2pdiloco join`, which asks for them again. It starts with
 #   p2pdiloco node --config {path}
-# Every flag of `p2pdiloco node` may be a key, with dashes as underscores. An invite in it is a secret.
+# Every flag of `p2pdiloco node` may be a key, with dashes as underscores.
 [node]
 """
 
@@ -44,8 +46,18 @@ def save_settings(data_dir: Path, values: dict[str, Any]) -> Path:
     lines = [f'data_dir = "."  # {str(data_dir)!r}\n']
     for key, value in values.items():
         if value not in ("", (), None, False) and key != "data_dir":
-            lines.append(f"{key} = {as_toml(str(value) if isinstance(value, Path) else value)}\n")
+            note = f"  # {_kind_of(value)}" if key == "invite" else ""
+            lines.append(f"{key} = {as_toml(str(value) if isinstance(value, Path) else value)}{note}\n")
     text = _HEAD.format(path=path) + "".join(lines)
     with DataDir(data_dir, parents=True):
         Files().save(path, [text.encode()], durable=True, private=True)
     return path
+
+
+def _kind_of(word: str) -> str:
+    """Say what a word is, and whether it is a secret. Raises: ConfigError."""
+    if INVITE.fits(word):
+        return "an invite: a secret"
+    if read_word(word).invite is not None:
+        return "a run link with an invite in it: a secret"
+    return "a run link, which is no secret"

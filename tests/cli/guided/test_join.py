@@ -20,8 +20,11 @@ from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.guided import guide, questions
 from p2pdiloco.cli.guided.autostart import UNIT, shipped_unit, start_by_itself, user_unit
+from p2pdiloco.cli.guided.saved import save_settings
 from p2pdiloco.config.settings import load_settings_table
+from p2pdiloco.daemon.admission.invite import Invite, encode_invite
 from p2pdiloco.daemon.admission.link import RunLink, encode_link
+from p2pdiloco.daemon.admission.papers import grant
 from p2pdiloco.errors import UserError
 
 ADDRESS = f"/ip4/203.0.113.1/tcp/31337/p2p/{OWNER.peer_id}"
@@ -149,6 +152,20 @@ def test_whoever_goes_leaves_nothing(join: Join, tmp_path: Path) -> None:
     assert status == 130 and "memory: at least" in shown, "after all but the last"
     assert join([LINK], *USUAL, ("What now?", "quit"))[0] == 0
     assert not (tmp_path / "my node").exists()
+
+
+def test_the_saved_file_says_what_is_a_secret(tmp_path: Path) -> None:
+    invite = Invite(grant(RUN, OWNER.peer_id, 0, 5, OWNER), OWNER, (ADDRESS,))
+    within = encode_link(RunLink(RUN, (ADDRESS,), OWNER.peer_id, "ours", invite))
+    for word, said in (
+        (LINK, "a run link, which is no secret"),
+        (within, "a run link with an invite in it: a secret"),
+        (encode_invite(invite), "an invite: a secret"),
+    ):
+        text = save_settings(tmp_path, {"invite": word}).read_text()
+        assert f'\ninvite = "{word}"  # {said}\n' in text and text.count("secret") == 1
+        assert load_settings_table(tmp_path / "node.toml", "node")["invite"] == word
+    assert "secret" not in save_settings(tmp_path, {"join": [ADDRESS]}).read_text()
 
 
 def test_a_run_by_invite_needs_one(join: Join, tmp_path: Path) -> None:
