@@ -18,7 +18,7 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon.admission.known_run import usual_folders
-from p2pdiloco.daemon.control.client import away_words
+from p2pdiloco.daemon.control.client import away_words, state_here
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
 from p2pdiloco.daemon.finding.asking import ask_status, listed_members
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
@@ -45,10 +45,13 @@ def run(settings: StatusSettings) -> int:
         NoNodes: peers are reached, but no member of the run answers in time.
         UserError: no such run.
     """
-    if not settings.join:
+    is_local = not settings.join
+    if is_local:
         settings = structs.replace(settings, join=local_addresses(settings.data_dir))
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
     report = visit(_report(settings))
+    if is_local:
+        report = with_owners_rows(report, settings.data_dir)
     if settings.json:
         print(status_json(report))
     else:
@@ -92,6 +95,17 @@ def local_addresses(folder: Path | None) -> tuple[str, ...]:
         f"no node and no bootstrap runs here with the data folder {where}",
         "name its folder with --data-dir, or ask another peer: --join ADDRESS",
     )
+
+
+def with_owners_rows(report: StatusReport, folder: Path | None) -> StatusReport:
+    """Fill in what a node tells its machine's owner only, if the one that runs here with this folder, by
+    default a usual one, gave the report."""
+    for path in usual_folders(folder):
+        state = state_here(path)
+        if state is not None and state.peer == report.answered_by:
+            recent = state.recent or report.recent
+            return structs.replace(report, rest=state.rest, transfer=state.transfer, recent=recent)
+    return report
 
 
 async def _report(settings: StatusSettings) -> StatusReport:

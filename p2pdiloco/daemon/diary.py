@@ -68,7 +68,12 @@ class Diary:
     @property
     def recent(self) -> tuple[str, ...]:
         """Reasons of the latest decisions, for people."""
-        return tuple(self._recent.lines())
+        return self._recent.lines()
+
+    @property
+    def recent_for_others(self) -> tuple[str, ...]:
+        """Latest reasons without what the machine's owner wishes."""
+        return self._recent.lines_for_others()
 
     def on_record(self, record: Record) -> None:
         """Write a decision of the core down, with its reason."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reach import WORDS
 from p2pdiloco.core.api.reasons import Unheard
@@ -210,8 +212,10 @@ class Report:
         return wire.Stands(tuple(versions))
 
     def status(self, now: float) -> StatusReport:
-        """Make the answer to a status query."""
-        return status_of(self.snapshot(now))
+        """Make the answer to a status query. Whoever asks is not known as this machine's owner, whose wishes
+        and transfer are nobody else's: `p2pdiloco status` asks its own node for them (`daemon.control`)."""
+        told = status_of(self.snapshot(now))
+        return replace(told, rest=None, transfer=None, recent=self._diary.recent_for_others)
 
     def bearers(self, name: str) -> tuple[str, ...]:
         """List the peers that were called so lately, for the answer to a name query."""

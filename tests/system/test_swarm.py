@@ -141,6 +141,11 @@ def its_owner_stops_it_for_a_while(swarm: Swarm, node: Daemon, other: Daemon) ->
     assert found["transfer"]["sent_bytes"] > 0
     status = json.loads(tell("status", "--json"))
     assert status["state"] == "idle" and status["rest"]["words"].startswith("idle: paused by its owner since")
+    assert status["transfer"]["sent_bytes"] > 0 and any("paused" in line for line in status["recent"])
+    asked = swarm.command("status", "--join", node.address() or "", "--json")  # a stranger
+    others = json.loads(asked.stdout)
+    assert others["answered_by"] == node.peer_id and others["state"] == "idle"
+    assert others["rest"] is others["transfer"] is None and "paused" not in str(others["recent"])
     trained = status["data"]["tokens"]
     swarm.advance(other, FRAGMENTS, 3)  # who rests keeps nobody
     swarm.advance(node, FRAGMENTS, 1)  # and follows

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from p2pdiloco.daemon.control.controls import AWAY
+from p2pdiloco.daemon.control.controls import AWAY, ControlState
 from p2pdiloco.daemon.control.server import is_owner
 from p2pdiloco.daemon.control.wire_lines import (
     MAX_LINE_BYTES,
@@ -20,7 +20,7 @@ from p2pdiloco.daemon.control.wire_lines import (
 from p2pdiloco.errors import UserError
 from p2pdiloco.notes import DAMAGE
 
-TIMEOUT_S, AWAY_TIMEOUT_S = 10.0, 2.0
+TIMEOUT_S, STATE_TIMEOUT_S = 10.0, 2.0
 
 
 class NodeSilent(UserError):
@@ -58,11 +58,17 @@ def ask(data_dir: Path, request: Request, timeout_s: float = TIMEOUT_S) -> Reply
 def away_words(data_dir: Path) -> str:
     """Say why the node that runs here is away from its run for now, with no connection to anybody; empty: it
     is not, or does not say."""
+    state = state_here(data_dir)
+    if state is None or state.state != AWAY:
+        return ""
+    return state.rest.words if state.rest is not None else "away"
+
+
+def state_here(data_dir: Path) -> ControlState | None:
+    """Ask the node that runs here how it stands, for its owner; None: none runs, or it does not say."""
     with contextlib.suppress(UserError):
-        state = ask(data_dir, Request("state"), AWAY_TIMEOUT_S).state
-        if state is not None and state.state == AWAY:
-            return state.rest.words if state.rest is not None else "away"
-    return ""
+        return ask(data_dir, Request("state"), STATE_TIMEOUT_S).state
+    return None
 
 
 def _line(connection: socket.socket) -> bytes:

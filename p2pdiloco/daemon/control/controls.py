@@ -31,6 +31,8 @@ class ControlState(Struct, frozen=True, kw_only=True):
     """Reason why the learner rests by the owner's wish; None: it does not."""
     transfer: TransferRow | None = None
     limits: tuple[LimitRow, ...] = ()
+    recent: tuple[str, ...] = ()
+    """Latest lines of its log, newest last."""
 
 
 class OwnerControls(Protocol):

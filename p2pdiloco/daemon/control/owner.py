@@ -43,6 +43,9 @@ class Reins(Protocol):
     def state(self) -> str:
         """Say in one word what the node does (`NodeState`)."""
 
+    def recent(self) -> tuple[str, ...]:
+        """List the latest lines of the log."""
+
     def has_handed_over(self) -> bool:
         """Tell whether the learner rests with all merged, or there is none."""
 
@@ -151,6 +154,7 @@ class NodeControls:
             rest=self.rest_row(),
             transfer=self.transfer_row(),
             limits=tuple(self._keeper.listed()),
+            recent=member.recent() if member is not None else (),
         )
 
     # --- rows ----------------------------------------------------------------------------------------

@@ -26,6 +26,10 @@ class MemberReins:
         """See `Reins.state`."""
         return self._member.report.word
 
+    def recent(self) -> tuple[str, ...]:
+        """See `Reins.recent`."""
+        return self._member.diary.recent
+
     def has_handed_over(self) -> bool:
         """See `Reins.has_handed_over`."""
         link = self._member.learner_link

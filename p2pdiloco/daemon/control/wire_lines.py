@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.adapters.net.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.daemon.control.controls import ControlState
+from p2pdiloco.printable import encoded
 
 MAX_LINE_BYTES = 64 * 1024
 SOCKET = "control.sock"
@@ -44,12 +45,13 @@ def socket_path(data_dir: Path) -> Path:
     return folder.with_name(f"{folder.name}-{SOCKET}")
 
 
+_encoder = msgspec.json.Encoder()
 _requests, _replies = msgspec.json.Decoder(Request), msgspec.json.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:
     """Encode one line."""
-    return msgspec.json.encode(message) + b"\n"
+    return encoded(message, _encoder) + b"\n"
 
 
 def decode_request(line: bytes) -> Request:

@@ -21,6 +21,10 @@ from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
 from p2pdiloco.printable import clean, json_line
 
 Style = Literal["text", "json", "tui"]
+OWNERS_LOGGERS = "p2pdiloco.daemon.control", "p2pdiloco.daemon.rest"
+OWNERS_EVENTS = "rest", "progress"
+"""Loggers and events of what the machine's owner wishes, others are not told; a line of progress says why it
+rests, too."""
 LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
 
 
@@ -75,19 +79,25 @@ class RecentLines(logging.Handler):
 
     def __init__(self, level: int = logging.INFO) -> None:
         super().__init__(level)
-        self._lines: deque[str] = deque(maxlen=MAX_RECENT_LINES)
+        self._lines: deque[tuple[str, bool]] = deque(maxlen=MAX_RECENT_LINES)
+        """Lines, and whether others may read them, too."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a message; called by logging, from any thread."""
-        self.add(record.getMessage())
+        is_owners = record.name.startswith(OWNERS_LOGGERS) or vars(record).get("event") in OWNERS_EVENTS
+        self._lines.append((record.getMessage(), not is_owners))
 
     def add(self, line: str) -> None:
         """Keep a line that is not a log message (a decision of the core, for example)."""
-        self._lines.append(line)
+        self._lines.append((line, True))
 
     def lines(self) -> tuple[str, ...]:
         """List the lines, newest last, as a snapshot carries them."""
-        return newest_lines(list(self._lines))
+        return newest_lines([line for line, _ in self._lines])
+
+    def lines_for_others(self) -> tuple[str, ...]:
+        """List the same without what the machine's owner wishes."""
+        return newest_lines([line for line, is_for_others in self._lines if is_for_others])
 
 
 def configure_logging(

@@ -283,9 +283,9 @@ class StatusReport(Row, frozen=True, kw_only=True):
     heldout_age_s: Seconds | None = None
     """Seconds since the held-out loss was measured, or heard of."""
     rest: RestRow | None = None
-    """Rest of the answering node, as in `NodeSnapshot`."""
+    """Rest of the answering node, as in `NodeSnapshot`; empty on the wire: only its owner may know."""
     transfer: TransferRow | None = None
-    """Bytes of the answering node, as in `NodeSnapshot`."""
+    """Bytes of the answering node, as in `NodeSnapshot`; empty on the wire, too."""
     newest: NewestRow | None = None
     curve: Points = ()
     marks: Events = ()

@@ -42,7 +42,7 @@ class Told:
         return "changed"
 
     def state(self) -> ControlState:
-        return ControlState(peer="p", state="training")
+        return ControlState(peer="p", state="training", recent=("learner: /tmp/Zo\udceb",))
 
 
 async def asked(folder: Path, request: Request):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.control.owner import HAND_OVER_AT_MOST_S, NodeControls
 from p2pdiloco.daemon.control.reins import MemberReins
 from p2pdiloco.daemon.control.serving import owned
+from p2pdiloco.daemon.display.terminal import log_line
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.kept_wishes import FILE
 from p2pdiloco.daemon.rest.sources import OwnersMachine
@@ -40,6 +42,9 @@ class FakeReins:
 
     def state(self) -> str:
         return "training"
+
+    def recent(self) -> tuple[str, ...]:
+        return ()
 
     def has_handed_over(self) -> bool:
         return self.handed_over
@@ -282,13 +287,17 @@ def _says(member: QuickMember, handed_over: bool) -> None:
     member.learner._on_event(status)
 
 
-async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(tmp_path: Path) -> None:
+async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "p2pdiloco")
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
         controls = NodeControls(two.settings, asyncio.Event())
         two.report.owned_by(controls)
+        logging.getLogger("p2pdiloco").addHandler(two.diary._recent)
         controls.attach(MemberReins(two))
         controls.pause()
         assert two.learner.wish.rests and two.report.word == "idle"
@@ -297,9 +306,17 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(tmp_path: P
         _says(two, True)
         await until(lambda: not two.core.shared.learning, "its core to know")
         controls.look()
+        said = {"event": "progress", "fields": {}}
+        logging.getLogger("p2pdiloco").info("%s", log_line(two.report.snapshot(0.0)), extra=said)
         snapshot = two.report.snapshot(0.0)
         assert snapshot.state == "idle" and snapshot.rest is not None and snapshot.rest.handed_over
         assert [e["why"] for e in two.records("rest")] == ["paused"]
+        assert snapshot.transfer is not None and any("paused" in line for line in snapshot.recent)
+        told = msgspec.to_builtins(two.report.status(0.0))
+        assert told["state"] == "idle" and told["rest"] is told["transfer"] is None, "others hear no reason"
+        assert told["recent"] and "paused" not in str(told["recent"])
+        assert controls.state().recent == snapshot.recent, "its owner does"
+        logging.getLogger("p2pdiloco").removeHandler(two.diary._recent)
         await around.round(one)  # alone: nobody waits for the other
         await until(lambda: two.head() == one.head(), "it to follow")
         evaluated = two.learner.commands.count(ch.Evaluate())
