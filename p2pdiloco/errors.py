@@ -16,6 +16,8 @@ process ends. Where a task would keep it to itself, the event loop's exception h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from p2pdiloco.printable import clean
 
 
@@ -30,9 +32,11 @@ class UserError(P2PDilocoError):
     exit_status = 2
     """Exit status of a command that ends with it."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.hint = hint
+        self.details = details
+        """Further lines, each about one of several things that were tried."""
 
 
 def install_hint(extra: str = "") -> str:

@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
         _complain(str(missing), missing.hint, arguments)
         return missing.exit_status
     except UserError as error:
-        _complain(str(error), error.hint, arguments)
+        _complain(str(error), error.hint, arguments, error.details)
         return error.exit_status
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "p2pdiloco --help")
@@ -91,13 +91,15 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _complain(sentence: str, hint: str, arguments: Sequence[str]) -> None:
+def _complain(sentence: str, hint: str, arguments: Sequence[str], details: Sequence[str] = ()) -> None:
     if _logs_json(arguments):
         from p2pdiloco.daemon.display.logs import complaint_line
 
         click.echo(complaint_line(sentence, hint), err=True)
         return
     click.echo(clean(f"error: {sentence}"), err=True)
+    for line in details:
+        click.echo(clean(f"  {line}"), err=True)
     if hint:
         click.echo(clean(f"hint: {hint}"), err=True)
 

@@ -14,6 +14,7 @@ from msgspec import structs
 from rich.console import Console
 
 from p2pdiloco.adapters.disk.data_dir import is_in_use
+from p2pdiloco.adapters.net.meeting import DIALLED_BEFORE, why_unreached
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
@@ -29,6 +30,8 @@ from p2pdiloco.ports import Transport
 
 MAX_ASKED = 16
 """Members that are asked in one round before the list is looked up again."""
+MAX_TOLD = 4
+"""Silent members that are told of."""
 PAUSE_S = 0.5
 PIPE_CELLS = 1000
 """Columns where there is no terminal whose width would bound them; nothing is padded to it."""
@@ -200,10 +203,11 @@ class Search:
         """Say why there is no answer after so long, in the words of what was found last."""
         waited = f"within {waited_s:g} s"
         if self._run is not None:
-            words = "; ".join(f"…{peer[-6:]}: {why}" for peer, why in list(self._refusals.items())[:4])
+            told = list(self._refusals.items())[:MAX_TOLD]
             return NoNodes(
-                f"no member of run {self._run.name} answered {waited}" + (f" ({words})" if words else ""),
+                f"no member of run {self._run.name} answered {waited}",
                 "is a node of it running? `p2pdiloco node --join ...` starts one; or raise --timeout-s",
+                [f"…{peer[-6:]}: {why}" for peer, why in told],
             )
         if self._listed:
             return UserError(f'the peers know no run "{self._wanted}"', f"they know: {self._listed}")
@@ -222,8 +226,13 @@ class Search:
                 if peer in addresses and peer not in self.joined:
                     await transport.connect(peer, addresses[peer])
                 answer, _ = await ask_status(transport, peer, run)
-            except (RemoteError, TransportError) as error:
-                self._refusals[peer] = str(error)[:120]
+            except TransportError as error:
+                why = why_unreached([error], ())
+                if why != DIALLED_BEFORE or peer not in self._refusals:
+                    self._refusals[peer] = why
+                continue
+            except RemoteError as error:
+                self._refusals[peer] = str(error)
                 continue
             (settled if answer.state in SETTLED else others).append(answer)
             if len(settled) == enough:

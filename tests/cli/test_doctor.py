@@ -18,11 +18,13 @@ import psutil
 import pytest
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.cli.doctor import machine, names, peers, probe, run_checks
+from p2pdiloco.cli.doctor import examining, machine, names, peers, probe, run_checks
 from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good
 from p2pdiloco.cli.doctor.looking import all_of, looked
 from p2pdiloco.config.presets import for_bytes, for_run
+from p2pdiloco.config.watching_settings import DoctorSettings
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
 from p2pdiloco.daemon.links.probing import MeasuredLink
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 from p2pdiloco.release import WIRE_VERSION
@@ -329,3 +331,33 @@ sys.exit(run({arguments!r}))
     assert found["torch"]["level"] == "skipped" and found["peers"]["level"] == "bad"
     assert "connection refused" in found["peers"]["words"] and "clock" not in found
     assert not (tmp_path / "new").exists(), "a doctor leaves nothing behind"
+
+
+@pytest.mark.parametrize("joined", ["own", "other"])
+async def test_the_word_of_the_node_that_runs_here_counts(
+    joined: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
+    told = StatusReport(
+        run_name="x",
+        run_id="ab",
+        answered_by=PEER,
+        state="training",
+        members=(PeerRow(peer=PEER, reach="direct"),),
+    )
+    asked: list[str] = []
+
+    async def ask(_transport: Any, peer: str, _run: str) -> tuple[StatusReport, int]:
+        asked.append(peer)
+        return told, 1
+
+    monkeypatch.setattr(examining, "ask_status", ask)
+    visit = examining.Visit(Peers(), DoctorSettings(), Path(), [own])  # type: ignore[arg-type]
+    visit._run, visit._reached = "ab", [PEER if joined == "own" else "other"]
+    (found,) = await visit._reach()
+    assert (found.level, found.words) == (Level.GOOD, "the node that runs here is reached: direct")
+    assert asked == [PEER]
+    gone = examining.Visit(Peers(), DoctorSettings(), Path(), ["/ip4/127.0.0.1/tcp/9/p2p/" + PEER])  # type: ignore[arg-type]
+    gone._run, gone._reached = "ab", ["other"]
+    (found,) = await gone._reach()
+    assert found.level is Level.SKIPPED and "does not say" in found.words

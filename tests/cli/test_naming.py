@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from p2pdiloco.cli.membership import naming
-from p2pdiloco.cli.membership.naming import ENDING, SURE_ENDING, PeerChange
+from p2pdiloco.cli.membership.naming import ENDING, SURE_ENDING, InviteEnd, PeerChange
+from p2pdiloco.cli.membership.notices import COMMANDS
 from p2pdiloco.cli.membership.reaching import Reached
 from p2pdiloco.daemon.admission.papers import Notice
 from p2pdiloco.errors import UserError
@@ -77,6 +78,33 @@ def test_at_a_terminal_a_person_is_asked_once(agreed: bool, monkeypatch: pytest.
             assert "nothing is signed" in refused(ban, word, NAMES)
     assert len(asked) == 2
     assert ban("bob", NAMES, yes=True).banned == (BOB,) and len(asked) == 2
+
+
+@pytest.mark.parametrize(("there", "agreed", "yes"), [(1, 1, 0), (1, 0, 0), (1, 0, 1), (0, 0, 0)])
+def test_whoever_revokes_is_asked_as_whoever_bans(
+    there: int, agreed: int, yes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def ask(_question: str) -> bool:
+        return bool(agreed)
+
+    monkeypatch.setattr(naming, "at_terminal", lambda: bool(there))
+    monkeypatch.setattr(naming, "ask_terminal", ask)
+    revoke = InviteEnd(ANN, "friends", bool(yes))
+    if there and not agreed and not yes:
+        assert "nothing is signed / --yes" in refused(
+            asyncio.run, revoke.agree(BANNED, Reached([], {}, set()))
+        )
+    else:
+        asyncio.run(revoke.agree(BANNED, Reached([], {}, set())))
+        assert revoke.make(BANNED, Reached([], {}, set())).revoked == (ANN,)
+    assert f"revoke the invite {ANN}, called friends" in capsys.readouterr().err
+
+
+def test_the_commands_that_ask_take_yes() -> None:
+    asking = [command for command in COMMANDS if command.name != "vouch"]
+    assert len(asking) == 5
+    for command in asking:
+        assert "yes" in {parameter.name for parameter in command.params}, command.name
 
 
 def test_a_word_that_means_several_is_refused_with_their_ids() -> None:

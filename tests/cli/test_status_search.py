@@ -13,14 +13,16 @@ import pytest
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.net.meeting import MAX_REASON, why_unreached
 from p2pdiloco.cli import result_live, status
-from p2pdiloco.cli.status import Search, Unreachable
+from p2pdiloco.cli.status import NoNodes, Search, Unreachable
 from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.errors import StorageError
+from p2pdiloco.daemon.run_files.listing import ListedRun
+from p2pdiloco.errors import PeerUnreachable, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 
@@ -93,11 +95,31 @@ async def test_failure_says_what_was_found(network: Network) -> None:
     with pytest.raises(Exception, match=r"listed no run within 1 s"):
         await network.ask(patience_s=1.0)
     silent = await network.add(None)
-    with pytest.raises(Exception, match=rf"no member of run test answered .*{silent[-6:]}: not-a-member"):
+    with pytest.raises(NoNodes, match=r"no member of run test answered within 1 s$") as nobody:
         await network.ask(patience_s=1.0)
+    assert nobody.value.details == [f"…{silent[-6:]}: not-a-member"]
     with pytest.raises(Exception, match='the peers know no run "other"') as caught:
         await network.ask("other", patience_s=1.0)
     assert caught.value.hint == f"they know: test ({RUN[:12]})"  # type: ignore[attr-defined]
+
+
+async def test_whoever_cannot_be_dialled_is_a_short_line_with_the_first_reason() -> None:
+    peer = Identity.from_seed(bytes(32)).peer_id
+    why = ["connection refused", f"all dials failed\n  * [/ip4/192.0.2.2/tcp/{'3' * 40}] dial backoff"]
+    transport = SimpleNamespace(connect=AsyncMock(side_effect=[PeerUnreachable(f"{peer}: {w}") for w in why]))
+    search = Search("", [])
+    search.members = AsyncMock(return_value={peer: ("/ip4/192.0.2.2/tcp/1",)})  # type: ignore[method-assign]
+    search._run = ListedRun(RUN, ["test"], [])
+    for _ in why:
+        assert await search._ask_members(transport, RUN, 1) == []  # type: ignore[arg-type]
+    assert search.failure(1.0).details == [f"…{peer[-6:]}: connection refused"]
+
+
+def test_a_reason_of_no_known_kind_has_short_ids_and_says_that_it_is_cut() -> None:
+    peer = Identity.from_seed(bytes(32)).peer_id
+    assert why_unreached([PeerUnreachable(f"{peer}: it rains")], ()) == f"…{peer[-6:]}: it rains"
+    long = why_unreached([PeerUnreachable(f"{peer} " + "it rains " * 60)], ())
+    assert long.startswith("…") and len(long) == MAX_REASON + 1
 
 
 async def test_who_wants_the_result_is_told_once_what_is_waited_for(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from p2pdiloco.adapters.net import multiaddrs
@@ -23,6 +24,9 @@ OURS_ONLY = (
     "every address to join through is this node's own, so it joins nobody; if its data folder is a copy of "
     "another node's, give it an empty one"
 )
+DIALLED_BEFORE = "it could not be dialled a moment ago"
+PEER_ID = re.compile(r"12D3KooW\w{38}(\w{6})")
+MAX_REASON = 160
 logger = logging.getLogger(__name__)
 
 
@@ -184,8 +188,11 @@ def why_unreached(results: Sequence[BaseException | None], addresses: Sequence[s
         ("network is unreachable", "no network of this machine leads there"),
         ("no answer within", "no answer"),
         ("i/o timeout", "no answer"),
+        ("no reply from", "no answer"),
         ("no such host", "unknown host name"),
+        ("dial backoff", DIALLED_BEFORE),
     ):
         if sign in texts:
             return meaning
-    return texts[-160:]
+    words = PEER_ID.sub(r"…\1", texts)  # the end of a text of p2pd says most
+    return words if len(words) <= MAX_REASON else f"…{words[-MAX_REASON:].lstrip('…')}"

@@ -22,7 +22,7 @@ from p2pdiloco.config.watching_settings import DoctorSettings
 from p2pdiloco.core.api.reach import WORDS, Reach
 from p2pdiloco.daemon.finding.asking import ask_status
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
-from p2pdiloco.errors import StorageError, UserError, without_torch
+from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError, without_torch
 
 CHECK_S = 20.0
 LINK_S = 45.0
@@ -84,6 +84,7 @@ class Visit:
     ) -> None:
         """`own`: address of the node that runs here."""
         self._transport, self._settings, self._data_dir = transport, settings, data_dir
+        self._own_addresses = own
         self._own = [address.rpartition("/p2p/")[2] for address in own]
         self._reached: list[str] = []
         self._run = ""
@@ -141,11 +142,13 @@ class Visit:
     async def _reach(self) -> list[Diagnosis]:
         if not self._own:
             return await peers.check_reach(self._transport, self._reached)
-        if not self._run or self._own[0] not in self._reached:
-            return [
-                skipped("port", "a node or bootstrap runs here, and does not say whether others reach it")
-            ]
-        report, _ = await ask_status(self._transport, self._own[0], self._run)
+        try:
+            if self._own[0] not in self._reached:  # others were named
+                await self._transport.connect(self._own[0], self._own_addresses)
+            report, _ = await ask_status(self._transport, self._own[0], self._run)
+        except (TransportError, RemoteError):  # a bootstrap, or a node of another run
+            silent = "a node or bootstrap runs here, and does not say whether others reach it"
+            return [skipped("port", silent)]
         words = f"the node that runs here is reached: {report.members[0].reach or 'not known yet'}"
         if report.members[0].reach == WORDS[Reach.DIRECT]:
             return [good("port", words)]

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.cli.membership.reaching import Reached
+from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import MAX_LISTED, Notice
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.errors import UserError
@@ -44,8 +45,7 @@ class PeerChange(Struct, frozen=True):
         if self.yes:
             return
         if at_terminal():
-            if not await ask_terminal(f"{self.verb} it?"):
-                raise UserError("nothing is signed", "--yes signs without a question")
+            await _consent(f"{self.verb} it?")
         elif not _is_sure(self.word, peer):
             raise UserError(
                 f'"{clean(self.word)}" could be others too, and there is nobody to ask: nothing is signed',
@@ -69,6 +69,36 @@ class PeerChange(Struct, frozen=True):
         listed = getattr(notice, self.entries)
         hint = f"on the list are {', '.join(listed) or 'none'}; no member remembers such a name"
         return find_peer(self.word, listed, reached, hint)
+
+
+class InviteEnd(Struct, frozen=True):
+    """Change that revokes an invite: one of the owner's own, so without a terminal its word is enough."""
+
+    key: str
+    name: str
+    yes: bool
+
+    @classmethod
+    def of(cls, owned: Ownership, word: str, yes: bool) -> InviteEnd:
+        """Find the invite that a word means. Raises: UserError."""
+        key = owned.key_of(word)
+        return cls(key, next((issued.name for issued in owned.issued() if issued.key == key), ""), yes)
+
+    async def agree(self, _notice: Notice, _reached: Reached) -> None:
+        """Show what is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
+        called = f"called {clean(self.name)}" if self.name else "without a name"
+        click.echo(f"revoke the invite {self.key}, {called}: whoever came with it is put out", err=True)
+        if not self.yes and at_terminal():
+            await _consent("revoke it?")
+
+    def make(self, notice: Notice, _reached: Reached) -> Notice:
+        """Make the changed notice. Raises: UserError."""
+        return with_entry(notice, "revoked", self.key)
+
+
+async def _consent(question: str) -> None:
+    if not await ask_terminal(question):
+        raise UserError("nothing is signed", "--yes signs without a question")
 
 
 def with_entry(notice: Notice, name: str, entry: str) -> Notice:

@@ -25,7 +25,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("run")(join(OWNED_DIR()(command)))
 
 
-_YES = click.option("--yes", is_flag=True, help="Do not ask whether the peer that is meant is the right one.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask whether what is meant is the right one.")
 
 
 def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **change: Any) -> None:
@@ -58,11 +58,16 @@ def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
 @click.command(cls=SpacedLists, epilog=example("revoke"))
 @_options
 @click.argument("invite")
-def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+@_YES
+def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Revoke an INVITE (itself, its key or --name): it lets nobody in, and whoever came with it is out."""
-    from p2pdiloco.cli.membership.publishing import publish, revoke_invite
+    from p2pdiloco.cli.membership.naming import InviteEnd
+    from p2pdiloco.cli.membership.publishing import publish
+    from p2pdiloco.daemon.admission.owner import Ownership
 
-    publish(run, join, data_dir, revoke_invite(run, data_dir, invite))
+    owned = Ownership.find(run, data_dir)
+    ended = InviteEnd.of(owned, invite, yes)
+    publish(run, join, data_dir, ended.make, ended.agree)
 
 
 @click.command(cls=SpacedLists, epilog=example("admit"))

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from p2pdiloco.cli.joining import joined_through
-from p2pdiloco.cli.membership.naming import with_entry
 from p2pdiloco.cli.membership.reaching import Reached, reach
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.daemon.admission.owner import Ownership
@@ -22,12 +21,6 @@ from p2pdiloco.identity import verify
 
 Change = Callable[[Notice, Reached], Notice]
 Agree = Callable[[Notice, Reached], Awaitable[None]]
-
-
-def revoke_invite(run: str, data_dir: Path | None, word: str) -> Change:
-    """Make the change that revokes an invite: by its text, its key, or its name. Raises: UserError."""
-    key = Ownership.find(run, data_dir).key_of(word)
-    return lambda notice, _: with_entry(notice, "revoked", key)
 
 
 def publish(

@@ -103,7 +103,7 @@ class Membership:
         logger.info("the run's owner has a new notice, number %(number)d: " + NOTICE_WORDS, figures)
         fault = self.register.would_take(self._me, self._grant)
         if fault is not None:
-            logger.error("%s: nobody of run %s takes anything from it", fault, self._name)
+            logger.error("%s: nobody of run %s takes anything from this node", fault, self._name)
         try:
             save_notice(self._folder, notice)
         except (StorageError, UserError) as error:
