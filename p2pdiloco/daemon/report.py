@@ -175,7 +175,7 @@ class Report:
             curve=timeline.curve.points,
             marks=timeline.marks.events,
             clock_s=round(timeline.now_s(), 3),
-            run_tokens=max((row.tokens for row in fragments), default=0),
+            run_tokens=self._course.tokens,
             run_versions=sum(row.number for row in fragments),
             refusals={reason[:80]: n for reason, n in refusals.most_common(MAX_REFUSAL_REASONS)},
             recent=self._diary.recent,

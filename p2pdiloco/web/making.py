@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from p2pdiloco.daemon.display.progress import amendment_text
 from p2pdiloco.daemon.display.series import MAX_AGE_S, sane
 from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, FragmentRow, NewestRow, StatusReport, sane_loss
 from p2pdiloco.daemon.history.queries import CreditLine, CreditsAnswer
@@ -131,6 +132,7 @@ def _progress(report: StatusReport, members: tuple[MemberView, ...], ends_at_s: 
         tokens_per_s=round(rate, 1) if rates else None,
         amendment=course.amendment,
         amendment_from_tokens=course.amendment_from_tokens,
+        amendment_does=amendment_text(course),
         rate_factor=course.rate_factor,
         message=course.message,
     )

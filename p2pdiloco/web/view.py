@@ -63,6 +63,8 @@ class ProgressView(Row, frozen=True, kw_only=True):
     amendment: Natural = 0
     """Number of the owner's newest amendment; 0: none."""
     amendment_from_tokens: Natural = 0
+    amendment_does: Line = ""
+    """What it does from then on, in words; empty: nothing to learners, or the answering node does not say."""
     rate_factor: float = 1.0
     message: Line = ""
     """Message of the run's owner."""

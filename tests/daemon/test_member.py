@@ -9,6 +9,7 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood, until
 
+from p2pdiloco.cli.watching.picture import HeardReport, picture_of
 from p2pdiloco.core.api.events import ContributionSent, Event, OfferAnswered
 from p2pdiloco.daemon.learner import learner_link
 from p2pdiloco.errors import UserError
@@ -208,3 +209,13 @@ async def test_versions_that_come_while_one_is_installed_are_folded(tmp_path: Pa
         assert len(installs) == 2 and "merged" in [c.mode for c in installs]
         assert installs[-1].number == one.number() and installs[0].buffer != installs[1].buffer
         assert 0 not in one.learner.slot_in_use
+
+
+async def test_a_status_has_one_count_of_merged_tokens(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        await around.round(one, fragment=1)
+        told = one.report.status(0.0)
+        assert told.run_tokens == told.course.tokens == 256 // 4, "the mean over fragments"
+        picture = picture_of({"one": HeardReport(told, 0.0)}, 0.0)
+        assert picture is not None and picture.run_tokens == told.run_tokens

@@ -89,7 +89,7 @@ def picture_of(answers: Mapping[str, HeardReport], now: float) -> SwarmPicture |
         members=members,
         members_total=max(len(members), median_high(report.members_total for report in reports)),
         fragments=fragments,
-        run_tokens=max((row.tokens for row in fragments), default=0),
+        run_tokens=sum(row.tokens for row in fragments) // max(1, len(fragments)),
         run_versions=sum(row.number for row in fragments),
         loss=fmean(losses) if losses else None,
         heldout_loss=heldout.heldout_loss if heldout else None,

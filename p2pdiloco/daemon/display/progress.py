@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+from p2pdiloco.core.api.amendments import Going
 from p2pdiloco.daemon.display.snapshot import CourseRow
 from p2pdiloco.daemon.display.wording import count, duration
 from p2pdiloco.printable import clean
+
+_GOING_WORDS = {Going.TRAIN: "", Going.PAUSE: "the run pauses", Going.END: "the run ends"}
 
 
 def percent(row: CourseRow) -> str:
@@ -28,15 +31,30 @@ def progress_text(row: CourseRow) -> str:
 def owner_text(row: CourseRow) -> str:
     """Word what the run's owner changed, and says; empty: nothing."""
     words = []
+    ahead, stays = row.amendment_from_tokens > row.tokens, row.rate_factor == row.amendment_rate_factor
     if row.amendment:
-        ahead = row.amendment_from_tokens > row.tokens
         holds = f"will hold from {count(row.amendment_from_tokens)} tokens on" if ahead else "holds"
-        words.append(f"amendment {row.amendment} {holds}")
-    if row.rate_factor != 1:
-        words.append(f"learning rate times {row.rate_factor:g}")
+        does = amendment_text(row)
+        words.append(f"amendment {row.amendment} {holds}" + (f": {does}" if does else ""))
+    if row.rate_factor != 1 and (ahead or not stays):
+        words.append(
+            f"learning rate times {row.rate_factor:g}" + (" until then" if ahead and not stays else "")
+        )
     if row.message:
         words.append(f"the owner says: {clean(row.message)}")
     return "; ".join(words)
+
+
+def amendment_text(row: CourseRow) -> str:
+    """Word what the owner's newest amendment does from its number of tokens on: "the run ends"; a learning
+    rate that already holds is left out."""
+    words = [_GOING_WORDS[row.amendment_going]]
+    if row.amendment_schedule_tokens:
+        words.append(f"a schedule of {count(row.amendment_schedule_tokens)} tokens")
+    before = row.rate_factor if row.amendment_from_tokens > row.tokens else 1.0
+    if row.amendment_rate_factor != before:
+        words.append(f"learning rate times {row.amendment_rate_factor:g}")
+    return ", ".join(filter(None, words))
 
 
 def copied_text(share: float | None) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from p2pdiloco.core.api.amendments import Going
 from p2pdiloco.core.following.beginning import Grounds
 from p2pdiloco.daemon.display.bounds import MAX_LOSS, HexDigest, Line, Natural, Row, Seconds, Text, Words
 from p2pdiloco.daemon.display.series import Events, Points
@@ -138,6 +139,10 @@ class CourseRow(Row, frozen=True, kw_only=True):
     """Number of the owner's newest amendment; 0: there is none."""
     amendment_from_tokens: Natural = 0
     """Tokens from which on that holds."""
+    amendment_schedule_tokens: Natural = 0
+    """Length that it gives the schedule; 0: the manifest's."""
+    amendment_rate_factor: float = 1.0
+    amendment_going: Going = Going.TRAIN
     rate_factor: float = 1.0
     """Factor of the inner learning rate that is in force."""
     message: Line = ""
@@ -206,6 +211,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
     """Rows of the fragments, by index."""
     run_tokens: Natural = 0
+    """Tokens merged, the mean over fragments, as in `CourseRow`."""
     run_versions: Natural = 0
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = field(
         default_factory=dict
@@ -259,6 +265,7 @@ class StatusReport(Row, frozen=True, kw_only=True):
     members_total: Natural = 0
     fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
     run_tokens: Natural = 0
+    """Tokens merged, the mean over fragments, as in `CourseRow`."""
     run_versions: Natural = 0
     loss: float | None = None
     """Mean training loss over the members that reported one."""

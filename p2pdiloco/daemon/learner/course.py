@@ -149,7 +149,7 @@ class RunCourse:
     def row(self, now: float) -> CourseRow:
         """Make the row for reports."""
         tokens, amendments = self.tokens, self._amendments()
-        last = newest(amendments)
+        last = newest(amendments) or Amendment(1, 0)
         schedule = schedule_of(self._inner, in_force(amendments, tokens))
         rate = self._pace.tokens_per_s(now, tokens)
         return CourseRow(
@@ -157,10 +157,13 @@ class RunCourse:
             schedule_tokens=schedule,
             left_s=max(0, schedule - tokens) / rate if rate > 0 else None,
             rests=self.rests,
-            amendment=last.number if last is not None else 0,
-            amendment_from_tokens=last.from_tokens if last is not None else 0,
+            amendment=last.number if amendments else 0,
+            amendment_from_tokens=last.from_tokens,
+            amendment_schedule_tokens=last.schedule_tokens,
+            amendment_rate_factor=last.rate_factor,
+            amendment_going=last.going,
             rate_factor=self._in_force.rate_factor if self._in_force is not None else 1.0,
-            message=last.message if last is not None else "",
+            message=last.message,
         )
 
 

@@ -112,7 +112,31 @@ def test_an_amendment_holds_from_its_tokens_on():
     assert world.at(500) == "no"
     assert world.at(2 * END) == "no"
     assert world.at(3 * END) == "ended"
-    assert owner_text(world.course.row(0.0)) == "amendment 2 holds; learning rate times 0.5"
+    assert (
+        owner_text(world.course.row(0.0))
+        == "amendment 2 holds: a schedule of 461k tokens, learning rate times 0.5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"going": Going.END, "rate_factor": 0.5}, "the run ends; learning rate times 0.5"),
+        (
+            {"going": Going.PAUSE},
+            "the run pauses, learning rate times 1; learning rate times 0.5 until then",
+        ),
+        (
+            {"rate_factor": 0.25, "schedule_tokens": 5 * END},
+            "a schedule of 768k tokens, learning rate times 0.25; learning rate times 0.5 until then",
+        ),
+    ],
+)
+def test_what_an_amendment_does_is_said_before_it_holds(change, words):
+    world = World()
+    world.amendments = (Amendment(1, 0, rate_factor=0.5), Amendment(2, 700, **change))
+    world.at(500)
+    assert owner_text(world.course.row(0.0)) == f"amendment 2 will hold from 700 tokens on: {words}"
 
 
 def test_an_owner_ends_a_run_that_would_go_on_and_it_can_be_taken_back():
