@@ -64,7 +64,7 @@ class ProgressView(Row, frozen=True, kw_only=True):
     """Number of the owner's newest amendment; 0: none."""
     amendment_from_tokens: Natural = 0
     amendment_does: Line = ""
-    """What it does from then on, in words; empty: nothing to learners, or the answering node does not say."""
+    """Words on what it does from then on; empty: nothing to learners."""
     rate_factor: float = 1.0
     message: Line = ""
     """Message of the run's owner."""
