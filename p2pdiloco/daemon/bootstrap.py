@@ -183,7 +183,7 @@ class _Bootstrap:
         where = self._settings.data_dir
         self._door.add_run(run, where)
         logger.info("serving run %(run_name)s (%(run).12s)", {"run_name": run.name, "run": run.id})
-        if run.manifest.admission.mode == "invite" and run.signed.owner == self._owner:
+        if run.manifest.admission.mode == "invite" and run.signed.owner == owner_here(where):
             logger.info("who is to join needs an invite: p2pdiloco invite %s --data-dir %s", run.name, where)
 
 
