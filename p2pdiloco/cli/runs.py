@@ -218,7 +218,7 @@ def _invite_words(manifest: Manifest) -> str:
 
 
 def _way_in(manifest: Manifest) -> str:
-    return "INVITE" if _is_by_invite(manifest) else "--join ADDRESS-PRINTED-BY-BOOTSTRAP"
+    return "INVITE" if _is_by_invite(manifest) else "LINK-PRINTED-BY-BOOTSTRAP"
 
 
 def _is_by_invite(manifest: Manifest) -> bool:

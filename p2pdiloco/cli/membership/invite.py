@@ -60,6 +60,7 @@ def invite(
 ) -> None:
     """Print an invite to a RUN of yours (its name or id). Whoever has it can join, so keep it private."""
     from p2pdiloco.daemon.admission.invite import encode_invite
+    from p2pdiloco.daemon.admission.known_run import KnownRun
     from p2pdiloco.daemon.admission.owner import Ownership
     from p2pdiloco.daemon.display.wording import counted
 
@@ -78,6 +79,8 @@ def invite(
         err=True,
     )
     warn_of_addresses(owned.addresses(join))
+    if not KnownRun.find(owned.run, owned.data_dir).is_by_invite:
+        click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
     if qr_file is not None:
         save_qr(text, qr_file)
     if qr if qr is not None else sys.stderr.isatty():

@@ -120,6 +120,19 @@ def test_the_command_prints_one_that_joins(tmp_path: Path) -> None:
     assert cli_main.run(["invite", "ours", *data, "--expires", "soon"]) == 2
 
 
+def test_an_invite_to_a_run_that_asks_for_none_says_so(tmp_path: Path) -> None:
+    from p2pdiloco.cli.group import cli
+
+    for mode, is_said in (("open", True), ("list", True), ("invite", False)):
+        folder = tmp_path / mode
+        folder.mkdir()
+        owned(folder, mode)
+        save_own_addresses(folder, ADDRESSES)
+        done = CliRunner().invoke(cli, ["invite", "ours", "--data-dir", str(folder)])
+        assert done.exit_code == 0
+        assert ("this run does not ask for invites" in done.stderr) is is_said, mode
+
+
 def test_the_qr_code_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("segno")
     owned(tmp_path)

@@ -116,7 +116,7 @@ def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_star
     monkeypatch.setattr("p2pdiloco.cli.runs.for_run", lambda *_: own)
     file = tmp_path / "run.toml"
     assert cli_main.run(["run", "new", "r", "--out", str(file)]) == 0
-    assert "ADDRESS-PRINTED-BY-BOOTSTRAP --data PATH\n" in capsys.readouterr().err
+    assert "LINK-PRINTED-BY-BOOTSTRAP --data PATH\n" in capsys.readouterr().err
     assert cli_main.run(["run", "check", str(file)]) == 0
     assert "every node says where its own lies: --data PATH" in capsys.readouterr().out
     settings = NodeSettings(data_dir=tmp_path, genesis=True, run_file=file)
