@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field, to_builtins
 
-from p2pdiloco.lab.simulation.report import rate
+from p2pdiloco.lab.simulation.report import counted, rate
 
 
 class BulkResult(Struct, frozen=True, kw_only=True):
@@ -60,9 +60,9 @@ class BulkSummary(Struct, kw_only=True):
     def sentence(self, elapsed_s: float) -> str:
         """Sum up for people."""
         return (
-            f"{self.seeds} seeds, {self.violations} violations, {self.stuck} stuck; "
-            f"{self.versions} versions, {self.moved_bytes / 2**20:.0f} MiB moved, "
-            f"{sum(self.faults.values())} faults in {self.virtual_s:.0f} virtual seconds; "
+            f"{counted(self.seeds, 'seed')}, {counted(self.violations, 'violation')}, {self.stuck} stuck; "
+            f"{counted(self.versions, 'version')}, {self.moved_bytes / 2**20:.0f} MiB moved, "
+            f"{counted(sum(self.faults.values()), 'fault')} in {self.virtual_s:.0f} virtual seconds; "
             f"{rate(self.seeds, elapsed_s):.0f} seeds per minute"
         )
 

@@ -103,8 +103,9 @@ class SeedsSummary(Tally, kw_only=True):
         """Sum up for people."""
         trained = f"loss {self.start_loss:.3f} -> {self.loss:.3f} (floor {self.loss_floor:.3f}); "
         return (
-            f"{self.seeds} seeds, {self.violations} violations, {self.stuck} stuck; "
-            f"{self.versions} versions, {self.elections} elections, {self.faults} faults "
+            f"{counted(self.seeds, 'seed')}, {counted(self.violations, 'violation')}, {self.stuck} stuck; "
+            f"{counted(self.versions, 'version')}, {counted(self.elections, 'election')}, "
+            f"{counted(self.faults, 'fault')} "
             f"in {self.virtual_s:.0f} virtual seconds; "
             f"{trained if self.trained else ''}{seeds_per_minute:.0f} seeds per minute"
         )
@@ -126,6 +127,11 @@ class SeedsSummary(Tally, kw_only=True):
             share_s = elapsed_s * self.seconds[name] / computing_s if computing_s else elapsed_s
             entry["seeds_per_minute"] = rate(entry["seeds"], share_s)
         return {**numbers, "seeds_per_minute": rate(self.seeds, elapsed_s)}
+
+
+def counted(number: int, noun: str) -> str:
+    """Word so many of something: "1 seed", "2 seeds"."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def rate(count: int, seconds: float) -> float:

@@ -85,3 +85,9 @@ def test_a_large_world_has_the_same_keys_and_a_broken_rule_is_exit_status_1(
 def test_what_a_large_world_cannot_do_is_said(more: list[str]) -> None:
     result = CliRunner().invoke(simulate, ["--nodes", "100", *more], standalone_mode=False)
     assert isinstance(result.exception, UserError)
+
+
+@pytest.mark.parametrize("kind", [[], ["--bulk"]])
+def test_one_seed_is_one_seed(kind: list[str]) -> None:
+    result = CliRunner().invoke(simulate, [*kind, "--seed", "1"])
+    assert "\n1 seed, 0 violations, 0 stuck; " in result.output
