@@ -82,7 +82,7 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
     multiple=True,
     type=FILE,
     metavar="FILE|ID",
-    help="run.toml to sign and serve, or a run of --join to serve too; repeatable.",
+    help="run.toml to sign and serve, or the id of a run of --join to serve; repeatable.",
 )
 @BOOTSTRAP("--join", *JOIN_ALIASES, **JOIN)
 @BOOTSTRAP("--data-dir", type=FILE, help="Folder of the identity and the signed manifests.")

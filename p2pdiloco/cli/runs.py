@@ -178,7 +178,7 @@ def new(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
         f"  p2pdiloco bootstrap --run {out}\n{_invite_words(manifest)}and on the first node of the run:\n"
         f"  p2pdiloco node --genesis {_way_in(manifest)}"
-        f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}",
+        f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}{_list_words(manifest)}",
         err=True,
     )
 
@@ -215,6 +215,15 @@ def _missing_package(manifest: Manifest) -> str:
 
 def _invite_words(manifest: Manifest) -> str:
     return f"then, there:\n  p2pdiloco invite {manifest.run.name}\n" if _is_by_invite(manifest) else ""
+
+
+def _list_words(manifest: Manifest) -> str:
+    if manifest.admission.mode != "list":
+        return ""
+    return (
+        "\nand put every node on the list, the first one, too; each prints its peer id when it starts:\n"
+        f"  p2pdiloco admit {manifest.run.name} PEER"
+    )
 
 
 def _way_in(manifest: Manifest) -> str:

@@ -247,6 +247,10 @@ def test_run_new_then_check(
     assert "warning: the schedule is about 2 outer steps" in said.err
     assert cli_main.run(["plan", "run.toml", "--upload", "1Gbit", "--step-s", "1"]) == 0
     assert "; 16 members\n" in capfd.readouterr().out, "as many as the run expects"
+    for mode, shown in (("open", False), ("invite", False), ("list", True)):
+        assert cli_main.run(["run", "new", "other", "--force", "--admission", mode]) == 0
+        said = capfd.readouterr().err
+        assert ("the first one, too; " in said and "p2pdiloco admit other PEER" in said) == shown
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:
