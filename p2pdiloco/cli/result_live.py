@@ -69,7 +69,8 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
             if run.manifest.admission.mode != "open":
                 raise UserError(
                     f"the parameters of run {run.name} are for its members",
-                    "take them from a member's folder, --data-dir DIR, or from its --result-dir",
+                    "take the newest file of a member's --result-dir: --checkpoint FILE; or the folder of a "
+                    "member that has ended: --data-dir DIR",
                 )
             members = [report.answered_by for report in reports]
             tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Literal
 from unittest import mock
 
 import msgspec
@@ -17,7 +18,7 @@ import torch
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import AdmissionSection, Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.daemon.display import lasting
@@ -178,6 +179,27 @@ def test_the_folder_of_a_node_that_has_ended(tmp_path: Path, capsys: pytest.Capt
     )
     again, first = load_result(out), load_result(path)
     assert all(torch.equal(again.parameters[name], value) for name, value in first.parameters.items())
+
+
+@pytest.mark.parametrize(
+    ("mode", "hint"),
+    [("open", "ask the running node instead: --join ADDRESS"), ("invite", "--checkpoint FILE; or stop")],
+)
+def test_the_folder_of_a_running_node_is_not_read_and_what_works_is_named(
+    mode: Literal["open", "invite"], hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path, msgspec.structs.replace(MICRO, admission=AdmissionSection(mode=mode)))
+    signed, vault = sign_run(tmp_path / "run.toml", Identity.generate())
+    save_run(tmp_path / "node", signed, vault)
+    folder = DataDir(tmp_path / "node")
+    folder.lock()
+    try:
+        assert run(["export", "--data-dir", str(tmp_path / "node"), "--out", str(tmp_path / "hub")]) == 2
+    finally:
+        folder.unlock()
+    said = capsys.readouterr().err
+    assert "in use by another running node" in said and hint in said
+    assert ("--join" in said) == (mode == "open"), "strangers get nothing of the other one"
 
 
 # --- a run that starts from a model ------------------------------------------------------------------

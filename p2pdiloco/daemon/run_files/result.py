@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from p2pdiloco.adapters.disk.data_dir import DataDir, DataDirInUse
 from p2pdiloco.adapters.disk.result_file import Label, ResultFile, load_result_file, save_result_file
 from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest, run_id, verify
 from p2pdiloco.core.api.config import Timing
@@ -89,6 +90,13 @@ class RunResult(Struct, frozen=True):
         numbers = [label.number for label in self.labels]
         versions = f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else f"{numbers[0]}"
         return f"run {self.manifest.run.name} ({self.run[:12]}), versions {versions}, {self.tokens} tokens"
+
+
+_ASK_IT = "ask the running node instead: --join ADDRESS"
+_STOP_IT = (
+    "the parameters are for the run's members, so it gives them to no stranger: take the newest file of its "
+    "--result-dir, --checkpoint FILE; or stop the node, which goes on where it was when it starts again"
+)
 
 
 def label_of(version: SignedVersion) -> Label:
@@ -167,7 +175,11 @@ def _locked(data_dir: Path) -> Iterator[None]:
     try:
         folder.lock()
     except DataDirInUse as error:
-        raise StorageError(str(error), "ask the running node instead: --join ADDRESS") from error
+        modes = {
+            manifest_from_canonical(signed.manifest).admission.mode
+            for _, signed in saved_runs(data_dir).values()
+        }
+        raise StorageError(str(error), _ASK_IT if modes <= {"open"} else _STOP_IT) from error
     try:
         yield
     finally:
