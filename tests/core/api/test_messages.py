@@ -107,5 +107,5 @@ def test_the_wire_format_is_what_the_version_number_says() -> None:
     message = msg.Closing("all", 3, 5, 8, 0.25)
     assert WIRE_VERSION == 25
     assert msg.encode(RUN, message).hex() == (
-        "9318a372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
+        "9319a372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
     )
