@@ -8,6 +8,7 @@ commands that end by themselves start as a person starts them.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import random
@@ -213,6 +214,8 @@ if __name__ == "__main__":
     from p2pdiloco.cli.group import run
 
     signing_here()
+    gc.collect()
+    gc.freeze()  # else each fork looks through all of torch, and copies its pages by that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the test to handle
     if (given := serve()) is not None:
         end(run(given))
