@@ -265,7 +265,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
             "--run-file starts a new run, so it needs --genesis",
             hint="to take part in an existing run, give --join and perhaps --run NAME",
         )
-    met_before = (expanded(settings.data_dir) / "peers.txt").exists()
+    met_before = any((expanded(settings.data_dir) / name).exists() for name in ("peers.txt", "join.txt"))
     if not settings.join and not settings.genesis and not met_before:
         raise ConfigError(
             "there is no peer to join: give a run link, an invite, or the address of a peer",

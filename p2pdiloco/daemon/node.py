@@ -18,7 +18,7 @@ from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.web_address import parse_web
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.daemon.admission.own import keep_invite, owns
+from p2pdiloco.daemon.admission.own import joined_through_before, keep_invite, owns
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.control.owner import NodeControls
@@ -32,7 +32,7 @@ from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.terminal import log_fields, log_line
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.lan import announce_runs
-from p2pdiloco.daemon.finding.peers_file import peers_file, save_own_addresses
+from p2pdiloco.daemon.finding.peers_file import keep_joined_through, peers_file, save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -81,23 +81,30 @@ STARVED = 4.0
 
 def run_node(settings: NodeSettings) -> int:
     """Run a node until it is told to stop. Returns the exit status."""
-    join = peers_to_join(settings, peers_file(settings.data_dir).exists())
-    settings = structs.replace(settings, join=join)
-    return run_program(lambda stop: _node(settings, stop), settings.log)
+    before = joined_through_before(settings)
+    dialled = structs.replace(settings, join=settings.join or before)
+    join = peers_to_join(dialled, bool(before) or peers_file(settings.data_dir).exists())
+    given, settings = settings.join, structs.replace(settings, join=join)
+    return run_program(lambda stop: _node(settings, given, stop), settings.log)
 
 
-async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
-    """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away."""
+async def _node(settings: NodeSettings, given: Sequence[str], stop: asyncio.Event) -> None:
+    """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away.
+    `given`: addresses to join through, if any were given; else those of `settings` are of an earlier start.
+    """
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
+        keep_joined_through(settings.data_dir, given)
         try_paths(settings)
         first = Starting("node", settings.name, identity.peer_id)
         async with serving(parse_web(settings.web), settings.data_dir, first) as views:
-            await _join(settings, identity, views, stop)
+            await _join(settings, bool(given), identity, views, stop)
 
 
-async def _join(settings: NodeSettings, identity: Identity, views: Views, stop: asyncio.Event) -> None:
+async def _join(
+    settings: NodeSettings, is_told: bool, identity: Identity, views: Views, stop: asyncio.Event
+) -> None:
     recent = RecentLines()
     configure_logging(plain(settings.log), recent=recent)
     if settings.learner_socket is None:  # a learner would say it, when all others have been found
@@ -106,7 +113,7 @@ async def _join(settings: NodeSettings, identity: Identity, views: Views, stop: 
     approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
     own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
     async with owned(settings, stop) as controls:
-        stay = _Stay(identity, approval, recent, views, controls, stop)
+        stay = _Stay(identity, approval, recent, views, controls, stop, is_told)
         run = settings.run
         while True:
             views.enter(Starting("node", settings.name, identity.peer_id, controls), controls)
@@ -129,9 +136,12 @@ class _Stay:
         views: Views,
         controls: NodeControls,
         stop: asyncio.Event,
+        is_told: bool,
     ) -> None:
+        """`is_told`: a person says now whom to join through, so that nobody there is a mistake."""
         self._identity, self._approval, self._recent = identity, approval, recent
         self._views, self._controls, self._stop = views, controls, stop
+        self._may_be_alone = not is_told
 
     async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
         """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
@@ -144,7 +154,7 @@ class _Stay:
         hosts = peers_of(settings.join)
         door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
         peer = OwnPeer(identity, transport, door, reach)
-        await unless_stopped(begin(transport, door, settings), stop)
+        await unless_stopped(begin(transport, door, settings, self._may_be_alone), stop)
         await unless_stopped(reach.check(), stop)
         if stop.is_set():
             await transport.close()

@@ -317,6 +317,27 @@ def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> 
         before = one.full_merges(2) + again.full_merges(2)
         swarm.until(lambda: one.full_merges(2) + again.full_merges(2) > before + 3, "contributions of both")
         assert_digests_agree(one, again)
+        alone_it_finds_the_bootstrap(swarm, bootstrap, one, again)
+
+
+def alone_it_finds_the_bootstrap(swarm: Swarm, bootstrap: Daemon, one: Daemon, two: Daemon) -> None:
+    """Who starts without address or link dials what it joined through before, until it is back."""
+    address = bootstrap.address() or ""
+    for daemon in (bootstrap, one):
+        swarm.kill(daemon)
+    two.terminate()
+    two = swarm.node("two", None)
+    swarm.until(
+        lambda: "none of the initial peers can be reached yet" in two.said(),
+        "it to find nobody, and to go on",
+    )
+    again = swarm.start(
+        "bootstrap", "bootstrap", "--run", str(swarm.manifest()), listen=address.partition("/p2p/")[0]
+    )
+    swarm.until(lambda: again.address() == address, "the bootstrap to be back")
+    found = swarm.command("status", "--join", address, "--json", "--timeout-s", "60")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["answered_by"] == two.peer_id
 
 
 def test_a_node_alone_starts_only_when_told_and_goes_on_from_what_it_saved(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ class Meeting:
                 f"This machine's clock differs from the peers' by more than 3 s: {error}.",
                 "Synchronise the clock (for example: timedatectl set-ntp true), then start again.",
             ) from error
-        if not answered:
+        if not answered and may_be_alone:
+            logger.warning("the initial peers can be reached, and none of them answers yet: %s", named)
+        elif not answered:
             raise NobodyReached(
                 f"The initial peers can be reached, but none of them answers as a DHT peer: {named}.",
                 "Do the addresses belong to p2pdiloco nodes or bootstrap peers?",

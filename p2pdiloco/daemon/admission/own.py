@@ -24,7 +24,7 @@ from p2pdiloco.daemon.admission.papers import (
     admission_fault,
     grant,
 )
-from p2pdiloco.daemon.finding.peers_file import peers_file
+from p2pdiloco.daemon.finding.peers_file import load_joined_through, peers_file
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity, verify
@@ -78,6 +78,17 @@ def with_link(settings: BootstrapSettings) -> BootstrapSettings:
         return settings
     run = settings.run or (Path(way.run),)
     return msgspec.structs.replace(settings, join=way.join, run=run)
+
+
+def joined_through_before(settings: NodeSettings) -> tuple[str, ...]:
+    """List what this folder's node joined through before, where nothing is given now: the addresses given
+    last, else those of the link or invite that was."""
+    if settings.join or settings.run_file is not None:
+        return ()
+    if kept := load_joined_through(settings.data_dir):
+        return kept
+    link = saved_word(settings.data_dir)
+    return link.addresses if link is not None and link.means(settings.run) else ()
 
 
 def _refuse_expired(data_dir: Path, way: Way) -> None:

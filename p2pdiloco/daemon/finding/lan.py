@@ -19,7 +19,7 @@ from p2pdiloco.config.settings import RUN_ID, NodeSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.question import at_terminal
 from p2pdiloco.daemon.display.wording import counted
-from p2pdiloco.daemon.finding.peers_file import peers_file
+from p2pdiloco.daemon.finding.peers_file import join_file, peers_file
 from p2pdiloco.errors import UserError
 from p2pdiloco.ports import Transport
 
@@ -56,7 +56,9 @@ def with_nearby(settings: NodeSettings, say: Callable[[str], None]) -> NodeSetti
         check_lan()
     if settings.join or settings.genesis or settings.run_file is not None:
         return settings
-    if not settings.lan and (not at_terminal() or peers_file(expanded(settings.data_dir)).exists()):
+    data_dir = expanded(settings.data_dir)
+    was_somewhere = peers_file(data_dir).exists() or join_file(data_dir).exists()
+    if not settings.lan and (not at_terminal() or was_somewhere):
         return settings
     if settings.lan and not RUN_ID.fullmatch(settings.run) and (settings.yes or not at_terminal()):
         raise UserError(

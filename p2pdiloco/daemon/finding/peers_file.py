@@ -1,21 +1,25 @@
 """Addresses of members met before, so that a node finds its swarm again when all others are gone.
 
 They are in `<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing
-but that. Beside it `addresses.txt` has a node's own ones, which its owner's invites name.
+but that. Beside it `addresses.txt` has a node's own ones, which its owner's invites name, and `join.txt` what
+it was last told to join through.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from p2pdiloco.config.addresses import check_peer_address, peer_in
-from p2pdiloco.errors import ConfigError
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.config.addresses import check_join_address, check_peer_address, peer_in
+from p2pdiloco.errors import ConfigError, StorageError
 from p2pdiloco.notes import read_note
 
 logger = logging.getLogger(__name__)
 MAX_PEERS = 16
+MAX_JOINED_THROUGH = 32
 OWN = "addresses.txt"
 
 
@@ -29,18 +33,43 @@ def load_peers(data_dir: Path) -> list[str]:
     return read_note(peers_file(data_dir), _decode, logger.warning) or []
 
 
-def _decode(content: bytes) -> list[str]:
+def _decode(content: bytes, check: Callable[[str], None] = check_peer_address) -> list[str]:
     """Raises: ValueError: of all that is there, nothing is an address."""
     found = []
     for line in content.decode("ascii", "replace").splitlines():
         try:
-            check_peer_address(line)
+            check(line)
         except ConfigError:
             continue
         found.append(line)
     if content and not found:
         raise ValueError("there is no address in it")
     return found[-4 * MAX_PEERS :]
+
+
+def join_file(data_dir: Path) -> Path:
+    """Path of the file with the addresses that were last given to join through."""
+    return data_dir / "join.txt"
+
+
+def load_joined_through(data_dir: Path) -> tuple[str, ...]:
+    """Load those addresses, names of the DNS among them."""
+    decode = partial(_decode, check=check_join_address)
+    return tuple(read_note(join_file(data_dir), decode, logger.warning) or ())[:MAX_JOINED_THROUGH]
+
+
+def keep_joined_through(data_dir: Path, addresses: Sequence[str]) -> None:
+    """Keep the addresses that are given to join through, in place of earlier ones, for starts without any.
+
+    A failure is logged: such a start then finds members only."""
+    kept = tuple(addresses[:MAX_JOINED_THROUGH])
+    if not kept or kept == load_joined_through(data_dir):
+        return
+    text = "".join(f"{line}\n" for line in kept)
+    try:
+        Files().save(join_file(data_dir), [text.encode()], durable=True, private=True)
+    except StorageError as error:
+        logger.warning("the addresses to join through are not kept for later starts: %s", error)
 
 
 def load_own_addresses(data_dir: Path) -> list[str]:

@@ -19,11 +19,18 @@ from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.daemon.admission.invite import Invite, encode_invite
 from p2pdiloco.daemon.admission.link import LINK, RunLink, encode_link, is_word, read_word
-from p2pdiloco.daemon.admission.own import check_owner, keep_invite, own_admission, with_invite, with_link
+from p2pdiloco.daemon.admission.own import (
+    check_owner,
+    joined_through_before,
+    keep_invite,
+    own_admission,
+    with_invite,
+    with_link,
+)
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import grant
 from p2pdiloco.daemon.approval import Approval
-from p2pdiloco.daemon.finding.peers_file import save_own_addresses
+from p2pdiloco.daemon.finding.peers_file import keep_joined_through, peers_file, save_own_addresses
 from p2pdiloco.daemon.process import print_join
 from p2pdiloco.daemon.run_files.joined import joined_runs, remember_joined
 from p2pdiloco.errors import ConfigError, UserError
@@ -271,3 +278,17 @@ def test_what_a_program_prints_when_it_starts(tmp_path: Path, capsys: pytest.Cap
     )
     print_join(ADDRESSES, [])
     assert capsys.readouterr().out.splitlines() == [f"p2pdiloco node --join {ADDRESSES[0]}"]
+
+
+def test_a_start_without_anything_goes_where_the_last_one_was_told_to_go(tmp_path: Path) -> None:
+    """Also beside members that were met; but not where something is given, or a run is begun."""
+    bare = settings(tmp_path)
+    assert joined_through_before(bare) == ()
+    keep_invite(with_invite(settings(tmp_path, invite=WORD)))
+    peers_file(tmp_path).write_text(f"{ADDRESSES[0]}\n")
+    assert joined_through_before(with_invite(bare)) == (*ADDRESSES, NAME), "the saved link's peers"
+    assert joined_through_before(settings(tmp_path, run="cd" * 32)) == (), "it is to another run"
+    keep_joined_through(tmp_path, [NAME])
+    assert joined_through_before(with_invite(bare)) == (NAME,), "what was given last"
+    assert joined_through_before(settings(tmp_path, join=ADDRESSES)) == ()
+    assert joined_through_before(settings(tmp_path, run_file=tmp_path / "run.toml")) == ()

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2pdiloco.daemon.finding.peers_file import MAX_PEERS, load_peers, peers_file, save_peers
+from p2pdiloco.daemon.finding.peers_file import (
+    MAX_JOINED_THROUGH,
+    MAX_PEERS,
+    join_file,
+    keep_joined_through,
+    load_joined_through,
+    load_peers,
+    peers_file,
+    save_peers,
+)
 from p2pdiloco.identity import Identity
 
 
@@ -38,3 +47,17 @@ def test_who_meets_one_peer_does_not_forget_the_others(tmp_path: Path) -> None:
     moved = new.replace("/tcp/3/", "/tcp/4/")
     save_peers(tmp_path, [[moved]])
     assert load_peers(tmp_path) == [*old, moved]
+
+
+def test_what_was_given_to_join_through_is_kept_in_private_until_something_else_is(tmp_path: Path) -> None:
+    given = ("/dnsaddr/boot.example", *map(address, range(1, MAX_JOINED_THROUGH + 5)))
+    assert load_joined_through(tmp_path) == ()
+    keep_joined_through(tmp_path, given)
+    assert load_joined_through(tmp_path) == given[:MAX_JOINED_THROUGH]
+    assert join_file(tmp_path).stat().st_mode & 0o777 == 0o600
+    keep_joined_through(tmp_path, ())
+    assert load_joined_through(tmp_path) == given[:MAX_JOINED_THROUGH], "nothing given: nothing changes"
+    keep_joined_through(tmp_path, given[-1:])
+    assert load_joined_through(tmp_path) == given[-1:]
+    keep_joined_through(tmp_path / "absent", given)
+    assert load_joined_through(tmp_path / "absent") == (), "that is said, and no more"
