@@ -57,7 +57,7 @@ LOCAL: dict[str, Any] = {
 LISTEN: dict[str, Any] = {
     "multiple": True,
     "metavar": "MULTIADDR",
-    "help": "Where to listen; may be repeated. Port 0: any, and the same one at the next start.",
+    "help": "Where to listen; may be repeated. By default any port, and the same one at the next start.",
 }
 ANNOUNCE: dict[str, Any] = {
     "multiple": True,
