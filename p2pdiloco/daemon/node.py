@@ -162,9 +162,9 @@ class _Stay:
         try:
             print_addresses(transport.addresses(), "node")
             save_own_addresses(settings.data_dir, transport.addresses())
-            approve, where = self._approval.approve, settings.data_dir
+            approve, where, begins = self._approval.approve, settings.data_dir, settings.genesis
             finding = (
-                find_run(transport, identity, settings.run, where, logger.info, hosts, approve)
+                find_run(transport, identity, settings.run, where, logger.info, hosts, approve, begins)
                 if own is None
                 else _own_run(settings.data_dir, *own, transport, hosts)
             )

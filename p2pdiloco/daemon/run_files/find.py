@@ -48,18 +48,20 @@ async def find_run(
     say: Callable[[str], None],
     hosts: Sequence[str] = (),
     approve: Approve | None = None,
+    begins: bool = False,
 ) -> tuple[Run, Vault]:
     """Wait for the wanted run to be listed, and verify its manifest, from our folder or from whoever lists
     it.
 
     Where nobody lists any run, the one that we were a member of before will do. `hosts`: the peers that we
     were told to join through (`listing.choose_run`). `approve` looks at a run before anything is made of it.
+    `begins`: we start a run, so what we were a member of before is not the one that is meant.
 
     Raises:
         UserError: other runs are listed, but not this one; or several fit; or the run of the wanted id is not
             valid; or as `approve` and `open_run`.
     """
-    return await _Finding(transport, identity, wanted, data_dir, say, hosts, approve).run()
+    return await _Finding(transport, identity, wanted, data_dir, say, hosts, approve, begins).run()
 
 
 class _Finding:
@@ -72,6 +74,7 @@ class _Finding:
         say: Callable[[str], None],
         hosts: Sequence[str],
         approve: Approve | None,
+        begins: bool,
     ) -> None:
         self._approve = approve
         self._transport, self._identity, self._data_dir = transport, identity, data_dir
@@ -79,7 +82,7 @@ class _Finding:
         self._ours = saved_runs(data_dir)
         # Folders of earlier releases do not say which of their runs was the last.
         self._before = joined_runs(data_dir) or (list(self._ours) if len(self._ours) == 1 else [])
-        self._search = RunSearch(transport, wanted, hosts, self._before)
+        self._search = RunSearch(transport, wanted, hosts, [] if begins else self._before)
 
     async def run(self) -> tuple[Run, Vault]:
         waited_s, said = 0.0, False

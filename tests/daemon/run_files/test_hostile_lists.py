@@ -174,6 +174,17 @@ async def test_a_name_is_settled_by_what_was_joined_before_then_by_the_peers_to_
     assert await joined(hub, first.id, mine, there) == first.id
 
 
+async def test_who_starts_a_run_does_not_mean_the_one_that_it_was_in_before(tmp_path: Path) -> None:
+    hub, me = MemoryNetwork(), Identity.generate()
+    old, new = (signed_run(tmp_path, seed=seed) for seed in (1, 2))
+    here = await host(hub, new)
+    await server(hub, old)
+    remember_joined(tmp_path, old.id)
+    for begins, meant in ((False, old), (True, new)):
+        search = find_run(await newcomer(hub), me, "", tmp_path, ignore, (here,), begins=begins)
+        assert (await asyncio.wait_for(search, 20))[0].id == meant.id
+
+
 async def test_a_host_that_does_not_answer_yet_is_waited_for_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
