@@ -1,0 +1,1 @@
+"""Lies of learners about their work, for the simulator and for benchmarks."""

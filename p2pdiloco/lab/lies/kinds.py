@@ -1,0 +1,48 @@
+"""Kinds of lies that a learner can tell about its work."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Lie(Enum):
+    """Lie about a contribution. `value` is its name on command lines, `text` says to people what is sent."""
+
+    def __new__(cls, word: str, text: str) -> Lie:
+        """Make the member: its value is the word alone."""
+        made = object.__new__(cls)
+        made._value_ = word
+        made.text = text
+        return made
+
+    text: str
+
+    FLIP = "flip", "its own work, reversed"
+    FLIP_X10 = "flip-x10", "its own work, reversed and ten times as long"
+    X1000_SMALLEST = (
+        "x1000-smallest",
+        "its own work times 1000, by the learner with a tenth of the usual tokens",
+    )
+    NOISE = "noise", "noise of the length of its own work"
+    LABELS = "labels", "honest work on targets whose ids were permuted"
+    ALIE = "alie", "the honest mean, 1.5 standard deviations away in every element"
+    MIN_MAX = "min-max", "the honest mean, pushed back as far as two honest ones are apart"
+    MIN_MAX_SPREAD = "min-max-spread", "as before, pushed along the standard deviations of the elements"
+    INNER_PRODUCT_01 = "inner-product-0.1", "the honest mean, reversed and a tenth as long"
+    INNER_PRODUCT_05 = "inner-product-0.5", "the honest mean, reversed and half as long"
+    INNER_PRODUCT_1 = "inner-product-1", "the honest mean, reversed"
+    DRIFT = "drift", "one direction for ever, 0.9 of the length that is not cut"
+    COPYCAT = "copycat", "what another learner sends in this round"
+    COPYCAT_LATE = "copycat-late", "what another learner sent in the last round"
+    ZERO = "zero", "nothing but zeros"
+    STALE_FIRST = "stale-first", "the first work it ever did, for ever"
+    STALE_LAST = "stale-last", "its work of the round before"
+    TOKENS_X10 = "tokens-x10", "its own work, and a label of ten times its tokens and steps"
+    TOKENS_X10_FLIP = (
+        "tokens-x10-flip",
+        "its own work, reversed, and a label of ten times its tokens and steps",
+    )
+
+
+IN_THE_DATA = frozenset({Lie.LABELS})
+"""Lies that are told in the learner's data: its contribution is what came of them."""

@@ -1,0 +1,201 @@
+"""Contributions that liars send instead of their work: pure functions of what they know.
+
+Pseudo-gradients are flat, fp32, and never changed in place. Whoever calls decides what a liar knows. Liars
+who work together are given the same `common_seed`, and all see the honest work of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from p2pdiloco.lab.lies.kinds import Lie
+
+ALIE_DEVIATIONS = 1.5
+"""Standard deviations that "a little is enough" moves every element by (arXiv 1902.06156)."""
+DRIFT_SHARE = 0.9
+"""Length of a drift, as a share of the longest that is not cut."""
+HALVINGS = 24
+"""Halvings in the search for how far min-max can push."""
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """Knowledge of a liar when it sends its contribution to one fragment."""
+
+    own: Tensor
+    """Honest pseudo-gradient of its own."""
+    liars: Sequence[Tensor] = ()
+    """Honest pseudo-gradients of all liars of this round, its own among them."""
+    honest: Sequence[Tensor] = ()
+    """Pseudo-gradients of all others in this round, which only an omniscient liar has; (): liars' must do."""
+    before: Sequence[Tensor] = ()
+    """Pseudo-gradients of all others in the last round."""
+    first: Tensor | None = None
+    """Honest one of its own of the first round; None: this is the first."""
+    last: Tensor | None = None
+    """Honest one of its own of the last round; None: this is the first."""
+    merged: Tensor | None = None
+    """Update that was merged last."""
+    radius: float = math.inf
+    """Length of the longest contribution that is not cut; infinite: not known."""
+    round: int = 0
+    seed: int = 0
+    """Seed of its own numbers."""
+    common_seed: int = 0
+    """Seed of numbers that all liars share."""
+
+    @property
+    def seen(self) -> Sequence[Tensor]:
+        """Honest pseudo-gradients that it goes by."""
+        return self.honest or self.liars or (self.own,)
+
+
+class Told(Struct, frozen=True):
+    """Contribution as a liar sends it."""
+
+    delta: Tensor
+    work: float = 1.0
+    """Tokens and inner steps of its label, as multiples of the true ones."""
+
+
+def tell(lie: Lie, known: Known) -> Told:
+    """Tell a lie."""
+    return _TOLD[lie](known)
+
+
+def _flip(known: Known) -> Told:
+    return Told(-known.own)
+
+
+def _flip_x10(known: Known) -> Told:
+    return Told(-10 * known.own)
+
+
+def _x1000_smallest(known: Known) -> Told:
+    return Told(1000 * known.own, work=0.1)
+
+
+def _noise(known: Known) -> Told:
+    return Told(_of_length(_drawn(known.own, known.seed, known.round), _length(known.own)))
+
+
+def _honest(known: Known) -> Told:
+    return Told(known.own)
+
+
+def _alie(known: Known) -> Told:
+    mean, spread = _mean_and_spread(known.seen)
+    return Told(mean - ALIE_DEVIATIONS * spread)
+
+
+def _min_max(known: Known) -> Told:
+    mean, _ = _mean_and_spread(known.seen)
+    return Told(_pushed(known.seen, mean, -_of_length(mean, 1.0)))
+
+
+def _min_max_spread(known: Known) -> Told:
+    mean, spread = _mean_and_spread(known.seen)
+    return Told(_pushed(known.seen, mean, -_of_length(spread, 1.0)))
+
+
+def _inner_product(share: float) -> Callable[[Known], Told]:
+    def told(known: Known) -> Told:
+        mean, _ = _mean_and_spread(known.seen)
+        return Told(-share * mean)
+
+    return told
+
+
+def _drift(known: Known) -> Told:
+    length = DRIFT_SHARE * known.radius
+    if math.isinf(length):
+        length = max(_length(one) for one in known.seen)
+    return Told(_of_length(_drawn(known.own, known.common_seed, 0), length))
+
+
+def _copycat(known: Known) -> Told:
+    return Told(known.honest[0] if known.honest else known.own)
+
+
+def _copycat_late(known: Known) -> Told:
+    return Told(known.before[0] if known.before else known.own)
+
+
+def _zero(known: Known) -> Told:
+    return Told(torch.zeros_like(known.own))
+
+
+def _stale_first(known: Known) -> Told:
+    return Told(known.own if known.first is None else known.first)
+
+
+def _stale_last(known: Known) -> Told:
+    return Told(known.own if known.last is None else known.last)
+
+
+def _tokens_x10(known: Known) -> Told:
+    return Told(known.own, work=10.0)
+
+
+def _tokens_x10_flip(known: Known) -> Told:
+    return Told(-known.own, work=10.0)
+
+
+_TOLD: Mapping[Lie, Callable[[Known], Told]] = {
+    Lie.FLIP: _flip,
+    Lie.FLIP_X10: _flip_x10,
+    Lie.X1000_SMALLEST: _x1000_smallest,
+    Lie.NOISE: _noise,
+    Lie.LABELS: _honest,
+    Lie.ALIE: _alie,
+    Lie.MIN_MAX: _min_max,
+    Lie.MIN_MAX_SPREAD: _min_max_spread,
+    Lie.INNER_PRODUCT_01: _inner_product(0.1),
+    Lie.INNER_PRODUCT_05: _inner_product(0.5),
+    Lie.INNER_PRODUCT_1: _inner_product(1.0),
+    Lie.DRIFT: _drift,
+    Lie.COPYCAT: _copycat,
+    Lie.COPYCAT_LATE: _copycat_late,
+    Lie.ZERO: _zero,
+    Lie.STALE_FIRST: _stale_first,
+    Lie.STALE_LAST: _stale_last,
+    Lie.TOKENS_X10: _tokens_x10,
+    Lie.TOKENS_X10_FLIP: _tokens_x10_flip,
+}
+
+
+def _length(delta: Tensor) -> float:
+    return float(torch.linalg.vector_norm(delta))
+
+
+def _of_length(delta: Tensor, length: float) -> Tensor:
+    found = _length(delta)
+    return delta * (length / found) if found else delta
+
+
+def _drawn(like: Tensor, seed: int, round_: int) -> Tensor:
+    """Draw normal numbers: the same for the same seed and round."""
+    generator = torch.Generator().manual_seed(((seed << 24) + round_) % (1 << 63))
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+
+def _mean_and_spread(deltas: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    together = torch.stack(tuple(deltas))
+    return together.mean(dim=0), together.std(dim=0, correction=0)
+
+
+def _pushed(deltas: Sequence[Tensor], start: Tensor, way: Tensor) -> Tensor:
+    """Go from `start` along `way`, so far that no honest one is farther than two of them are apart.
+
+    (Shejwalkar and Houmansadr, NDSS 2021.)"""
+    apart = max(_length(one - other) for one in deltas for other in deltas)
+    low, high = 0.0, 4 * apart + 4 * _length(start)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        far = max(_length(start + middle * way - one) for one in deltas)
+        low, high = (middle, high) if far <= apart else (low, middle)
+    return start + low * way

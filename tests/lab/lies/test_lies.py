@@ -1,0 +1,99 @@
+"""Lies of learners: each is what its line says, and a function of what the liar knows."""
+
+import msgspec
+import pytest
+import torch
+
+from p2pdiloco.lab.lies.kinds import IN_THE_DATA, Lie
+from p2pdiloco.lab.lies.telling import Known, tell
+
+SIZE = 4096
+
+
+def drawn(*seeds: int) -> list[torch.Tensor]:
+    """Honest work: a common part, and as much of everybody's own."""
+    common = torch.randn(SIZE, generator=torch.Generator().manual_seed(99))
+    return [common + torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+
+
+def known(**changed: object) -> Known:
+    own, other, *honest = drawn(*range(8))
+    base = Known(own=own, liars=(own, other), honest=tuple(honest), radius=500.0, seed=1, common_seed=7)
+    return msgspec.structs.replace(base, **changed)
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
+
+
+@pytest.mark.parametrize("lie", list(Lie))
+def test_a_lie_is_a_function_of_what_is_known_and_changes_nothing(lie: Lie) -> None:
+    it = known()
+    before = [one.clone() for one in (it.own, *it.honest)]
+    told = tell(lie, it)
+    assert torch.equal(told.delta, tell(lie, it).delta)
+    assert all(torch.equal(old, new) for old, new in zip(before, (it.own, *it.honest), strict=True))
+    assert told.delta.dtype == torch.float32 and told.delta.shape == it.own.shape
+    assert lie.text and Lie(lie.value) is lie
+    # alone, and in its first round
+    assert torch.isfinite(tell(lie, Known(own=it.own)).delta).all()
+
+
+def test_what_is_its_own_work_in_another_form() -> None:
+    it = known()
+    assert torch.equal(tell(Lie.FLIP, it).delta, -it.own)
+    assert torch.equal(tell(Lie.FLIP_X10, it).delta, -10 * it.own)
+    smallest = tell(Lie.X1000_SMALLEST, it)
+    assert torch.equal(smallest.delta, 1000 * it.own) and smallest.work == 0.1
+    assert tell(Lie.TOKENS_X10, it).work == tell(Lie.TOKENS_X10_FLIP, it).work == 10
+    assert torch.equal(tell(Lie.TOKENS_X10_FLIP, it).delta, -it.own)
+    assert not tell(Lie.ZERO, it).delta.any()
+    assert {lie for lie in Lie if torch.equal(tell(lie, it).delta, it.own)} == {
+        *IN_THE_DATA,
+        Lie.TOKENS_X10,
+        # in the first round there is nothing older
+        *(Lie.STALE_FIRST, Lie.STALE_LAST, Lie.COPYCAT_LATE),
+    }
+
+
+def test_replays_are_of_the_rounds_that_they_name() -> None:
+    first, last, copied, late = drawn(20, 21, 22, 23)
+    it = known(first=first, last=last, honest=(copied,), before=(late,))
+    for lie, expected in {
+        Lie.STALE_FIRST: first,
+        Lie.STALE_LAST: last,
+        Lie.COPYCAT: copied,
+        Lie.COPYCAT_LATE: late,
+    }.items():
+        assert torch.equal(tell(lie, it).delta, expected), lie
+
+
+def test_noise_is_new_in_every_round_and_a_drift_is_everybodys_and_for_ever() -> None:
+    it, later, other = known(), known(round=1), known(seed=2)
+    noise = tell(Lie.NOISE, it).delta
+    assert float(noise.norm()) == pytest.approx(float(it.own.norm()), rel=1e-5)
+    for again in (later, other):
+        assert abs(cosine(noise, tell(Lie.NOISE, again).delta)) < 0.1
+        assert torch.equal(tell(Lie.DRIFT, it).delta, tell(Lie.DRIFT, again).delta)
+    assert float(tell(Lie.DRIFT, it).delta.norm()) == pytest.approx(450.0, rel=1e-5)
+    unknown = tell(Lie.DRIFT, known(radius=float("inf"))).delta
+    assert float(unknown.norm()) == pytest.approx(max(float(one.norm()) for one in it.honest), rel=1e-5)
+
+
+def test_who_knows_all_honest_work_hides_among_it_or_turns_it_round() -> None:
+    it = known()
+    honest = torch.stack(tuple(it.honest))
+    mean, spread = honest.mean(dim=0), honest.std(dim=0, correction=0)
+    assert torch.allclose(tell(Lie.ALIE, it).delta, mean - 1.5 * spread)
+    for lie, share in {
+        Lie.INNER_PRODUCT_01: 0.1,
+        Lie.INNER_PRODUCT_05: 0.5,
+        Lie.INNER_PRODUCT_1: 1.0,
+    }.items():
+        assert torch.allclose(tell(lie, it).delta, -share * mean)
+    apart = float(torch.cdist(honest, honest).max())
+    for lie in (Lie.MIN_MAX, Lie.MIN_MAX_SPREAD):
+        delta = tell(lie, it).delta
+        far = float((honest - delta).norm(dim=1).max())
+        assert 0.99 * apart < far <= apart * (1 + 1e-5), "as far as it can, and no farther"
+        assert float((delta - mean).norm()) > 0.3 * apart
