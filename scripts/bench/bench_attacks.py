@@ -2,6 +2,7 @@
 
     .venv/bin/python scripts/bench/bench_attacks.py --who strangers|member [--only ATTACK,…] [--seconds 20]
                                               [--admission open|invite] [--json FILE] [--list]
+    .venv/bin/python scripts/bench/bench_attacks.py --who liars [--help]     # what they cost learning
 
 Three honest nodes of `micro` on loopback in each swarm. Strangers are a process with identities of their own
 on the real transport; a member is a fourth node, admitted like the others, that lies from a moment on (in the
@@ -32,6 +33,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from attacks import lying_bench
 from attacks.lies import BY_A_MEMBER
 from attacks.outcome import Row, judge
 from attacks.stranger import Work
@@ -222,7 +224,7 @@ def counts(table: Mapping[str, int]) -> str:
 def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options; `attacks` are those that are to be carried out."""
     parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--who", choices=("strangers", "member"), default="strangers")
+    parser.add_argument("--who", choices=("strangers", "member", "liars"), default="strangers")
     parser.add_argument("--only", metavar="ATTACK", help="some of the attacks, by name, separated by commas")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of an attack")
     parser.add_argument(
@@ -240,6 +242,13 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
+def who(words: Sequence[str]) -> str:
+    """Find who attacks: liars' options are others (`attacks.lying_bench`)."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--who", default="")
+    return str(parser.parse_known_args(words)[0].who)
+
+
 def interrupted(_number: int, _frame: object) -> None:
     """End as at Ctrl-C, so that everything is cleared up."""
     raise KeyboardInterrupt
@@ -247,6 +256,8 @@ def interrupted(_number: int, _frame: object) -> None:
 
 def main() -> None:
     """Attack, print, write."""
+    if who(sys.argv[1:]) == "liars":
+        sys.exit(lying_bench.main(sys.argv[1:]))
     chosen = options()
     if chosen.list:
         print("\n".join(chosen.attacks))

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, InstallMode, NothingToCopy
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
+from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import moments, set_moments
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.tasks.models.parameters import named_parameters
@@ -66,7 +67,7 @@ class Learner:
 
     def __init__(self, swarm: Lockstep, name: str) -> None:
         sync, model = swarm.manifest.sync, swarm.task.model().to(swarm.computing.device)
-        self.training = swarm.computing.training(swarm.task, model, swarm.data.train, name)
+        self.training = swarm.training_of(name, model)
         self.exchange = Exchange.create(swarm.layouts)
         self._parameters = named_parameters(model)
         self._settings = sync.inner_steps, sync.keep_in_flight
@@ -154,6 +155,10 @@ class Lockstep:
         acquainted({f"{names}-{i}": learner.training.stream for i, learner in enumerate(self._learners)})
         self._evaluated = self.task.model().to(computing.device)
         self._heldout = heldout_batch(self.task, self.data.heldout, heldout_tokens)
+
+    def training_of(self, name: str, model: nn.Module) -> Training:
+        """Prepare a learner's training: all have the same task and data."""
+        return self.computing.training(self.task, model, self.data.train, name)
 
     def vault(self) -> Vault:
         """An empty one of this run."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,14 +21,13 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.api.types import NO_LIMITS
 from p2pdiloco.core.timing import RHYTHM_SHARE
 from p2pdiloco.learner.channel_messages import CopiedOut, NothingToCopy
 from p2pdiloco.tensors.vault import Input
 from study.baselines import Curve
 from study.computing import FP32, Computing
 from study.lockstep import HELDOUT_TOKENS, Learner, Lockstep
-from study.weights import Part, Weights
+from study.merged_run import Merged, MergedRun, Part
 
 JITTER = 0.5
 """Deviation of the logarithm of a payload's time under way."""
@@ -60,7 +59,7 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     at_once: bool = True
     """Closing calls are answered within an inner step (`learner.answering`); else at its end."""
     largest_share: float = 0.0
-    """Share of a merge that one learner has at most (`study.weights`); 0: nothing is cut."""
+    """Share of a merge that one learner has at most (`study.merged_run`); 0: nothing is cut."""
     fresh_moments: bool = False
     """A returning learner has none; else those that it had."""
     seed: int = 0
@@ -84,9 +83,16 @@ class _Seat:
     changing: list[int] = field(default_factory=list)
     """Fragments that something waits for the next step boundary to change."""
 
+    @property
+    def name(self) -> str:
+        """Name of its learner."""
+        return f"learner-{self.index}"
+
 
 @dataclass
-class _Arrived:
+class Arrived:
+    """Contribution that came to its syncer."""
+
     seat: _Seat
     life: int
     content: Input
@@ -98,8 +104,8 @@ class _Arrived:
 class _Round:
     """The syncer of one fragment."""
 
-    inbox: dict[tuple[int, int], _Arrived] = field(default_factory=dict)
-    coming: dict[tuple[int, int], _Arrived] = field(default_factory=dict)
+    inbox: dict[tuple[int, int], Arrived] = field(default_factory=dict)
+    coming: dict[tuple[int, int], Arrived] = field(default_factory=dict)
     """Contributions of which only the header is here, and which may begin a round."""
     closing: bool = False
     number: int = 0
@@ -133,8 +139,7 @@ class Virtual(Lockstep):
         """The time of the last inner step, and the tokens that were trained before it."""
         self.merged_tokens = [0 for _ in self.layouts]
         """Merged into each fragment's head."""
-        share, lengths = world.largest_share, [self.global_state.first_length(f.index) for f in self.layouts]
-        self._weights = Weights(manifest, share, lengths) if share else None
+        self._merged_run = MergedRun(manifest, self.global_state, world.largest_share)
         self.merges = self.contributions = self.tokens = 0
 
     def play(self, duration: int, evaluate_every: int, tokens: int = 0) -> Curve:
@@ -144,7 +149,8 @@ class Virtual(Lockstep):
         """
         curve: Curve = []
         for seat in self._seats:
-            self._step_later(seat)
+            if seat.alive:
+                self._step_later(seat)
         for fault in self._world.faults:
             self._push(fault.at, partial(self._die, fault))
         marks = [*range(evaluate_every, duration, evaluate_every), duration]
@@ -206,7 +212,7 @@ class Virtual(Lockstep):
             called()
 
     def _send(self, seat: _Seat, copied: CopiedOut) -> None:
-        arrived = _Arrived(seat, seat.life, seat.learner.encoded(copied), copied.base_number, copied.due)
+        arrived = Arrived(seat, seat.life, seat.learner.encoded(copied), copied.base_number, copied.due)
         seat.under_way.add(copied.fragment)
         took = self._delay()
         self._push(self._now + min(self._message, took), lambda: self._announced(copied.fragment, arrived))
@@ -245,14 +251,14 @@ class Virtual(Lockstep):
 
     # --- rounds ----------------------------------------------------------------------------------------
 
-    def _announced(self, fragment: int, arrived: _Arrived) -> None:
+    def _announced(self, fragment: int, arrived: Arrived) -> None:
         """A header: where others are called at all, it is enough to call them."""
         seat, round_ = arrived.seat, self._rounds[fragment]
         if seat.life == arrived.life and arrived.due and arrived.base == self.head(fragment)[0]:
             round_.coming[seat.index, seat.life] = arrived
             self._consider(fragment)
 
-    def _arrive(self, fragment: int, arrived: _Arrived) -> None:
+    def _arrive(self, fragment: int, arrived: Arrived) -> None:
         seat, round_ = arrived.seat, self._rounds[fragment]
         if seat.life != arrived.life:
             return
@@ -330,13 +336,13 @@ class Virtual(Lockstep):
         fastest = min((seat.step_time for seat in self._seats if seat.alive), default=1.0)
         interval = self.manifest.sync.inner_steps * fastest
         self._rounds[fragment].not_before = self._now + RHYTHM_SHARE * interval
-        number = self.head(fragment)[0] + 1
-        limits = self._weights.limits(fragment) if self._weights else NO_LIMITS
-        made = self.global_state.merge(fragment, number, [one.content for one in merged], limits=limits)
-        if self._weights:
-            parts = [Part(f"learner-{one.seat.index}", *one.content[1:]) for one in merged]
-            self._weights.merged(fragment, parts, made.norm)
-        self.global_state.commit(fragment, number)
+        made = self._merge_round(fragment, merged)
+        for one in [one for one in merged if made is None or one.seat.name in made.refused]:
+            self._refused(one.seat, fragment)
+            merged.remove(one)
+        if made is None:
+            return
+        number = self.head(fragment)[0]
         self.merges += 1
         self.contributions += len(merged)
         self.merged_tokens[fragment] += sum(one.content[1] for one in merged)
@@ -346,6 +352,11 @@ class Virtual(Lockstep):
             if seat.alive:
                 inside = (seat.index, seat.life) in lives
                 self._publish(seat, fragment, number, theta, inside)
+
+    def _merge_round(self, fragment: int, arrived: Sequence[Arrived]) -> Merged | None:
+        """Merge what came in a round."""
+        parts = [Part(one.seat.name, one.content) for one in arrived]
+        return self._merged_run.merge(fragment, parts)
 
     def _publish(self, seat: _Seat, fragment: int, number: int, theta: Tensor, inside: bool) -> None:
         """Versions arrive in order."""

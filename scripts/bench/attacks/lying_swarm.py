@@ -1,0 +1,197 @@
+"""Swarm in virtual time of which some learners lie: honest learners, merges and outer steps are production's.
+
+A liar trains as honest learners do, from the same versions, and its work counts as trained. When a round
+closes it knows all that the round has, which is more than any liar can know, and sends another contribution
+in place of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.lab.lies.kinds import Lie
+from p2pdiloco.lab.lies.telling import Known, tell
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.tasks.causal_lm import CausalLM
+from p2pdiloco.tasks.task import Shards
+from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.vault import Input
+from study.merged_run import Merged, Part
+from study.virtual import Circumstances, Virtual
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch, Samples
+    from study.virtual import Arrived
+
+COMMON_SEED = 77
+
+
+class Sent(Struct, frozen=True):
+    """Contribution as it is merged."""
+
+    learner: int
+    delta: Tensor
+    inner_steps: int
+
+
+class Round(Struct, frozen=True):
+    """Round of one fragment as its syncer sees it."""
+
+    fragment: int
+    number: int
+    """Version that is made."""
+    sent: Sequence[Sent]
+    momentum: Tensor
+    """Outer momentum before it."""
+    layout: FragmentLayout
+
+
+class Lies(Struct, frozen=True, kw_only=True):
+    """Lies of a swarm."""
+
+    lie: Lie | None = None
+    liars: frozenset[int] = frozenset()
+    """Learners that lie; without a lie they are absent."""
+    parted: bool = False
+    """True: each learner reads a part of the text that is its own, from one place to another."""
+
+
+class LyingSwarm(Virtual):
+    """See the module. `watch` is told of every round before it is merged."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        learners: int,
+        world: Circumstances,
+        heldout_tokens: int,
+        lies: Lies,
+        watch: Callable[[Round], None],
+    ) -> None:
+        self._lies, self._watch, self._count = lies, watch, learners
+        self.cut = {index: 0 for index in range(learners)}
+        """Contributions that were cut, by learner."""
+        self.refused = dict(self.cut)
+        super().__init__(manifest, learners, world, heldout_tokens)
+        self._first: dict[tuple[int, int], Tensor] = {}
+        self._last: dict[tuple[int, int], Tensor] = {}
+        self._before: dict[int, list[Tensor]] = {}
+        if lies.lie is None:
+            for seat in self._seats:
+                seat.alive = seat.index not in lies.liars
+
+    def tokens_without(self, left_out: frozenset[int]) -> int:
+        """Tokens that all learners but these have trained."""
+        others = [seat for seat in self._seats if seat.index not in left_out]
+        return sum(seat.learner.training.tokens_total for seat in others)
+
+    def training_of(self, name: str, model: nn.Module) -> Training:
+        """Prepare a learner's training, on its own part of the text, or on false targets."""
+        index, samples, task = int(name.rpartition("-")[2]), self.data.train, self.task
+        if self._lies.parted and not isinstance(samples, Shards):
+            samples = Tenth(samples, index, self._count)
+        if self._lies.lie is Lie.LABELS and index in self._lies.liars:
+            task = FalseTargets(self.manifest, None)
+        return self.computing.training(task, model, samples, name)
+
+    def _merge_round(self, fragment: int, arrived: Sequence[Arrived]) -> Merged | None:
+        chosen, numel = codec(self.manifest.codec.contribution), self.layouts[fragment].numel
+        honest: list[Tensor] = []
+        own: dict[int, Tensor] = {}
+        for one in arrived:
+            delta = torch.empty(numel)
+            chosen.decode(one.content[0], delta)
+            own[one.seat.index] = delta
+            if not self._lying(one.seat.index):
+                honest.append(delta)
+        liars = [delta for index, delta in own.items() if self._lying(index)]
+        contents = {index: one.content for index, one in zip(own, arrived, strict=True)}
+        shown = dict(own)
+        for index in filter(self._lying, own):
+            contents[index] = self._told(fragment, index, own[index], contents[index], liars, honest)
+            shown[index] = torch.empty(numel)
+            chosen.decode(contents[index][0], shown[index])
+        self._before[fragment] = honest
+        number = self.head(fragment)[0] + 1
+        sent = [Sent(index, delta, contents[index][2]) for index, delta in shown.items()]
+        momentum = self.global_state.momentum(fragment)
+        self._watch(Round(fragment, number, sent, momentum, self.layouts[fragment]))
+        parts = [Part(one.seat.name, contents[one.seat.index]) for one in arrived]
+        made = self._merged_run.merge(fragment, parts)
+        self._count_up(parts, made)
+        return made
+
+    def _lying(self, index: int) -> bool:
+        return self._lies.lie is not None and index in self._lies.liars
+
+    def _told(
+        self,
+        fragment: int,
+        index: int,
+        own: Tensor,
+        content: Input,
+        liars: Sequence[Tensor],
+        honest: Sequence[Tensor],
+    ) -> Input:
+        """Make what a liar sends in place of its work."""
+        assert self._lies.lie is not None
+        known = Known(
+            own=own,
+            liars=liars,
+            honest=honest,
+            before=self._before.get(fragment, ()),
+            first=self._first.get((fragment, index)),
+            last=self._last.get((fragment, index)),
+            radius=self._merged_run.limits(fragment).longest,
+            round=self.head(fragment)[0],
+            seed=index,
+            common_seed=COMMON_SEED + fragment,
+        )
+        self._first.setdefault((fragment, index), own)
+        self._last[fragment, index] = own
+        told = tell(self._lies.lie, known)
+        payload = codec(self.manifest.codec.contribution).encode(told.delta.clone())
+        steps = max(1, round(told.work * content[2]))
+        return payload, max(1, round(content[1] * steps / content[2])), steps
+
+    def _count_up(self, parts: Sequence[Part], made: Merged | None) -> None:
+        for part in parts:
+            index = int(part.learner.rpartition("-")[2])
+            if made is None or part.learner in made.refused:
+                self.refused[index] += 1
+            elif part.learner in made.cut:
+                self.cut[index] += 1
+
+
+class Tenth:
+    """Samples from one place of the text to another: those of one learner of so many."""
+
+    def __init__(self, samples: Samples, index: int, count: int) -> None:
+        self._samples = samples
+        self._first, self._end = index * len(samples) // count, (index + 1) * len(samples) // count
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """The samples with these indices."""
+        return self._samples.batch(indices + self._first)
+
+
+class FalseTargets(CausalLM):
+    """The task causal-lm with permuted ids of the tokens that are to be predicted."""
+
+    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        (windows,) = batch
+        generator = torch.Generator().manual_seed(COMMON_SEED)
+        permutation = torch.randperm(self.vocabulary, generator=generator)
+        loss, balance = model(windows[:, :-1], permutation[windows[:, 1:]])
+        return loss, balance

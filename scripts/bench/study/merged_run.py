@@ -1,0 +1,118 @@
+"""Merges of a run as its syncers make them: each by the limits of its chain, which it extends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, SignedVersion, Stamp
+from p2pdiloco.core.chain import scale
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.scale import FIRST_REACH
+from p2pdiloco.errors import invariant
+from p2pdiloco.lab.simulation.world.plan import genesis_version
+from p2pdiloco.tensors.unsound import UnusableInputs
+from p2pdiloco.tensors.vault import Input, MergeResult, Vault
+
+LOG_VERSIONS = 16
+
+
+class Part(Struct, frozen=True):
+    """Learner's part in a merge."""
+
+    learner: str
+    content: Input
+
+
+class Merged(Struct, frozen=True):
+    """Version that was committed."""
+
+    made: MergeResult
+    cut: tuple[str, ...]
+    """Learners whose contributions were cut: too long."""
+    refused: tuple[str, ...]
+    """Learners in whose contributions the merge found a fault; the others' were merged without them."""
+
+
+class MergedRun:
+    """Global state of a run and the chains of its fragments, which are nothing but headers.
+
+    All that production's syncers and followers decide about a merge is asked of production here: so what is
+    changed there is changed here. `largest_share`: of a merge, that one learner has; 0: nothing is cut.
+    """
+
+    def __init__(self, manifest: Manifest, vault: Vault, largest_share: float) -> None:
+        self._vault, self._cuts = vault, largest_share > 0
+        lengths = [vault.first_length(layout.index) for layout in vault.layouts]
+        headers = [
+            structs.replace(genesis_version(fragment).header, norm=length, reach=length * FIRST_REACH)
+            for fragment, length in enumerate(lengths)
+        ]
+        signed = tuple(SignedVersion(header, b"") for header in headers)
+        sync, group = manifest.sync, manifest.group
+        self._config = CoreConfig(
+            run="study",
+            inner_steps=sync.inner_steps,
+            delay_steps=sync.delay_steps,
+            quorum=sync.quorum,
+            grace_fraction=sync.grace_fraction,
+            grace_cap_s=sync.grace_cap_s,
+            group_size=group.size,
+            term_versions=group.term_versions,
+            log_versions=group.log_versions,
+            max_base_age_versions=group.max_base_age_versions,
+            tokens_per_step=manifest.inner.tokens_per_step,
+            update_codec=manifest.codec.update,
+            contribution_codec=manifest.codec.contribution,
+            genesis_versions=signed,
+            max_payload_bytes=(0,) * len(signed),
+            largest_share=largest_share or 1.0,
+            most_units=manifest.weight.most_units,
+        )
+        self._chains = [Chain((version,), (), LOG_VERSIONS) for version in signed]
+
+    def limits(self, fragment: int) -> MergeLimits:
+        """Limits of what is merged into this fragment's next version."""
+        return scale.limits_after(self._chains[fragment], self._config) if self._cuts else NO_LIMITS
+
+    def merge(self, fragment: int, parts: Sequence[Part]) -> Merged | None:
+        """Merge them into the fragment's next version, and commit it; None: none of them can be merged."""
+        number, limits = self._chains[fragment].head.number + 1, self.limits(fragment)
+        sound, refused = list(parts), []
+        while sound:
+            try:
+                made = self._vault.merge(fragment, number, [part.content for part in sound], limits=limits)
+            except UnusableInputs as error:
+                refused += [sound[index].learner for index in error.faults]
+                sound = [part for index, part in enumerate(sound) if index not in error.faults]
+                continue
+            self._extend(fragment, sound, made.norm)
+            self._vault.commit(fragment, number, made.state_digest)
+            return Merged(made, tuple(sound[index].learner for index in made.cut), tuple(refused))
+        return None
+
+    def _extend(self, fragment: int, parts: Sequence[Part], norm: float) -> None:
+        """Take in the version that was made of these."""
+        chain = self._chains[fragment]
+        number = chain.head.number + 1
+        by = tuple(
+            Contributor(p.learner, Stamp(1, number), *p.content[1:], after=chain.watermark(p.learner))
+            for p in parts
+        )
+        usual = scale.after(chain, by, norm, self._config)
+        header = structs.replace(
+            chain.header,
+            number=number,
+            parent=chain.head.digest,
+            contributors=by,
+            norm=norm,
+            tokens=usual.tokens,
+            unit=usual.unit,
+            reach=usual.reach,
+        )
+        fault = scale.fault(chain, header, self._config) if self._cuts else None
+        invariant(fault is None, f"followers refuse the version: {fault}")
+        chain.extend(SignedVersion(header, b""))

@@ -1,0 +1,119 @@
+"""`bench_attacks --who liars`: swarms of which some lie, and what can be seen of it in rounds."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import bench_attacks
+from attacks import lying_bench
+from attacks.lying_runs import ALONE, CALM, Trial, play
+from attacks.lying_statistics import Run, agreements, averages, relative, row, seen, weight
+from attacks.lying_swarm import Round, Sent
+from p2pdiloco.lab.lies.kinds import Lie
+from p2pdiloco.tensors.layout import FragmentLayout, Piece
+from study.merged_run import MergedRun, Part
+from study.setting import Setting
+from study.virtual import Circumstances, Virtual
+
+replace = msgspec.structs.replace
+TINY = replace(lying_bench.QUICK, steps=16, liars=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """What is this small is slower on several, much slower where others work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_honest_train_the_same_with_liars_and_alone_and_a_lie_costs_loss() -> None:
+    alone, calm, flip, drift = (play(replace(TINY, attack=a), None) for a in (ALONE, CALM, "flip", "drift"))
+    assert alone.honest_tokens == calm.honest_tokens == flip.honest_tokens == drift.honest_tokens
+    assert calm.loss == pytest.approx(alone.loss, rel=0.1)
+    assert flip.loss > calm.loss + 0.1 and drift.loss > calm.loss + 0.05
+    assert play(replace(TINY, attack=ALONE), None).loss == alone.loss, "equal settings, equal results"
+
+
+def test_targets_and_parts_of_the_text_are_the_learners_own(tmp_path: Path) -> None:
+    parted = replace(TINY, data="different", speeds="spread")
+    attacks = Lie.LABELS.value, ALONE, CALM
+    labels, alone, calm = (play(replace(parted, attack=a), tmp_path) for a in attacks)
+    assert labels.loss > calm.loss and labels.honest_tokens == alone.honest_tokens
+    assert alone.loss != play(replace(TINY, attack=ALONE, speeds="spread"), None).loss
+    runs = [msgspec.json.decode(file.read_bytes(), type=Run) for file in sorted(tmp_path.iterdir())]
+    assert [run.liars for run in runs] == [[], [2], []]
+    assert all(2 not in round_.learners for round_ in runs[0].rounds)
+    assert all(len(row(run)) == len(row(runs[0])) for run in runs)
+
+
+def test_who_lies_is_spread_over_the_learners() -> None:
+    assert Trial(attack=CALM).lying == {2, 7}
+    assert Trial(attack=CALM, liars=3).lying == {1, 5, 8}
+    speeds = Trial(attack=CALM, speeds="spread").each_speed
+    assert (speeds[0], speeds[-1]) == (1.0, pytest.approx(0.2))
+    alone = Trial(attack=ALONE).setting().manifest().inner.schedule_tokens
+    assert alone == Trial(attack=CALM).setting().manifest().inner.schedule_tokens * 8 // 10
+
+
+def test_a_refused_contribution_is_left_out_and_a_long_one_is_cut() -> None:
+    manifest = Setting(model="pico", learners=2, inner_steps=4, codec="fp32").manifest()
+    swarm = Virtual(manifest, 2, Circumstances())
+    try:
+        run = MergedRun(manifest, swarm.global_state, 1 / 3)
+        numel, longest = swarm.layouts[0].numel, run.limits(0).longest
+        deltas = {"a": torch.ones(numel) / 1000, "b": torch.ones(numel), "c": torch.ones(numel)}
+        deltas["b"] *= 2 * longest / float(deltas["b"].norm())
+        deltas["c"] *= 600 * longest / float(deltas["c"].norm())
+        sent = [Part(name, (bytearray(d.numpy().tobytes()), 512, 4)) for name, d in deltas.items()]
+        made = run.merge(0, sent)
+        assert made is not None and (made.cut, made.refused) == (("b",), ("c",))
+        assert swarm.head(0)[0] == 1 and run.limits(0).longest != longest
+        assert run.merge(0, sent[2:]) is None and swarm.head(0)[0] == 1
+    finally:
+        swarm.close()
+
+
+def test_who_disagrees_in_every_round_loses_its_weight() -> None:
+    generator = torch.Generator().manual_seed(1)
+    common = torch.randn(8192, generator=generator)
+    rounds = []
+    layout = FragmentLayout(0, 8192, (Piece("a", 0, 0, 4096, True), Piece("b", 0, 4096, 4096, False)))
+    for number in range(1, 40):
+        honest = [common + torch.randn(8192, generator=generator) for _ in range(4)]
+        sent = [Sent(i, delta, 4) for i, delta in enumerate([*honest, -honest[0]])]
+        rounds.append(seen(Round(0, number, sent, common, layout)))
+    one = rounds[0]
+    assert relative(agreements(one.cosines))[:4] == pytest.approx([1.0] * 4, abs=0.1)
+    assert relative(agreements(one.by_piece))[4] < -0.8 and one.momentum[0] == pytest.approx(0.7, abs=0.05)
+    assert one.sampled[4096][0][1] == pytest.approx(one.cosines[0][1], abs=0.05)
+    weights = {learner: weight(values[-1]) for learner, values in averages(rounds).items()}
+    assert weights == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
+
+
+def test_the_command_keeps_what_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, figures = tmp_path / "runs.jsonl", tmp_path / "figures.json"
+    words = ["--who", "liars", "--quick", "--liars", "1", "--out", str(out), "--json", str(figures)]
+    monkeypatch.setattr("sys.argv", ["bench_attacks.py", *words, "--only", "flip"])
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            bench_attacks.main()
+        assert not ended.value.code
+    assert len(out.read_text().splitlines()) == 2, "the second call runs nothing"
+    (found,) = json.loads(figures.read_text())["rows"]
+    assert (found["attack"], found["liars"], found["of"]) == ("flip", 1, 5)
+    assert found["loss_ratio"] == pytest.approx(found["loss"] / found["loss_honest_alone"])
+    assert found["excluded_after_versions"] is None and found["honest_excluded"] == 0
+    assert "| flip | 0 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--only", "ghosts"], ["--liars", "10"], ["--liars", "0"]])
+def test_liars_that_make_no_sense_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        lying_bench.options(["--who", "liars", *words])
