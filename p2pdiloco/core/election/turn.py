@@ -22,8 +22,8 @@ class Turn:
         self._vacant_since_s: float | None = None
         """Time at which the office was seen open, whatever candidacies there were since."""
         self._not_before_s = 0.0
-        self._voted = False
-        """True: it pauses because another has its vote, and the office is not filled yet."""
+        self._voted_until_s = 0.0
+        """Time until which it pauses for another that has its vote, beside any other pause."""
         self._failures = 0
         """Rounds of ours in a row that came to nothing."""
         self.due_s: float | None = None
@@ -45,10 +45,9 @@ class Turn:
         self._open_since_s = now
 
     def filled(self) -> None:
-        """Note that the office is filled. Else who voted would miss its turn in terms that are shorter than
-        its pause, and the first syncer would stay."""
-        if self._voted:
-            self._voted, self._not_before_s = False, 0.0
+        """Note that the office is filled, which ends a voter's pause. Else who voted would miss its turn in
+        terms that are shorter than that, and the first syncer would stay. Other pauses last."""
+        self._voted_until_s = 0.0
         self._open_since_s = self._vacant_since_s = None
 
     def not_before(self, from_s: float) -> None:
@@ -56,9 +55,8 @@ class Turn:
         self._not_before_s = max(self._not_before_s, from_s)
 
     def voted(self, until_s: float) -> None:
-        """Pause for another that has our vote, in place of any other pause: until the office is filled, or
-        that time."""
-        self._voted, self._not_before_s = True, until_s
+        """Pause for another that has our vote: until the office is filled, or that time."""
+        self._voted_until_s = until_s
 
     def pause_longer(self, by_s: float) -> None:
         """Lengthen the pause."""
@@ -97,5 +95,6 @@ class Turn:
             return False
         opened_s = self._open_since_s if self._open_since_s is not None else now
         ranked_s = opened_s + self._candidates.wait_s(self._terms.next(), now)
-        self.due_s = max(self._not_before_s, ranked_s, shared.health.listens_until_s)
+        paused_s = max(self._not_before_s, self._voted_until_s)
+        self.due_s = max(paused_s, ranked_s, shared.health.listens_until_s)
         return now >= self.due_s

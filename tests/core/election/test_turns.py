@@ -74,6 +74,22 @@ def test_who_voted_leaves_the_candidate_the_time_to_be_elected() -> None:
     assert solo.fragment.office.state is OfficeState.VACANT
 
 
+def test_a_vote_ends_no_other_pause() -> None:
+    """Neither when it is given nor when the office is filled: who failed would else stand again at once."""
+    solo = Solo(peers=PEERS[:2])
+    office, timing = solo.fragment.office, solo.config.timing
+    pause_s = 2 * timing.election_timeout_s
+    office.stand_later(solo.now + pause_s)
+    assert sent(request(solo, "p1"), msg.VoteGranted)
+    solo.elect("p1")
+    for version in branch(4, learners=(*PEERS[:2], "me"))[1:]:
+        solo.announce(version)
+    solo.wait(pause_s - 0.1)
+    assert office.state is OfficeState.VACANT
+    solo.wait(0.2 + 2 * timing.stagger_s)
+    assert office.state is OfficeState.CANDIDATE
+
+
 def test_who_made_nothing_of_its_office_gets_it_last() -> None:
     solo = Solo(peers=PEERS)
     waited_in_vain(solo)
