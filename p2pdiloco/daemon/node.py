@@ -52,7 +52,7 @@ from p2pdiloco.daemon.process import (
 )
 from p2pdiloco.daemon.run_files.edits import words_of_edits
 from p2pdiloco.daemon.run_files.find import find_run
-from p2pdiloco.daemon.run_files.joined import remember_joined
+from p2pdiloco.daemon.run_files.joined import goes_on, remember_joined
 from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.daemon.run_files.mirror import refuse_to_split
 from p2pdiloco.daemon.run_files.runs import Run, sign_run
@@ -82,15 +82,20 @@ STARVED = 4.0
 def run_node(settings: NodeSettings) -> int:
     """Run a node until it is told to stop. Returns the exit status."""
     before = joined_through_before(settings)
+    may_be_alone = not settings.join or goes_on(settings)
     dialled = structs.replace(settings, join=settings.join or before)
-    join = peers_to_join(dialled, bool(before) or peers_file(settings.data_dir).exists())
+    has_others = peers_file(settings.data_dir).exists() or (may_be_alone and bool(dialled.join))
+    join = peers_to_join(dialled, has_others)
     given, settings = settings.join, structs.replace(settings, join=join)
-    return run_program(lambda stop: _node(settings, given, stop), settings.log)
+    return run_program(lambda stop: _node(settings, given, may_be_alone, stop), settings.log)
 
 
-async def _node(settings: NodeSettings, given: Sequence[str], stop: asyncio.Event) -> None:
+async def _node(
+    settings: NodeSettings, given: Sequence[str], may_be_alone: bool, stop: asyncio.Event
+) -> None:
     """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away.
     `given`: addresses to join through, if any were given; else those of `settings` are of an earlier start.
+    `may_be_alone`: that nobody answers there yet is no mistake.
     """
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
@@ -99,11 +104,11 @@ async def _node(settings: NodeSettings, given: Sequence[str], stop: asyncio.Even
         try_paths(settings)
         first = Starting("node", settings.name, identity.peer_id)
         async with serving(parse_web(settings.web), settings.data_dir, first) as views:
-            await _join(settings, bool(given), identity, views, stop)
+            await _join(settings, may_be_alone, identity, views, stop)
 
 
 async def _join(
-    settings: NodeSettings, is_told: bool, identity: Identity, views: Views, stop: asyncio.Event
+    settings: NodeSettings, may_be_alone: bool, identity: Identity, views: Views, stop: asyncio.Event
 ) -> None:
     recent = RecentLines()
     configure_logging(plain(settings.log), recent=recent)
@@ -113,7 +118,7 @@ async def _join(
     approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
     own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
     async with owned(settings, stop) as controls:
-        stay = _Stay(identity, approval, recent, views, controls, stop, is_told)
+        stay = _Stay(identity, approval, recent, views, controls, stop, may_be_alone)
         run = settings.run
         while True:
             views.enter(Starting("node", settings.name, identity.peer_id, controls), controls)
@@ -136,12 +141,12 @@ class _Stay:
         views: Views,
         controls: NodeControls,
         stop: asyncio.Event,
-        is_told: bool,
+        may_be_alone: bool,
     ) -> None:
-        """`is_told`: a person says now whom to join through, so that nobody there is a mistake."""
+        """`may_be_alone`: else a person says now whom to join through, so that nobody there is a mistake."""
         self._identity, self._approval, self._recent = identity, approval, recent
         self._views, self._controls, self._stop = views, controls, stop
-        self._may_be_alone = not is_told
+        self._may_be_alone = may_be_alone
 
     async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
         """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
@@ -171,6 +176,7 @@ class _Stay:
             found = await unless_stopped(finding, stop)
             if found is None:
                 return ""
+            self._may_be_alone = True  # after a time away, nobody need be there
             print_join(transport.addresses(), [found[0]])
             await _membership(settings, peer, self._recent, found, self._views, self._controls, stop)
             return found[0].id

@@ -321,16 +321,20 @@ def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> 
 
 
 def alone_it_finds_the_bootstrap(swarm: Swarm, bootstrap: Daemon, one: Daemon, two: Daemon) -> None:
-    """Who starts without address or link dials what it joined through before, until it is back."""
+    """Who starts again with the same address, or with none, dials what it joined through before, until it is
+    back."""
     address = bootstrap.address() or ""
     for daemon in (bootstrap, one):
         swarm.kill(daemon)
     two.terminate()
-    two = swarm.node("two", None)
-    swarm.until(
-        lambda: "none of the initial peers can be reached yet" in two.said(),
-        "it to find nobody, and to go on",
-    )
+    for given in (bootstrap, None):
+        if given is None:
+            swarm.kill(two)
+        two = swarm.node("two", given)
+        swarm.until(
+            lambda node=two: "none of the initial peers can be reached yet" in node.said(),
+            "it to find nobody, and to go on",
+        )
     again = swarm.start(
         "bootstrap", "bootstrap", "--run", str(swarm.manifest()), listen=address.partition("/p2p/")[0]
     )
