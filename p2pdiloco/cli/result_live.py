@@ -21,7 +21,8 @@ from p2pdiloco.cli.status import Search
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.signing import run_id
 from p2pdiloco.core.api.effects import FetchState
-from p2pdiloco.core.api.types import SignedVersion, signed_bytes
+from p2pdiloco.core.api.types import signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.bulk.states.copying import Copying
 from p2pdiloco.daemon.display.lasting import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport

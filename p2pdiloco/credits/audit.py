@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from p2pdiloco.core.api.types import Head, SignedVersion, signed_bytes
+from p2pdiloco.core.api.types import Head, signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits.ledger import Doubt, FragmentLedger
 from p2pdiloco.credits.store import HistoryStore
 

@@ -14,7 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco.core.api.types import SignedVersion, Wire
+from p2pdiloco.core.api.types import Wire
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.errors import RemoteError
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024

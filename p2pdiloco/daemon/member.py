@@ -18,7 +18,7 @@ from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.core.api.config import Restored, Timing
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.membership import Membership

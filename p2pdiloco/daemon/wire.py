@@ -27,11 +27,11 @@ from p2pdiloco.core.api.types import (
     RunId,
     SignedContribution,
     SignedPartial,
-    SignedVersion,
     Vouch,
     Watermark,
     Wire,
 )
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.history.queries import CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError

@@ -28,11 +28,10 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Head,
     SignedContribution,
-    SignedVersion,
     Stamp,
-    VersionHeader,
     Watermark,
 )
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.invite import INVITE, Invite, decode_invite, encode_invite
 from p2pdiloco.daemon.admission.papers import (

@@ -20,7 +20,7 @@ from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import AdmissionSection, Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.display import lasting
 from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run

@@ -14,7 +14,8 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure
-from p2pdiloco.core.api.types import SignedPartial, SignedVersion
+from p2pdiloco.core.api.types import SignedPartial
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto
 

@@ -23,9 +23,7 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Head,
     SignedContribution,
-    SignedVersion,
     Stamp,
-    VersionHeader,
     Vote,
     VoteBody,
     Watermark,
@@ -33,6 +31,7 @@ from p2pdiloco.core.api.types import (
     signed_bytes,
     table_digest,
 )
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.watermarks import Marks, marks_of

@@ -38,7 +38,8 @@ from p2pdiloco.core.api.reasons import (
     VersionFault,
     VoteRefusal,
 )
-from p2pdiloco.core.api.types import Certificate, Contributor, Head, SignedVersion, Stamp, Vote
+from p2pdiloco.core.api.types import Certificate, Contributor, Head, Stamp, Vote
+from p2pdiloco.core.api.versions import SignedVersion
 
 PEERS = ("p1", "p2", "p3", "p4")
 

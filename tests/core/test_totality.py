@@ -34,7 +34,8 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.rounds.inbox import ROOM
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto

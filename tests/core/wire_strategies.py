@@ -13,12 +13,11 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Head,
     SignedContribution,
-    SignedVersion,
     Stamp,
-    VersionHeader,
     Vote,
     VoteBody,
 )
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 
 Draw = st.SearchStrategy
 counts = st.one_of(st.integers(0, 6), st.integers(0, 1 << 62))

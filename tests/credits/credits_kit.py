@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kit import RUN, child, genesis
 
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits.audit import Tip, count
 from p2pdiloco.credits.ledger import FragmentLedger
 from p2pdiloco.credits.records import HistoryRecord

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kit import genesis, signed_part
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.types import NEVER, Contributor, SignedVersion, Stamp
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits.ledger import Doubt
 
 STEP_TOKENS = 10

@@ -8,7 +8,7 @@ import pytest
 from credits_kit import chain, history_of, record, tip
 from kit import child
 
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits import records
 from p2pdiloco.credits.records import framed, frames, received
 from p2pdiloco.credits.store import HistoryStore

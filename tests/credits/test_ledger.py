@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kit import RUN, child, genesis, signed_part
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.types import NEVER, Contributor, SignedVersion, Stamp
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.scale import MOST_GAP
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS, marks_of
 from p2pdiloco.credits.audit import Signatures, count

@@ -29,11 +29,10 @@ from p2pdiloco.core.api.types import (
     ContributionHeader,
     Head,
     SignedContribution,
-    SignedVersion,
     Stamp,
-    VersionHeader,
     signed_bytes,
 )
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.daemon import bootstrap, wire
 from p2pdiloco.daemon.display.logs import RecentLines

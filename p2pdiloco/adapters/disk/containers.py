@@ -24,7 +24,8 @@ import safetensors
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.errors import invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer

@@ -29,7 +29,8 @@ from p2pdiloco.adapters.disk.containers import (
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.disk.votes_log import VotesLog
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.types import SignedVersion, VersionHeader, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import invariant
 from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.ports import Buffer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 
 
 class Timing(Struct, frozen=True, kw_only=True):

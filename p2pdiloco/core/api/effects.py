@@ -16,11 +16,11 @@ from p2pdiloco.core.api.types import (
     Contributor,
     MergeLimits,
     SignedOffer,
-    SignedVersion,
     Stamp,
     Ticket,
     Watermark,
 )
+from p2pdiloco.core.api.versions import SignedVersion
 
 
 class Effect(Struct, frozen=True):

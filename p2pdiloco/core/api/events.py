@@ -13,15 +13,8 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
-from p2pdiloco.core.api.types import (
-    Head,
-    SignedOffer,
-    SignedVersion,
-    Stamp,
-    Ticket,
-    Vouch,
-    Watermark,
-)
+from p2pdiloco.core.api.types import Head, SignedOffer, Stamp, Ticket, Vouch, Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 
 
 class Event(Struct, frozen=True):

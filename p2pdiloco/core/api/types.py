@@ -15,8 +15,6 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.core.api.plausible import plausible_work
-
 PeerId = Annotated[str, Meta(min_length=1, max_length=80)]
 GroupId = Annotated[str, Meta(min_length=1, max_length=64)]
 RunId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -41,6 +39,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of everything that crosses the wire: positional msgpack arrays, strictly validated."""
+
+    def named(self) -> bytes:
+        """Encode what digests and signatures of it cover: all of it, as a rule."""
+        return _encoder.encode(self)
 
 
 class Head(Wire, frozen=True):
@@ -157,64 +159,6 @@ def table_digest(table: tuple[Watermark, ...]) -> bytes:
 EMPTY_TABLE = table_digest(())
 
 
-class VersionHeader(Wire, frozen=True):
-    """Description of a version: parent, what was merged, and the digests of update and resulting state."""
-
-    run: RunId
-    group: GroupId
-    fragment: Count
-    number: Count
-    parent: Digest
-    """Digest of the parent's header; for version 0, the digest of the run id."""
-    term: Count
-    syncer: PeerId
-    """Member that made the version; for version 0, the run id."""
-    tokens: Count
-    state_digest: Digest
-    """Digest of (number, Theta, outer momentum) after the outer step; see `tensors.digest`."""
-    update_digest: Digest
-    update_bytes: Count
-    codec: Annotated[str, Meta(max_length=16)]
-    contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
-    epoch: Count = 0
-    """Epoch of the grouping under which the *next* version is made; grows by one when the groups rotate."""
-    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
-    """Number of groups into which the members fall for the next version; 1: all are in one
-    (`core.api.grouping`)."""
-    table: Digest = EMPTY_TABLE
-    """Digest of the table of watermarks after this version (`table_digest`): nobody can forge it beside a
-    state."""
-    unit: Count = 0
-    """Tokens of a usual contribution (`core.chain.scale`); 0: H inner steps'."""
-    norm: float = 0.0
-    """Length (L2) of the outer update, as its syncer found it; of version 0, its own, about."""
-    reach: float = 0.0
-    """Length of a usual update; 0: not known, and nothing is cut."""
-
-    def digest(self) -> bytes:
-        """Compute SHA-256 of the canonical encoding."""
-        if len(self.contributors) < LONG:
-            return hashlib.sha256(_encoder.encode(self)).digest()
-        return _facts(self).digest
-
-    def longest_steps(self) -> int:
-        """Find the inner steps of its longest contribution; 0 for version 0."""
-        if len(self.contributors) < LONG:
-            return max((part.inner_steps for part in self.contributors), default=0)
-        return _facts(self).longest_steps
-
-    def plausible(self, tokens_per_step: int, period: int) -> bool:
-        """Tell whether every contributor can have trained so much in so many inner steps
-        (`plausible_work`)."""
-        if len(self.contributors) < LONG:
-            return _all_plausible(self.contributors, tokens_per_step, period)
-        return _facts(self).plausible(tokens_per_step, period)
-
-    def head(self) -> Head:
-        """Make the short name of this version."""
-        return Head(self.number, self.digest(), self.tokens, self.term)
-
-
 class Vouch(Wire, frozen=True):
     """Word of a run's owner that a version is in the run's history, and who knows that history."""
 
@@ -223,63 +167,6 @@ class Vouch(Wire, frozen=True):
     digest: Digest
     members: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_VOUCHED)] = ()
     """Members that had worked by then; each is named for one fragment only."""
-
-
-LONG = 32
-"""Number of contributors from which on it pays to remember what follows from a header."""
-_REMEMBERED_HEADERS = 64
-
-
-def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int, period: int) -> bool:
-    return all(
-        plausible_work(part.tokens, part.inner_steps, tokens_per_step, period) for part in contributors
-    )
-
-
-class _Facts:
-    """Answers about a long header, which are asked for again and again.
-
-    In a large run a header names thousands of learners, and in the simulator thousands of nodes hold the same
-    one. Remembered for the object, never for its value.
-    """
-
-    __slots__ = ("_plausible", "digest", "header", "longest_steps", "signed")
-
-    def __init__(self, header: VersionHeader) -> None:
-        encoded = _encoder.encode(header)
-        self.header = header
-        self.digest = hashlib.sha256(encoded).digest()
-        self.signed = _DOMAIN + b"version\0" + encoded
-        self.longest_steps = max(part.inner_steps for part in header.contributors)
-        self._plausible: tuple[tuple[int, int], bool] | None = None
-
-    def plausible(self, tokens_per_step: int, period: int) -> bool:
-        """Tell whether all its contributors' work is plausible; a run has one step and one H."""
-        asked = tokens_per_step, period
-        if self._plausible is None or self._plausible[0] != asked:
-            self._plausible = asked, _all_plausible(self.header.contributors, *asked)
-        return self._plausible[1]
-
-
-_remembered: dict[int, _Facts] = {}
-"""Facts by the header's identity, which no other object has while the header is kept here."""
-_DOMAIN = b"p2pdiloco/1/"
-
-
-def _facts(header: VersionHeader) -> _Facts:
-    found = _remembered.get(id(header))
-    if found is None:
-        while len(_remembered) >= _REMEMBERED_HEADERS:
-            _remembered.pop(next(iter(_remembered)), None)
-        found = _remembered[id(header)] = _Facts(header)
-    return found
-
-
-class SignedVersion(Wire, frozen=True):
-    """Version header with its syncer's signature over `signed_bytes("version", header)`."""
-
-    header: VersionHeader
-    signature: Signature
 
 
 class ContributionHeader(Wire, frozen=True):
@@ -381,11 +268,12 @@ class Certificate(Wire, frozen=True):
     votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
 
 
+_DOMAIN = b"p2pdiloco/1/"
+
+
 def signed_bytes(domain: str, value: Wire) -> bytes:
     """Make the bytes that a signature covers: a domain separator and the canonical encoding."""
-    if domain == "version" and isinstance(value, VersionHeader) and len(value.contributors) >= LONG:
-        return _facts(value).signed
-    return _DOMAIN + domain.encode() + b"\0" + _encoder.encode(value)
+    return _DOMAIN + domain.encode() + b"\0" + value.named()
 
 
 class Crypto(Protocol):

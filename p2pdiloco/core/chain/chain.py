@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.core.api.types import SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.api.types import Stamp, Watermark
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.watermarks import Marks, marks_of
 from p2pdiloco.errors import invariant
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import next_plan
-from p2pdiloco.core.api.types import VersionHeader
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.chain.watermarks import Marks
 
 LATELY_TERMS = 2

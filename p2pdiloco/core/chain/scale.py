@@ -29,16 +29,8 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.reasons import VersionFault
-from p2pdiloco.core.api.types import (
-    LONG,
-    MAX_CONTRIBUTORS,
-    NO_LIMITS,
-    Contributor,
-    MergeLimits,
-    Stamp,
-    VersionHeader,
-    Watermark,
-)
+from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, NO_LIMITS, Contributor, MergeLimits, Stamp, Watermark
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 
@@ -71,6 +63,8 @@ MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
 """Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
 BEGINNERS = 4
 """Learners that may have begun since anything of them could be merged."""
+LONG = 32
+"""Number of contributors from which on it pays to remember what follows from them."""
 REMEMBERED = 64
 """Answers about long headers that are kept, for the nodes of a simulator."""
 

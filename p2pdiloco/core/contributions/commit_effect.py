@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.core.api.types import SignedVersion, Ticket
+from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.shared import Shared

@@ -23,14 +23,8 @@ from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, Fe
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
 from p2pdiloco.core.api.messages import Unbacked
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
-from p2pdiloco.core.api.types import (
-    WHOLE_RUN,
-    Head,
-    SignedVersion,
-    Stamp,
-    VersionHeader,
-    table_digest,
-)
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, table_digest
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.core.api.types import Head, VersionHeader
+from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.following.beginning import Beginning
 

@@ -20,7 +20,8 @@ from p2pdiloco.core.api.effects import (
 )
 from p2pdiloco.core.api.events import Merged, MergeFailed
 from p2pdiloco.core.api.messages import Announce
-from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, SignedVersion, Ticket, VersionHeader
+from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, Ticket
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext

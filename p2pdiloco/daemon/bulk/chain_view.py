@@ -10,7 +10,8 @@ from typing import Protocol
 
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import Head, SignedVersion
+from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.payloads.memory import most_update_bytes
 from p2pdiloco.daemon.payloads.update_log import UpdateLog

@@ -19,7 +19,7 @@ from p2pdiloco.adapters.disk.events_log import FieldValue
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.bounded import BoundedDict
-from p2pdiloco.core.api.types import VersionHeader
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.daemon.display.series import (
     Curve,
     Events,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits.audit import Tip, count
 from p2pdiloco.credits.ledger import MOST, Credits, FragmentLedger, credits_of
 from p2pdiloco.credits.names import NamesFile

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from p2pdiloco.core.api.reasons import PullRefusal
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits.audit import Tip
 from p2pdiloco.credits.records import HistoryRecord, page_of
 from p2pdiloco.daemon import wire

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel_messages import BaseRef

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.ports import Buffer
 
 

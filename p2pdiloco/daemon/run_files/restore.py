@@ -12,7 +12,8 @@ from msgspec import Struct
 from p2pdiloco.adapters.disk.containers import SavedFragment
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.daemon.payloads.update_log import UpdateLog

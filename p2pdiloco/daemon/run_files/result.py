@@ -22,7 +22,7 @@ from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest, run_id, verify
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.daemon.run_files.initial import given_on_disk
 from p2pdiloco.daemon.run_files.joined import joined_runs

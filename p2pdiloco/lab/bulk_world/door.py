@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from p2pdiloco.core.api.types import VersionHeader
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.lab.bulk_world.ledger import forged

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, SignedVersion, Stamp, VersionHeader
+from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, Stamp
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.lab.bulk_world.plan import BulkPlan
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import plan_fragments

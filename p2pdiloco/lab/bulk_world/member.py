@@ -11,7 +11,8 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NEVER, Head, SignedContribution, SignedVersion, Stamp
+from p2pdiloco.core.api.types import NEVER, Head, SignedContribution, Stamp
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.compute import Compute

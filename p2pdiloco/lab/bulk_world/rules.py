@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import ContributionHeader, SignedVersion, VersionHeader
+from p2pdiloco.core.api.types import ContributionHeader
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.lab.bulk_world.leftovers import left_over, too_large
 from p2pdiloco.lab.simulation.rules.violation import Violation

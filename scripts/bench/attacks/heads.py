@@ -18,13 +18,12 @@ from p2pdiloco.core.api.types import (
     WHOLE_RUN,
     Contributor,
     Head,
-    SignedVersion,
     Stamp,
-    VersionHeader,
     Watermark,
     signed_bytes,
     table_digest,
 )
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import verify
 from p2pdiloco.ports import PullSource, Refusal

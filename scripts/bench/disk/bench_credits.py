@@ -19,15 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/bench: w
 from msgspec.structs import replace
 
 from benchkit import arguments, finish, processor_s
-from p2pdiloco.core.api.types import (
-    NEVER,
-    WHOLE_RUN,
-    Contributor,
-    SignedVersion,
-    Stamp,
-    VersionHeader,
-    signed_bytes,
-)
+from p2pdiloco.core.api.types import NEVER, WHOLE_RUN, Contributor, Stamp, signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.credits.audit import Signatures, Tip, count
 from p2pdiloco.credits.records import HistoryRecord
 from p2pdiloco.credits.store import HistoryStore

@@ -11,7 +11,8 @@ import numpy as np
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.types import WHOLE_RUN, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.api.types import WHOLE_RUN, Stamp, Watermark
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.hashing import content_digest
 
 RUN = "5a" * 32

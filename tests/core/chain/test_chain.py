@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from kit import branch, child, genesis
 
-from p2pdiloco.core.api import types
+from p2pdiloco.core.api import versions
 from p2pdiloco.core.api.types import (
     NEVER,
     Contributor,
@@ -59,7 +59,7 @@ def test_a_header_is_plausible_if_all_its_contributors_are(others: int) -> None:
 def test_contributors_of_a_long_header_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand simulated nodes ask it of one header that names ten thousand."""
     judged: list[int] = []
-    monkeypatch.setattr(types, "plausible_work", lambda *work: judged.append(1) is None)
+    monkeypatch.setattr(versions, "plausible_work", lambda *work: judged.append(1) is None)
     parts = tuple(Contributor(f"q{i}", Stamp(1, i), 80, 8) for i in range(40))
     header = msgspec.structs.replace(branch(2)[-1].header, contributors=parts)
     assert all(header.plausible(10, 8) for _ in range(3))

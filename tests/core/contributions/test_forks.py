@@ -10,7 +10,8 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
-from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
+from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.witnesses import STRANGERS_S, Witnesses
 from p2pdiloco.core.contributions.kept import IN_MEMORY, KEPT_MAX

@@ -8,7 +8,8 @@ from kit import Solo, branch, child, found, offer_to, reasons, saved
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.types import NEVER, Contributor, SignedVersion, Stamp
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
 
 OLD, SLOT, NEWER = Stamp(1, 4), Stamp(1, 5), Stamp(2, 1)

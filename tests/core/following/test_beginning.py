@@ -11,7 +11,8 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import Basis, FetchFailure
-from p2pdiloco.core.api.types import Head, SignedVersion, Vouch
+from p2pdiloco.core.api.types import Head, Vouch
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.following.beginning import Grounds
 
 TRUE = branch(9, learners=("a", "b", "c"))

@@ -13,7 +13,8 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
-from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermark
+from p2pdiloco.core.api.types import Contributor, Stamp, Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.contributions.own import OTHER_OPINIONS
 
 NO_STEPS = Contributor("p1", Stamp(1, 1), 1000, 0)

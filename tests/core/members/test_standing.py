@@ -12,7 +12,8 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.grouping import leaf_index
 from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermark
+from p2pdiloco.core.api.types import Contributor, Stamp, Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
 from p2pdiloco.core.election.inquiry import Inquiry
 from p2pdiloco.core.groups.electorates import MAX_ASKED, LeafElectorate, UpperElectorate

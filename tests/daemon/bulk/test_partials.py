@@ -28,10 +28,10 @@ from p2pdiloco.core.api.types import (
     MergeLimits,
     PartialHeader,
     SignedPartial,
-    SignedVersion,
     Stamp,
     Watermark,
 )
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk import pushes_in as arrivals

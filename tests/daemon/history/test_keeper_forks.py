@@ -13,7 +13,7 @@ from daemon_kit import until
 from kit import RUN, child
 
 from p2pdiloco.core.api.reasons import PullRefusal
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits.audit import Tip
 from p2pdiloco.credits.records import HistoryRecord
 from p2pdiloco.credits.store import HistoryStore, VersionLine

@@ -12,7 +12,8 @@ from daemon_kit import signed_run
 
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.config import CoreConfig, Timing
-from p2pdiloco.core.api.types import SignedVersion, Stamp, Watermark
+from p2pdiloco.core.api.types import Stamp, Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.daemon.run_files.restore import Found, restore
 from p2pdiloco.daemon.run_files.runs import Run, core_config, fresh_vault, genesis_versions

@@ -10,7 +10,7 @@ import pytest
 from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core.api.events import LeaveRequested
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.node.lineage import missing_spans
 from p2pdiloco.lab.simulation.world.plan import WorldPlan

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.updates.fetching import Unfinished, known_bytes
 

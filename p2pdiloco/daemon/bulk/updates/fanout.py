@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import PullRefusal
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.uplinks.meter import Meter
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.rates import Rates

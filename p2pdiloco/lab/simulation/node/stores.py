@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate
 from p2pdiloco.lab.simulation.world.disk import Checkpoint, LoggedUpdate
 

@@ -16,7 +16,8 @@ from p2pdiloco.core.api.events import (
     StateFetched,
     UpdateApplied,
 )
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.node.learner import CommittedVersion
 from p2pdiloco.lab.simulation.node.lineage import (
     Displacement,

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
-from p2pdiloco.core.api.types import (
-    WHOLE_RUN,
-    Certificate,
-    ContributionHeader,
-    Head,
-    SignedVersion,
-    VersionHeader,
-    Vote,
-    signed_bytes,
-)
+from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, ContributionHeader, Head, Vote, signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.scale import COUNTED_UNITS, COUNTED_WEIGHTS, MOST_GAP, MOST_INCARNATION
 from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage, MergedPart

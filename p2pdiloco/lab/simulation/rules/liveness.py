@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, missing_spans
 from p2pdiloco.lab.simulation.rules.violation import Violation
 

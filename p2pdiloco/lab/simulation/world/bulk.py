@@ -18,13 +18,8 @@ from p2pdiloco.core.api.events import (
     UpdateFetched,
 )
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
-from p2pdiloco.core.api.types import (
-    Head,
-    SignedContribution,
-    SignedVersion,
-    Watermark,
-    Wire,
-)
+from p2pdiloco.core.api.types import Head, SignedContribution, Watermark, Wire
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage, OuterUpdate, PartialSum
 
 if TYPE_CHECKING:

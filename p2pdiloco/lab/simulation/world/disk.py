@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.watermarks import marks_of
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
 from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
-from p2pdiloco.core.api.types import WHOLE_RUN, SignedVersion, VersionHeader
+from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.lab.simulation.node.lineage import genesis_state
 

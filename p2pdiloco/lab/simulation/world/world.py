@@ -9,7 +9,7 @@ from dataclasses import replace
 from p2pdiloco.core.api.effects import Effect
 from p2pdiloco.core.api.events import PresenceSeen
 from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.types import VersionHeader
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.node.lineage import genesis_state
 from p2pdiloco.lab.simulation.node.substance import NOTHING, Losses, Substance
