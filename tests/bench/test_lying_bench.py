@@ -10,7 +10,7 @@ import torch
 import bench_attacks
 from attacks import lying_bench
 from attacks.lying_runs import ALONE, CALM, Trial, play
-from attacks.lying_statistics import Run, agreements, averages, relative, row, seen, weight
+from attacks.lying_statistics import Run, relative, row, seen, trust_of, weight, with_most, with_the_rest
 from attacks.lying_swarm import Round, Sent
 from p2pdiloco.lab.lies.kinds import Lie
 from p2pdiloco.tensors.layout import FragmentLayout, Piece
@@ -88,11 +88,18 @@ def test_who_disagrees_in_every_round_loses_its_weight() -> None:
         sent = [Sent(i, delta, 4) for i, delta in enumerate([*honest, -honest[0]])]
         rounds.append(seen(Round(0, number, sent, common, layout)))
     one = rounds[0]
-    assert relative(agreements(one.cosines))[:4] == pytest.approx([1.0] * 4, abs=0.1)
-    assert relative(agreements(one.by_piece))[4] < -0.8 and one.momentum[0] == pytest.approx(0.7, abs=0.05)
+    assert relative(with_most(one.cosines))[:4] == pytest.approx([1.0] * 4, abs=0.1)
+    assert relative(with_most(one.by_piece))[4] < -0.8 and one.momentum[0] == pytest.approx(0.7, abs=0.05)
     assert one.sampled[4096][0][1] == pytest.approx(one.cosines[0][1], abs=0.05)
-    weights = {learner: weight(values[-1]) for learner, values in averages(rounds).items()}
-    assert weights == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
+    for agreement in (with_most, with_the_rest):
+        trust = trust_of(rounds, agreement)
+        weights = {learner: weight(values[-1]) for (_, learner), values in trust.items()}
+        assert weights == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
+    mean = sum(delta.delta / delta.delta.norm() for delta in sent[1:4])
+    rest = with_the_rest(rounds[-1].cosines, [1.0, 1.0, 1.0, 1.0, 0.0])
+    assert rest[0] == pytest.approx(
+        float(mean @ sent[0].delta / mean.norm() / sent[0].delta.norm()), abs=1e-3
+    )
 
 
 def test_the_command_keeps_what_was_run(

@@ -1,18 +1,20 @@
 """Statistics of a round's contributions that a defence can go by: lengths, and how far they agree.
 
-    python -m attacks.lying_statistics FILE ...     # of `bench_attacks.py --who liars --rounds FOLDER`
+    cd scripts/bench && python -m attacks.lying_statistics FILE … [--versions 1-3]
 
-Lengths are for H inner steps: divided by sqrt(min(1, steps / H)). The *agreement* of a contribution is the
-median of its cosines with all others of its round.
+FILES are written by `bench_attacks.py --who liars --rounds FOLDER`. Lengths are for H inner steps: divided by
+sqrt(min(1, steps / H)), over the round's median. The *agreement* of a contribution is the median of its
+cosines with all others of its round, over the round's median of that. *Trust* of a learner in a fragment is
+the average of its agreement, and follows from what is sent alone: nothing here changes a merge.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +31,8 @@ KEEP = 0.9
 FULL, NOTHING = 0.5, 0.1
 """Average of the relative agreement from which on a learner weighs in full, and below which it has no
 weight."""
+LEAST = 1e-6
+"""Least figure by which others are divided."""
 
 Matrix = list[list[float]]
 
@@ -88,46 +92,6 @@ def _rounded(values: Tensor) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
 
-def agreements(cosines: Matrix) -> list[float]:
-    """Agreement of each contribution with the others."""
-    count = range(len(cosines))
-    return [statistics.median([cosines[i][j] for j in count if j != i] or [1.0]) for i in count]
-
-
-def relative(values: Sequence[float]) -> list[float]:
-    """Values over their median; all 1 where that is not above zero: nothing is to be told."""
-    middle = statistics.median(values)
-    return [value / middle for value in values] if middle > 0 else [1.0] * len(values)
-
-
-def lengths_of_h_steps(round_: Seen, period: int) -> list[float]:
-    """Lengths relative to the round's median, as if all had made H inner steps."""
-    made = zip(round_.lengths, round_.inner_steps, strict=True)
-    return relative([length / math.sqrt(min(1.0, steps / period)) for length, steps in made])
-
-
-def averages(
-    rounds: Iterable[Seen], figure: Mapping[int, Sequence[float]] | None = None
-) -> dict[int, list[float]]:
-    """Average of every learner's relative agreement, round after round, over all fragments' rounds of their
-    own: the least of fragments is not taken, all follow one another. `figure`: other values, by position."""
-    found: dict[int, list[float]] = defaultdict(list)
-    state: dict[tuple[int, int], float] = {}
-    for position, round_ in enumerate(rounds):
-        values = figure[position] if figure is not None else relative(agreements(round_.cosines))
-        for learner, value in zip(round_.learners, values, strict=True):
-            key = round_.fragment, learner
-            old = state.get(key, 1.0)
-            state[key] = KEEP * old + (1 - KEEP) * min(1.0, max(-1.0, value))
-            found[learner].append(state[key])
-    return dict(found)
-
-
-def weight(average: float) -> float:
-    """Weight of a learner whose agreement is so on the average."""
-    return min(1.0, max(0.0, (average - NOTHING) / (FULL - NOTHING)))
-
-
 class Run(Struct, frozen=True):
     """Rounds of a run."""
 
@@ -137,63 +101,138 @@ class Run(Struct, frozen=True):
     rounds: list[Seen]
 
 
-def quantiles(values: Sequence[float]) -> str:
+Agreement = Callable[[Matrix, Sequence[float]], list[float]]
+"""Agreement of every contribution with the others, from their cosines and the learners' weights."""
+Trust = dict[tuple[int, int], list[float]]
+"""Average agreement by fragment and learner, round after round."""
+
+
+def with_most(cosines: Matrix, _weights: Sequence[float] = ()) -> list[float]:
+    """Median cosine of each with the others."""
+    count = range(len(cosines))
+    return [statistics.median([cosines[i][j] for j in count if j != i] or [1.0]) for i in count]
+
+
+def with_the_rest(cosines: Matrix, weights: Sequence[float]) -> list[float]:
+    """Cosine of each with the weighed mean direction of the others."""
+    count = range(len(cosines))
+    sums = [sum(weights[j] * cosines[i][j] for j in count) for i in count]
+    square = sum(weights[i] * sums[i] for i in count)
+    found = []
+    for i in count:
+        own = weights[i] * cosines[i][i]
+        rest = square - 2 * weights[i] * sums[i] + weights[i] * own
+        found.append((sums[i] - own) / math.sqrt(rest) if rest > LEAST else 0.0)
+    return found
+
+
+def relative(values: Sequence[float]) -> list[float]:
+    """Values over their median; all 1 where that is not above zero: nothing is to be told."""
+    middle = statistics.median(values)
+    return [value / middle for value in values] if middle > LEAST else [1.0] * len(values)
+
+
+def lengths_of_h_steps(round_: Seen, period: int) -> list[float]:
+    """Lengths relative to the round's median, as if all had made H inner steps."""
+    made = zip(round_.lengths, round_.inner_steps, strict=True)
+    return relative([length / math.sqrt(min(1.0, steps / period)) for length, steps in made])
+
+
+def weight(trust: float) -> float:
+    """Weight of a learner that is trusted so."""
+    return min(1.0, max(0.0, (trust - NOTHING) / (FULL - NOTHING)))
+
+
+def trust_of(rounds: Iterable[Seen], agreement: Agreement = with_most) -> Trust:
+    """Follow the trust in every learner; everybody begins with 1."""
+    found: Trust = defaultdict(list)
+    state: dict[tuple[int, int], float] = {}
+    for round_ in rounds:
+        keys = [(round_.fragment, learner) for learner in round_.learners]
+        weights = [weight(state.get(key, 1.0)) for key in keys]
+        for key, value in zip(keys, relative(agreement(round_.cosines, weights)), strict=True):
+            state[key] = KEEP * state.get(key, 1.0) + (1 - KEEP) * min(1.0, max(-1.0, value))
+            found[key].append(state[key])
+    return dict(found)
+
+
+def quantiles(values: Iterable[float]) -> str:
     """Fifth, fiftieth and ninety-fifth percentile."""
-    if not values:
-        return "-"
     ranked = sorted(values)
     last = len(ranked) - 1
-    return " ".join(f"{ranked[round(share * last)]:.2f}" for share in (0.05, 0.5, 0.95))
+    shown = (f"{ranked[round(share * last)]:.2f}" for share in (0.05, 0.5, 0.95))
+    return " ".join(shown) if ranked else "-"
+
+
+def values_of(
+    run: Run, liars: bool, figure: Callable[[Seen], Sequence[float]], after: int = 0
+) -> Iterator[float]:
+    """A figure of all contributions of liars, or of the honest, to versions after that one."""
+    for round_ in run.rounds:
+        if round_.number > after:
+            pairs = zip(round_.learners, figure(round_), strict=True)
+            yield from (value for learner, value in pairs if (learner in run.liars) == liars)
+
+
+def cosines_of(run: Run, liars: int) -> Iterator[float]:
+    """Cosines of all pairs of a round in which so many are liars."""
+    for round_ in run.rounds:
+        lying = [learner in run.liars for learner in round_.learners]
+        for i in range(len(lying)):
+            yield from (round_.cosines[i][j] for j in range(i) if lying[i] + lying[j] == liars)
+
+
+def trusted(run: Run, agreement: Agreement) -> list[str]:
+    """Cells on trust: the least that an honest learner ever has, liars' at the end, and the versions until
+    liars weigh half and nothing: until all do, in all fragments."""
+    trust = trust_of(run.rounds, agreement)
+    honest = [value for (_, learner), values in trust.items() if learner not in run.liars for value in values]
+    liars = [values for (_, learner), values in trust.items() if learner in run.liars]
+    if not liars:
+        return [f"{min(honest):.2f}", "", ""]
+
+    def versions(most: float) -> str:
+        found = [next((n + 1 for n, v in enumerate(values) if weight(v) <= most), 0) for values in liars]
+        return str(max(found)) if all(found) else "never"
+
+    last = statistics.mean(values[-1] for values in liars)
+    return [f"{min(honest):.2f}", f"{last:.2f}", f"{versions(0.5)}, {versions(0.0)}"]
 
 
 def row(run: Run) -> list[str]:
-    """Figures of a run, honest learners' and liars', as cells of a table."""
-    lying = set(run.liars)
-    lengths: tuple[list[float], list[float]] = [], []
-    agreeing: tuple[list[float], list[float]] = [], []
-    momentum: tuple[list[float], list[float]] = [], []
-    pairs: dict[int, list[float]] = {0: [], 1: [], 2: []}
-    for round_ in run.rounds:
-        of = [learner in lying for learner in round_.learners]
-        figures = (
-            (lengths, lengths_of_h_steps(round_, run.period)),
-            (agreeing, relative(agreements(round_.cosines))),
-            (momentum, round_.momentum if round_.number > 2 else ()),
-        )
-        for kept, values in figures:
-            for lies, value in zip(of, values, strict=False):
-                kept[lies].append(value)
-        for i in range(len(of)):
-            for j in range(i):
-                pairs[of[i] + of[j]].append(round_.cosines[i][j])
-    ends = averages(run.rounds)
-    last = {learner: statistics.mean(values[-8:]) for learner, values in ends.items()}
-    honest = [weight(value) for learner, value in last.items() if learner not in lying]
-    liars = [weight(value) for learner, value in last.items() if learner in lying]
-    least = min(min(values) for learner, values in ends.items() if learner not in lying)
-    cells = [run.name]
-    cells += [quantiles(pairs[kind]) for kind in (0, 1, 2)]
-    cells += [quantiles(values) for kept in (lengths, agreeing, momentum) for values in kept]
-    cells += [f"{min(honest):.2f}", f"{least:.2f}", f"{max(liars):.2f}" if liars else "-"]
-    return cells
+    """Cells of a run."""
+    cells = [run.name, *(quantiles(cosines_of(run, liars)) for liars in (0, 1, 2))]
+    for figure, after in (
+        (lambda seen_: lengths_of_h_steps(seen_, run.period), 0),
+        (lambda seen_: relative(with_most(seen_.cosines)), 0),
+        (lambda seen_: seen_.momentum, 1),
+    ):
+        cells += [quantiles(values_of(run, liars, figure, after)) for liars in (False, True)]
+    return [*cells, *trusted(run, with_most), *trusted(run, with_the_rest)]
 
 
 HEAD = [
     "run",
-    *("cos hh", "cos hl", "cos ll"),
-    *("length h", "length l", "agreement h", "agreement l", "momentum h", "momentum l"),
-    *("weight h, least", "average h, least ever", "weight l, most"),
+    *("cosines hh", "hl", "ll"),
+    *("lengths h", "l", "agreement h", "l", "with momentum h", "l"),
+    *("trust h, least", "l, end", "versions to half, none"),
+    *("with the rest: trust h, least", "l, end", "versions to half, none"),
 ]
 
 
-def main(files: Sequence[str]) -> None:
-    """Print a table, a line for each run."""
-    print("| " + " | ".join(HEAD) + " |")
-    print("|" + "---|" * len(HEAD))
-    for file in files:
-        run = msgspec.json.decode(Path(file).read_bytes(), type=Run)
-        print("| " + " | ".join(row(run)) + " |", flush=True)
+def main() -> None:
+    """Print a table, a line for each run. h: honest, l: liars."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--versions", metavar="FIRST-LAST", default="1-1000000")
+    chosen = parser.parse_args()
+    first, last = (int(word) for word in chosen.versions.split("-"))
+    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
+    for file in chosen.files:
+        run = msgspec.json.decode(file.read_bytes(), type=Run)
+        rounds = [round_ for round_ in run.rounds if first <= round_.number <= last]
+        print("| " + " | ".join(row(msgspec.structs.replace(run, rounds=rounds))) + " |", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
