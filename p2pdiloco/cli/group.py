@@ -95,7 +95,7 @@ def _complain(sentence: str, hint: str, arguments: Sequence[str], details: Seque
     if _logs_json(arguments):
         from p2pdiloco.daemon.display.logs import complaint_line
 
-        click.echo(complaint_line(sentence, hint), err=True)
+        click.echo(complaint_line(sentence, hint, details), err=True)
         return
     click.echo(clean(f"error: {sentence}"), err=True)
     for line in details:

@@ -68,7 +68,7 @@ class SpacedLists(click.Command):
                 raise
             from p2pdiloco.daemon.display.logs import complaint_line
 
-            click.echo(complaint_line(str(error), error.hint), err=True)
+            click.echo(complaint_line(str(error), error.hint, error.details), err=True)
             return error.exit_status
 
 

@@ -80,7 +80,8 @@ def test_a_stranger_is_named_and_not_vouched_for(
 ) -> None:
     with pytest.raises(UserError, match="no node of yours that has trained") as caught:
         vouching.vouch_for("test", (), tmp_path / "boot")
-    assert caught.value.hint.endswith(f"--join ADDRESS; eve· is at {address(STRANGER)}")
+    assert caught.value.hint == "name the node whose state you trust: --join ADDRESS"
+    assert list(caught.value.details) == [f"eve· is at {address(STRANGER)}"]
     assert not published
     vouching.vouch_for("test", (address(STRANGER),), tmp_path / "boot")
     assert published == ["test"], "the owner has named it"

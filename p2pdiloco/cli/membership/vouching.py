@@ -43,7 +43,8 @@ def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
         raise UserError(
             f"no node of yours that has trained is found here{' or behind --join' if join else ''}: there is "
             "nothing to vouch for",
-            "; ".join(["name the node whose state you trust: --join ADDRESS", *others]),
+            "name the node whose state you trust: --join ADDRESS",
+            others,
         )
     for version in versions:
         click.echo(f"fragment {version.fragment}: version {version.number} ({version.digest.hex()[:DIGITS]})")

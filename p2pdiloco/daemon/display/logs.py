@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal, TextIO
@@ -124,9 +124,11 @@ def configure_logging(
     logging.getLogger("p2pdiloco").setLevel(level)
 
 
-def complaint_line(sentence: str, hint: str) -> str:
-    """Word the sentence with which a command ends, as the last line of a JSON log."""
-    return JsonFormatter().format(_record(logging.ERROR, sentence, "error", {"hint": hint}))
+def complaint_line(sentence: str, hint: str, details: Sequence[str] = ()) -> str:
+    """Word the sentence with which a command ends, as the last line of a JSON log. `details`: as of a
+    `UserError`."""
+    fields = {"hint": hint, "details": list(details)}
+    return JsonFormatter().format(_record(logging.ERROR, sentence, "error", fields))
 
 
 def _log_what_python_prints() -> None:
