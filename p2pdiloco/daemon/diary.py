@@ -10,7 +10,7 @@ from collections.abc import Callable
 from p2pdiloco.adapters.disk.events_log import EventsLog, FieldValue
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.core.api.types import WHOLE_RUN
-from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.display.logs import Audience, RecentLines
 from p2pdiloco.daemon.display.snapshot import MAX_LOSS_HISTORY
 from p2pdiloco.daemon.display.timeline import Timeline
 from p2pdiloco.daemon.finding.names import Names
@@ -38,6 +38,9 @@ LOUD = frozenset(
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
 TOLD = frozenset({"join", "leave", "learner", "fork"})
 """Kinds that the log tells without being asked for all."""
+PUBLIC = frozenset({"join", "silent", "leave", "suspicion", "fork", "refusal"})
+"""Kinds whose reasons are words of ours, so that whoever asks for a status may read them. Others may say what
+went wrong on this machine, with paths and names of its own."""
 UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
 """Counters of what a node gives others of versions: its contributions, updates that it made, and others."""
 
@@ -70,10 +73,9 @@ class Diary:
         """Reasons of the latest decisions, for people."""
         return self._recent.lines()
 
-    @property
-    def recent_for_others(self) -> tuple[str, ...]:
-        """Latest reasons without what the machine's owner wishes."""
-        return self._recent.lines_for_others()
+    def recent_for(self, reader: Audience) -> tuple[str, ...]:
+        """List those of the latest reasons that this reader may read."""
+        return self._recent.lines_for(reader)
 
     def on_record(self, record: Record) -> None:
         """Write a decision of the core down, with its reason."""
@@ -95,10 +97,14 @@ class Diary:
             level = logging.INFO if record.kind in TOLD else logging.DEBUG
             if record.kind == "cut" and "peer" not in values:
                 level = logging.WARNING
+            # Who was elected is public, why an office was laid down may be a disk's error.
+            is_public = record.kind in PUBLIC or (record.kind == "office" and "syncer" in values)
+            audience = Audience.ANYBODY if is_public else Audience.MEMBERS
             if level < self._recent.level:  # the others come there by the log
-                self._recent.add(text)
+                self._recent.add(text, audience)
             fields = {"fragment": record.fragment, "reason": record.reason, **values}
-            logger.log(level, "%s", text, extra={"event": record.kind, "fields": fields})
+            extra = {"event": record.kind, "fields": fields, "audience": audience}
+            logger.log(level, "%s", text, extra=extra)
 
     def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own."""

@@ -19,6 +19,7 @@ from p2pdiloco.core.api.reasons import PullRefusal, Unheard, Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
+from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.history.queries import KEEPS_NONE, CreditsQuery, PullHistory
@@ -43,8 +44,8 @@ _Asked = wire.RunsQuery | wire.StatusQuery | wire.NameQuery | wire.StandsQuery |
 class Reports(Protocol):
     """Source of what a member is and does (`daemon.report`)."""
 
-    def status(self, now: float) -> StatusReport:
-        """Answer a status query."""
+    def status(self, now: float, reader: Audience) -> StatusReport:
+        """Answer a status query of such a reader."""
 
     def bearers(self, name: str) -> tuple[str, ...]:
         """List who was called so lately."""
@@ -212,14 +213,14 @@ class FrontDoor:
 
     def _answer(self, sender: str, query: _Asked) -> bytes:
         if self.is_member(sender):
-            return self._query(query)
+            return self._query(query, Audience.MEMBERS)
         budget = self._listings if isinstance(query, wire.RunsQuery) else self._reports
         budget.check(sender)
-        reply = self._query(query)
+        reply = self._query(query, Audience.ANYBODY)
         budget.take(sender, len(reply))
         return reply
 
-    def _query(self, query: _Asked) -> bytes:
+    def _query(self, query: _Asked, reader: Audience) -> bytes:
         if isinstance(query, wire.RunsQuery):
             return wire.encode(wire.RunList(tuple(self.runs()[: wire.MAX_RUNS])))
         if self._reporter is None or query.run != self._member_run:
@@ -232,4 +233,4 @@ class FrontDoor:
             return wire.encode(self._history.answer(query))
         if isinstance(query, wire.StandsQuery):
             return wire.encode(self._reporter.stands())
-        return encode_status(self._reporter.status(asyncio.get_running_loop().time()))
+        return encode_status(self._reporter.status(asyncio.get_running_loop().time(), reader))

@@ -17,6 +17,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
+from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
@@ -211,11 +212,11 @@ class Report:
             versions.append(Vouch(fragment.index, head.number, head.digest, tuple(sorted(members))))
         return wire.Stands(tuple(versions))
 
-    def status(self, now: float) -> StatusReport:
+    def status(self, now: float, reader: Audience = Audience.ANYBODY) -> StatusReport:
         """Make the answer to a status query. Whoever asks is not known as this machine's owner, whose wishes
         and transfer are nobody else's: `p2pdiloco status` asks its own node for them (`daemon.control`)."""
         told = status_of(self.snapshot(now))
-        return replace(told, rest=None, transfer=None, recent=self._diary.recent_for_others)
+        return replace(told, rest=None, transfer=None, recent=self._diary.recent_for(reader))
 
     def bearers(self, name: str) -> tuple[str, ...]:
         """List the peers that were called so lately, for the answer to a name query."""

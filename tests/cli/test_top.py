@@ -34,6 +34,7 @@ from p2pdiloco.config.watching_settings import TopSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
 from p2pdiloco.daemon.display.keys import Move, told_apart
+from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, StatusReport, encode_status
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.errors import PeerUnreachable
@@ -245,7 +246,7 @@ class Network:
         self.transports.append(transport)
         peer = transport.peer_id
 
-        def status(_now: float) -> StatusReport:
+        def status(_now: float, _reader: Audience) -> StatusReport:
             self.asked.append(peer)
             return report(peer)
 

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from enum import IntEnum
 from types import TracebackType
 from typing import Literal, TextIO
 
@@ -25,6 +26,17 @@ OWNERS_LOGGERS = "p2pdiloco.daemon.control", "p2pdiloco.daemon.rest"
 OWNERS_EVENTS = "rest", "progress"
 """Loggers and events of what the machine's owner wishes, others are not told; a line of progress says why it
 rests, too."""
+
+
+class Audience(IntEnum):
+    """Readers of a line beside this machine's owner: each reads what is for those after it, too."""
+
+    OWNER = 0
+    MEMBERS = 1
+    """Members of the run. A log line is for them, as it may name what is of this machine, such as paths."""
+    ANYBODY = 2
+
+
 LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
 
 
@@ -79,25 +91,25 @@ class RecentLines(logging.Handler):
 
     def __init__(self, level: int = logging.INFO) -> None:
         super().__init__(level)
-        self._lines: deque[tuple[str, bool]] = deque(maxlen=MAX_RECENT_LINES)
-        """Lines, and whether others may read them, too."""
+        self._lines: deque[tuple[str, Audience]] = deque(maxlen=MAX_RECENT_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a message; called by logging, from any thread."""
         is_owners = record.name.startswith(OWNERS_LOGGERS) or vars(record).get("event") in OWNERS_EVENTS
-        self._lines.append((record.getMessage(), not is_owners))
+        audience = vars(record).get("audience", Audience.MEMBERS)
+        self._lines.append((record.getMessage(), Audience.OWNER if is_owners else audience))
 
-    def add(self, line: str) -> None:
+    def add(self, line: str, audience: Audience = Audience.MEMBERS) -> None:
         """Keep a line that is not a log message (a decision of the core, for example)."""
-        self._lines.append((line, True))
+        self._lines.append((line, audience))
 
     def lines(self) -> tuple[str, ...]:
         """List the lines, newest last, as a snapshot carries them."""
         return newest_lines([line for line, _ in self._lines])
 
-    def lines_for_others(self) -> tuple[str, ...]:
-        """List the same without what the machine's owner wishes."""
-        return newest_lines([line for line, is_for_others in self._lines if is_for_others])
+    def lines_for(self, reader: Audience) -> tuple[str, ...]:
+        """List those of them that this reader may read."""
+        return newest_lines([line for line, audience in self._lines if audience >= reader])
 
 
 def configure_logging(

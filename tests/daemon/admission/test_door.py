@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -9,14 +10,16 @@ import pytest
 from daemon_kit import Rogue, until
 from guests_kit import ClosedNeighbourhood, ask, give, show
 
+from p2pdiloco.core.api.effects import Record
 from p2pdiloco.core.api.messages import Leaving
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, admission
 from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin, NoticeQuery
+from p2pdiloco.daemon.display.snapshot import decode_status
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import Refusal
+from p2pdiloco.ports import Refusal, Transport
 from p2pdiloco.release import WIRE_VERSION
 
 
@@ -55,6 +58,37 @@ async def test_a_stranger_reads_and_does_nothing_else(tmp_path: Path) -> None:
         assert wire.decode(tokenizer.answer, wire.Refused).reason is PullRefusal.UNKNOWN_RUN
         assert a.head() == head and rogue.id not in a.core.shared.view.members(0.0)
         await swarm.round(a, b)
+
+
+async def test_a_stranger_reads_decisions_and_no_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log may name paths, and so may the reason of a decision that was this machine's own trouble."""
+    caplog.set_level("INFO", "p2pdiloco")
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        b = await swarm.member("b")
+        await swarm.round(a, b)
+        own, question = "/home/ann/p2pdiloco: No space left on device", wire.StatusQuery(swarm.run.id)
+        log = logging.getLogger("p2pdiloco.daemon")
+        log.addHandler(a.diary._recent)
+        try:
+            log.warning("%s", own)
+            a.diary.on_record(Record("leave", None, "said good-bye", (("peer", "p1"),)))
+        finally:
+            log.removeHandler(a.diary._recent)
+        a.diary.on_record(Record("office", 0, f"laid down: cannot save: {own}", (("term", 1),)))
+        a.diary.on_record(Record("election", 0, f"vote could not be saved: {own}", ()))
+        a.diary.on_record(Record("office", 0, "follows", (("syncer", "p1"), ("term", 2))))
+
+        async def latest(transport: Transport) -> str:
+            asked = wire.QUERY + wire.encode(question)
+            told = decode_status(await transport.send(a.transport.peer_id, asked, 2.0))
+            return "\n".join(told.recent)
+
+        told = await latest((await swarm.rogue()).transport)
+        assert own not in told and "follows" in told and "good-bye" in told
+        assert (await latest(b.transport)).count(own) == 3
 
 
 async def test_members_know_each_other_again_whoever_forgot(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.control.owner import HAND_OVER_AT_MOST_S, NodeControls
 from p2pdiloco.daemon.control.reins import MemberReins
 from p2pdiloco.daemon.control.serving import owned
+from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.terminal import log_line
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.kept_wishes import FILE
@@ -312,7 +313,7 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         assert snapshot.state == "idle" and snapshot.rest is not None and snapshot.rest.handed_over
         assert [e["why"] for e in two.records("rest")] == ["paused"]
         assert snapshot.transfer is not None and any("paused" in line for line in snapshot.recent)
-        told = msgspec.to_builtins(two.report.status(0.0))
+        told = msgspec.to_builtins(two.report.status(0.0, Audience.MEMBERS))
         assert told["state"] == "idle" and told["rest"] is told["transfer"] is None, "others hear no reason"
         assert told["recent"] and "paused" not in str(told["recent"])
         assert controls.state().recent == snapshot.recent, "its owner does"
