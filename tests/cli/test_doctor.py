@@ -21,12 +21,15 @@ from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.cli.doctor import examining, machine, names, peers, probe, run_checks
 from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good
 from p2pdiloco.cli.doctor.looking import all_of, looked
+from p2pdiloco.config.addresses import peer_in
 from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.config.watching_settings import DoctorSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
+from p2pdiloco.daemon.finding.peers_file import keep_joined_through, peers_file
 from p2pdiloco.daemon.links.probing import MeasuredLink
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
+from p2pdiloco.identity import Identity
 from p2pdiloco.release import WIRE_VERSION
 
 PEER = "12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
@@ -237,11 +240,24 @@ async def test_peers_that_are_not_there_are_named_with_the_reason() -> None:
     found, reached = await peers.dial(Peers(), addresses)  # type: ignore[arg-type]
     assert level(found) == ["warning", "good"] and reached == [other], "one is enough to join through"
     assert "connection refused" in found[0].words
-    found, _ = await peers.dial(Peers(), addresses, named=False)  # type: ignore[arg-type]
+    found, _ = await peers.dial(Peers(), addresses, {PEER, other})  # type: ignore[arg-type]
     assert level(found) == ["skipped", "good"] and "met before" in found[0].words
-    for named in (True, False):
-        found, _ = await peers.dial(Peers(), addresses[:1], named)  # type: ignore[arg-type]
+    for met in (set(), {PEER}):
+        found, _ = await peers.dial(Peers(), addresses[:1], met)  # type: ignore[arg-type]
         assert level(found) == ["bad"]
+
+
+def test_whom_the_folder_was_told_to_join_through_is_looked_at_too(tmp_path: Path) -> None:
+    own, told, member = (f"/ip4/203.0.113.{n}/tcp/9/p2p/{Identity.generate().peer_id}" for n in range(1, 4))
+    asked = DoctorSettings(data_dir=tmp_path)
+    assert examining.whom_to_dial(asked, tmp_path, ()) == ((), frozenset())
+    keep_joined_through(tmp_path, ["/dnsaddr/boot.example", told])
+    peers_file(tmp_path).write_text(f"{told}\n{member}\n")
+    addresses, met = examining.whom_to_dial(asked, tmp_path, [own])
+    assert addresses == (own, "/dnsaddr/boot.example", told, member)
+    assert met == {peer_in(own), peer_in(member)}, "who was told has to be there"
+    given = DoctorSettings(data_dir=tmp_path, join=(member,))
+    assert examining.whom_to_dial(given, tmp_path, [own]) == ((member,), frozenset())
 
 
 def test_what_a_run_takes_is_compared_with_what_is_free(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,17 +15,21 @@ from p2pdiloco.cli.doctor import machine, names, peers, run_checks
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.doctor.looking import looked
 from p2pdiloco.cli.doctor.probe import LOAD_S, WITHIN_S, probed
+from p2pdiloco.config.addresses import peer_in
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.watching_settings import DoctorSettings
 from p2pdiloco.core.api.reach import WORDS, Reach
+from p2pdiloco.daemon.admission.own import joined_through_before
 from p2pdiloco.daemon.finding.asking import ask_status
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
 from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError, without_torch
 
 CHECK_S = 20.0
 LINK_S = 45.0
+MEMBERS = 3
+"""Members met before that are dialled."""
 
 
 def _all(look: Callable[[], Iterable[Diagnosis]]) -> list[Diagnosis]:
@@ -50,7 +54,7 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
     with contextlib.suppress(StorageError):  # said above
         runs_here = data_dir.is_dir() and is_in_use(data_dir)
         own = load_own_addresses(data_dir)[:1] if runs_here else []
-    given = settings.join or tuple([*own, *load_peers(data_dir)[-3:]] if data_dir.is_dir() else ())
+    given, met = whom_to_dial(settings, data_dir, own)
     addresses: list[str] = []
 
     async def check_addresses() -> list[Diagnosis]:
@@ -65,7 +69,7 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
     logging.getLogger().setLevel(logging.CRITICAL)  # what is worth a line becomes a finding
     try:
         async with peers.dialler(data_dir, listens=not runs_here) as transport:
-            visit = Visit(transport, settings, data_dir, own)
+            visit = Visit(transport, settings, data_dir, own, met)
             async for found in visit.examine(addresses):
                 yield found
     except UserError as error:
@@ -76,13 +80,33 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
         yield found
 
 
+def whom_to_dial(
+    settings: DoctorSettings, data_dir: Path, own: Sequence[str]
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """List the addresses to look at: those that are given, else the node's own that runs here, those that it
+    was last told to join through, and those of members that it met. Of all but the told ones the peer ids,
+    too: a node's own address may lead nowhere from inside its network, and members leave."""
+    if settings.join or not data_dir.is_dir():
+        return settings.join, frozenset()
+    told = joined_through_before(NodeSettings(data_dir=data_dir, run=settings.run))
+    members = [address for address in load_peers(data_dir)[-MEMBERS:] if address not in told]
+    met = frozenset(map(peer_in, (*own, *members))) - frozenset(map(peer_in, told))
+    return tuple(dict.fromkeys([*own, *told, *members])), met
+
+
 class Visit:
     """Examination of peers, and of a run by way of them."""
 
     def __init__(
-        self, transport: HivemindTransport, settings: DoctorSettings, data_dir: Path, own: Sequence[str]
+        self,
+        transport: HivemindTransport,
+        settings: DoctorSettings,
+        data_dir: Path,
+        own: Sequence[str],
+        met: Collection[str] = (),
     ) -> None:
-        """`own`: address of the node that runs here."""
+        """`own`: address of the node that runs here. `met`: peers that were met before, and not named."""
+        self._met = met
         self._transport, self._settings, self._data_dir = transport, settings, data_dir
         self._own_addresses = own
         self._own = [address.rpartition("/p2p/")[2] for address in own]
@@ -108,7 +132,7 @@ class Visit:
                 yield found
 
     async def _dial(self, addresses: Sequence[str]) -> list[Diagnosis]:
-        found, self._reached = await peers.dial(self._transport, addresses, named=bool(self._settings.join))
+        found, self._reached = await peers.dial(self._transport, addresses, self._met)
         return found
 
     async def _clock(self) -> list[Diagnosis]:

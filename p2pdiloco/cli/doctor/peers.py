@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
 from p2pdiloco.adapters.net import multiaddrs
@@ -51,11 +51,12 @@ async def dialler(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransp
 
 
 async def dial(
-    transport: Transport, addresses: Sequence[str], named: bool = True
+    transport: Transport, addresses: Sequence[str], met: Collection[str] = ()
 ) -> tuple[list[Diagnosis], list[str]]:
     """Dial the peers to join through; returns findings, and who was reached.
 
-    `named`: by the user. Others were met before, and may have left since. One peer is enough to join through.
+    `met`: those that were met before, and may have left since; the others were named. One peer is enough to
+    join through.
     """
     by_peer: dict[str, list[str]] = {}
     for address in addresses:
@@ -70,7 +71,7 @@ async def dial(
     for (peer, of_peer), result in zip(by_peer.items(), results, strict=True):
         if isinstance(result, TransportError):
             words = f"{' and '.join(of_peer)} cannot be reached ({why_unreached([result], of_peer)})"
-            if named or nobody:
+            if peer not in met or nobody:
                 of_it = bad if nobody else warning
                 todo = "is it running, is its address right, is a firewall between?"
                 found.append(of_it("peers", words, todo))
