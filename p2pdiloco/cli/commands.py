@@ -199,7 +199,7 @@ def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute.
 
     A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through, and is
-    remembered.
+    remembered. So are the addresses of --join (in join.txt of --data-dir): a start without any dials them.
     """
     from p2pdiloco.daemon.admission.own import with_invite
     from p2pdiloco.daemon.finding.lan import with_nearby

@@ -38,8 +38,8 @@ def doctor(**values: Any) -> int:
     """Look for what keeps a node from its work: this machine, its network, the way to a run.
 
     Each line is good, a warning, bad, or skipped with the reason, and says what to do. Exit status 0: nothing
-    is wrong; 1: there are warnings; 2: something is bad. Without --join the node that runs here is asked, those
-    that it last joined through, and members that it met.
+    is wrong; 1: there are warnings; 2: something is bad. Without --join the node that runs here is asked, and
+    those that it last joined through, or met.
 
     \b
     Example: p2pdiloco doctor --join /dns/example.org/tcp/31337/p2p/12D3Koo... --run NAME
