@@ -50,3 +50,11 @@ def test_the_tools_of_a_release_are_pinned_and_not_among_the_others() -> None:
     assert re.search(r"^tools=\(build==[\d.]+ twine==[\d.]+\)$", script, flags=re.MULTILINE)
     assert '/twine" check --strict' in script and "upload " not in script
     assert "twine" not in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_a_release_takes_nothing_from_the_checkout_but_its_commit() -> None:
+    """What was changed there and not committed would be tried with the release, and is no part of it."""
+    script = (ROOT / "scripts" / "release").read_text(encoding="utf-8")
+    for option in ("-c", "-r", "grep -q .*?"):
+        (read,) = re.findall(rf'\s{option} "?(\S+\.(?:txt|md))', script)
+        assert read.startswith("$work/source/"), read
