@@ -1,9 +1,10 @@
 """Base of all codecs: a flat fp32 fragment becomes bytes, and a fragment again.
 
-Little-endian, no header: sizes follow from numel. Decoding is the same on every machine, bit for bit: copies,
-shifts, table look-ups and one fp32 multiplication per element. Encoding need not be: only its bytes are
-shared. A payload's values are judged before they are decoded, from `peak`, so that nothing non-finite ever
-reaches a merge.
+Little-endian, no header: sizes follow from numel. Both ways are the same on every CPU, bit for bit; decoding
+is so on accelerators, too, while what they encode is compared with nothing. So a codec copies, compares,
+finds largest values, and calculates element by element, but makes no sum in an order that is left open. A
+payload's values are judged before they are decoded, from `peak`, so that nothing non-finite ever reaches a
+merge.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Codec:
     sections: tuple[int, ...]
     """Bytes of every block in each section; a payload is its sections, one after the other."""
     feedback = True
-    """True: error feedback adds what an encoding leaves out to the next one (`tensors.feedback`)."""
+    """True: error feedback adds what an encoding leaves out to the next one (`Residual`)."""
     sparse = False
     """True: most elements of a payload are zero, so what is left out matters, whoever encodes."""
 

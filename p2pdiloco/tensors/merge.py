@@ -15,15 +15,18 @@ Only sums are kept, never means, and the result is a function of the sums: so pa
 directions cancel out (`DEGENERATE`): the result is then the mean length times the mean direction as short as
 it is, of the order of the plain mean, which the sums do not tell.
 
+Whoever has the contributions can make the same merge to the bit: all arithmetic is that of
+`tensors.portable`, or Python's in fp64.
+
 Rules: docs/protocol/rounds.md, section 5.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.core.api.plausible import can_be_weighed
@@ -34,6 +37,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.portable import add_scaled, norm, scale, scratch, whole_norm
 from p2pdiloco.tensors.unsound import Unsound
 
 DEGENERATE = 1e-3
@@ -68,8 +72,22 @@ def contribution_reach(
     return contribution_weight(tokens, inner_steps, most_tokens) * min(1.0, inner_steps / period)
 
 
+class Lengths(Struct, frozen=True):
+    """Lengths (L2) of a pseudo-gradient: of its pieces, in their order, and of the whole."""
+
+    pieces: tuple[float, ...]
+    whole: float
+
+    @classmethod
+    def of(cls, delta: Tensor, parts: Sequence[slice]) -> Lengths:
+        """Measure one whose pieces are there: fp32 [numel]."""
+        pieces = tuple(norm(delta[part]) for part in parts)
+        return cls(pieces, whole_norm(pieces))
+
+
 class Accumulator:
-    """Sums over the contributions to one fragment. Memory: one fp32 fragment, for any number of them.
+    """Sums over the contributions to one fragment. Memory: one fp32 fragment and a tile, for any number of
+    them.
 
     `period` is H; `storage`: an fp32 buffer of at least layout.numel elements to work in, not a new one.
     """
@@ -96,8 +114,10 @@ class Accumulator:
             slice(piece.fragment_offset, piece.fragment_offset + piece.numel) for piece in layout.pieces
         ]
         buffer = torch.empty(layout.numel) if storage is None else storage
-        self.sums = buffer[: layout.numel].zero_()
-        """Sum of v d of embeddings, of w phi(d) of all other pieces: fp32 [numel]."""
+        self.sums = buffer[: layout.numel]
+        """Sum of v d of embeddings, of w phi(d) of all other pieces: fp32 [numel]. Anything before the first
+        contribution, which overwrites it."""
+        self._work = scratch(layout.numel)
 
     def add(self, delta: Tensor, tokens: int, inner_steps: int) -> None:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept.
@@ -109,18 +129,27 @@ class Accumulator:
         most_tokens = self._limits.most_tokens
         weight = contribution_weight(tokens, inner_steps, most_tokens)
         reach = contribution_reach(tokens, inner_steps, self._period, most_tokens)
-        lengths = [norm(delta[part]) for part in self._slices]
-        shown = self._cut(math.hypot(*lengths))
+        lengths = Lengths.of(delta, self._slices)
+        shown = self._cut(lengths.whole)
+        pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
+        for index, (piece, part, length) in enumerate(pieces):
+            if piece.plain_mean:
+                self._add(part, delta, reach * shown)
+            elif length >= MIN_LENGTH:
+                self.norms[index] += reach * shown * length
+                self._add(part, delta, weight / length)
+            elif not self.contributions:
+                self.sums[part].zero_()
         self.weight += weight
         self.reach += reach
         self.contributions += 1
-        pieces = zip(self.layout.pieces, self._slices, lengths, strict=True)
-        for index, (piece, part, length) in enumerate(pieces):
-            if piece.plain_mean:
-                self.sums[part].add_(delta[part], alpha=reach * shown)
-            elif length >= MIN_LENGTH:
-                self.norms[index] += reach * shown * length
-                self.sums[part].add_(delta[part], alpha=weight / length)
+
+    def _add(self, part: slice, delta: Tensor, factor: float) -> None:
+        """Add a part of a pseudo-gradient, times this, to the sums."""
+        if self.contributions:
+            add_scaled(self.sums[part], delta[part], factor, self._work)
+        else:
+            scale(delta[part], factor, out=self.sums[part])
 
     def _cut(self, length: float) -> float:
         """Find the share that is left of a pseudo-gradient of this length: 1, as a rule."""
@@ -138,29 +167,23 @@ class Accumulator:
     ) -> None:
         """Take in the sums of a partial merge of this fragment, as if its contributions were added here."""
         invariant(sums.shape == self.sums.shape, "a partial merge of another fragment")
+        if self.contributions:
+            self.sums.add_(sums)
+        else:
+            self.sums.copy_(sums)
         self.weight += weight
         self.reach += reach
         self.contributions += contributions
         self.norms = [mine + theirs for mine, theirs in zip(self.norms, norms, strict=True)]
-        self.sums.add_(sums)
 
     def result(self, out: Tensor) -> None:
         """Write the merged pseudo-gradient into `out`, fp32 [layout.numel]. At least one contribution is
         in."""
         invariant(self.contributions > 0, "a merge of nothing")
-        for index, piece in enumerate(self.layout.pieces):
-            part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
-            scale = 1.0 / self.reach
+        for index, (piece, part) in enumerate(zip(self.layout.pieces, self._slices, strict=True)):
+            factor = 1.0 / self.reach
             if not piece.plain_mean:
                 length = norm(self.sums[part])
                 shown = length if length > DEGENERATE * self.weight else self.weight
-                scale = self.norms[index] / self.reach / shown
-            torch.mul(self.sums[part], scale, out=out[part])
-
-
-def norm(values: Tensor) -> float:
-    """Euclidean length of an fp32 tensor, also where squares leave fp32's range."""
-    fast = float(torch.linalg.vector_norm(values))
-    if 1e-15 < fast < math.inf or not values.numel():
-        return fast
-    return float(torch.linalg.vector_norm(values.double()))
+                factor = self.norms[index] / self.reach / shown
+            scale(self.sums[part], factor, out=out[part])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from p2pdiloco.errors import invariant
 
-_TILE = 1 << 18
+_TILE = 1 << 16
 """Elements per pass: so many that starting an operation costs little, so few that the next one finds what it
 wrote in a cache."""
 

@@ -1,6 +1,8 @@
 """Contributions of this node: encoded with error feedback, and added up after a fork.
 
-Called by `daemon.learner.learner_link`, in the tensors thread."""
+Error feedback: what a lossy encoding leaves out of one contribution goes into the next one. Called by
+`daemon.learner.learner_link`, in the tensors thread.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from p2pdiloco.errors import invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer
-from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE, norm
+from p2pdiloco.tensors.merge import MAX_MAGNITUDE
 from p2pdiloco.tensors.payload import check_magnitude
+from p2pdiloco.tensors.portable import norm
 
 
 class Encoded(Struct, frozen=True):
@@ -29,6 +31,40 @@ class Encoded(Struct, frozen=True):
     """Length (L2) of a pseudo-gradient."""
     cut: tuple[int, ...] = ()
     """Indices of the inputs of a partial merge that were cut, as they were too long."""
+
+
+class Residual:
+    """Error feedback of one fragment: the part that encodings left out, committed, and pending for the one in
+    flight.
+
+    A contribution may be lost for good, so its residual counts only once it is known to be merged.
+    Memory: two fp32 fragments.
+    """
+
+    def __init__(self, numel: int) -> None:
+        self._committed = torch.zeros(numel)
+        self._next = torch.zeros(numel)
+        self.pending = False
+
+    def add_to(self, delta: Tensor) -> None:
+        """Add what was left out to the pseudo-gradient that is about to be encoded, fp32 [numel]."""
+        delta.add_(self._committed)
+
+    def pend(self, delta: Tensor, decoded: Tensor) -> None:
+        """Remember delta - decoded, both fp32 [numel], for when that contribution is merged."""
+        torch.sub(delta, decoded, out=self._next)
+        self.pending = True
+
+    def commit(self) -> None:
+        """Take over what the pending contribution left out: it was merged."""
+        invariant(self.pending, "no encoded contribution is pending")
+        self._committed, self._next = self._next, self._committed
+        self.pending = False
+
+    def discard(self) -> None:
+        """Forget what the pending contribution left out: it will never be merged. Without a pending one
+        nothing happens."""
+        self.pending = False
 
 
 class OwnContributions:

@@ -44,9 +44,9 @@ from p2pdiloco.tensors.merge import (
     Accumulator,
     contribution_reach,
     contribution_weight,
-    norm,
 )
 from p2pdiloco.tensors.payload import Payload, size_of
+from p2pdiloco.tensors.portable import norm
 from p2pdiloco.tensors.unsound import Unsound
 
 ROUNDING = 1.03

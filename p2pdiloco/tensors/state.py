@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.tensors.digest import bytes_of, state_digest
-from p2pdiloco.tensors.merge import norm
+from p2pdiloco.tensors.portable import norm, scale
 from p2pdiloco.tensors.unsound import Unsound
 
 EMPTY = -1
@@ -24,9 +24,8 @@ MOST_LENGTHS = 1024
 """Limit of a state's length, as a multiple of version 0's."""
 SMALL = 1 / 32
 """Least mean size that version 0's parameters are taken for: adapters begin with zeros."""
-TILE = 1 << 18
 STATED = 0.01
-"""Relative error allowed of a stated length: another device sums in another order."""
+"""Relative error allowed of a stated length: nodes of other releases sum in another order."""
 
 
 class Pin(Struct, frozen=True):
@@ -100,17 +99,15 @@ class FragmentState:
 
 def first_length(theta: Tensor) -> float:
     """Length of version 0, rounded up to a power of two. It is in the header of version 0, which must be the
-    same on all machines, in whatever order they sum."""
-    tiles = (theta[start : start + TILE] for start in range(0, len(theta), TILE))
-    squares = sum(float(tile.double().square().sum()) for tile in tiles)
-    return float(2.0 ** math.ceil(math.log2(max(math.sqrt(squares), SMALL * math.sqrt(len(theta))))))
+    same on all machines."""
+    return float(2.0 ** math.ceil(math.log2(max(norm(theta), SMALL * math.sqrt(len(theta))))))
 
 
 def shorten(update: Tensor, limit: float) -> None:
     """Cut an update to this length, in place."""
     length = norm(update)
     if length > limit:
-        update.mul_(limit / length)
+        scale(update, limit / length, out=update)
 
 
 def check_stated(update: Tensor, stated: float | None) -> None:

@@ -22,13 +22,13 @@ from p2pdiloco.errors import invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
-from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator, norm
+from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
-from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
+from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions, Residual
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
+from p2pdiloco.tensors.portable import norm
 from p2pdiloco.tensors.state import EMPTY, FirstLengths, FragmentState, Loan, Pin, check_stated, shorten
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 

@@ -15,7 +15,7 @@ from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.codec_4bit import DECODE_TILE
 from p2pdiloco.tensors.codec_dense import BLOCK
 from p2pdiloco.tensors.codec_topk import CHUNK, KEPT
-from p2pdiloco.tensors.feedback import Residual
+from p2pdiloco.tensors.own_contributions import Residual
 
 FP32_MAX = float(torch.finfo(torch.float32).max)
 ALL = sorted(CODECS)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from sim_kit import calm_plan
+from torch import Tensor
 
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate
@@ -169,14 +170,15 @@ def test_groups_make_the_merge_of_all() -> None:
 def test_groups_that_average_their_means_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A partial merge taken for one contribution of its mean: not the global merge."""
 
+    honest = Accumulator.combine
+
     def hasty(
-        self: Accumulator, weight: float, reach: float, contributions: int, norms: list[float], sums: object
+        self: Accumulator, weight: float, reach: float, contributions: int, norms: list[float], sums: Tensor
     ) -> None:
-        self.weight += weight / contributions
-        self.reach += reach / contributions
-        self.contributions += contributions
-        self.norms = [mine + theirs / contributions for mine, theirs in zip(self.norms, norms, strict=True)]
-        self.sums.add_(sums / contributions)  # type: ignore[operator]
+        means = [theirs / contributions for theirs in norms]
+        honest(
+            self, weight / contributions, reach / contributions, contributions, means, sums / contributions
+        )
 
     plan, vectors = grouped_plan()
     monkeypatch.setattr(Accumulator, "combine", hasty)
