@@ -23,6 +23,7 @@ TILE = 128 * CHUNK
 """Elements worked on at a time, more than the other codecs': each tile costs sixteen small operations."""
 _HALF = KEPT // 2
 _GROUP = 8
+_GROUPS = CHUNK // _GROUP
 _SIGN_BYTES = KEPT // 8
 _INDEX_BYTES = KEPT * 3 // 2
 _CHUNK_BYTES = 4 + _SIGN_BYTES + _INDEX_BYTES
@@ -43,9 +44,7 @@ class TopK(Codec):
         for rows, at, _ in tiles(source, CHUNK, TILE):
             part = slice(at, at + len(rows))
             tops, index = _largest(rows.abs())
-            # Divided first: a sum of the largest floats would be infinite.
-            means = (tops.view(-1, 2, _HALF) / _HALF).sum(dim=2)
-            magnitudes[part].copy_(scaled(means, 1.0, BF16_MAX))
+            magnitudes[part].copy_(scaled(_means(tops), 1.0, BF16_MAX))
             signs[part].copy_(_pack_bits(rows.gather(1, index) < 0))
             indices[part].copy_(_pack_12(index))
 
@@ -70,16 +69,40 @@ class TopK(Codec):
 
 
 def _largest(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the 64 largest of each row of fp32 [n, 4096], in falling order, and where they are.
+    """Find the 64 largest of each row of fp32 [n, 4096], in falling order, and where they are. Of equal ones
+    those come first whose place is less, modulo 512 and then as it is.
 
     Each of them is in one of the 64 groups (of eight elements, 512 apart) whose largest elements are the
     largest. Two small searches are cheaper than one over the whole row.
     """
-    groups = magnitudes.view(-1, _GROUP, CHUNK // _GROUP)
-    best = groups.amax(dim=1).topk(KEPT, dim=1).indices
-    candidates = groups.gather(2, best.unsqueeze(1).expand(-1, _GROUP, -1)).view(-1, _GROUP * KEPT)
-    tops, place = candidates.topk(KEPT, dim=1)
-    return tops, best.gather(1, place % KEPT) + place // KEPT * (CHUNK // _GROUP)
+    groups = magnitudes.view(-1, _GROUP, _GROUPS)
+    columns = torch.arange(_GROUPS, device=magnitudes.device)
+    _, best = _top(groups.amax(dim=1), columns)
+    rows = torch.arange(_GROUP, device=magnitudes.device).view(1, _GROUP, 1)
+    candidates = groups.gather(2, best.unsqueeze(1).expand(-1, _GROUP, -1))
+    places = best.unsqueeze(1) * _GROUP + rows
+    tops, place = _top(candidates.view(-1, _GROUP * KEPT), places.view(-1, _GROUP * KEPT))
+    return tops, place % _GROUP * _GROUPS + place // _GROUP
+
+
+def _top(magnitudes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the 64 largest of each row of fp32 [n, m], in falling order, and their places (int64, below 4096),
+    which decide between equal ones: the least first."""
+    # The bits of what is not negative are in the order of the values.
+    keys = magnitudes.view(torch.int32).to(torch.int64).bitwise_left_shift_(12).add_(CHUNK - 1 - places)
+    kept = keys.topk(KEPT, dim=1).values
+    tops = kept.bitwise_right_shift(12).to(torch.int32).view(torch.float32)
+    return tops, CHUNK - 1 - kept.bitwise_and_(CHUNK - 1)
+
+
+def _means(tops: Tensor) -> Tensor:
+    """Means of either half of each row, fp32 [n, 64] to [n, 2], added in the same order everywhere."""
+    # Divided first: a sum of the largest floats would be infinite.
+    sums, left = tops.view(-1, 2, _HALF) / _HALF, _HALF
+    while left > 1:
+        left //= 2
+        sums = sums[:, :, :left] + sums[:, :, left:]
+    return sums.squeeze(2)
 
 
 def _pack_bits(flags: Tensor) -> Tensor:

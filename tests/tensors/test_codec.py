@@ -266,6 +266,16 @@ def test_topk_sends_the_largest_of_every_chunk_with_two_magnitudes():
             assert bool(((sent[half].abs() - mean).abs() < 2.0**-8 * mean).all())
 
 
+@pytest.mark.parametrize("most", [1, 5, 200])
+def test_topk_decides_by_place_between_equal_elements(most):
+    """Modulo 512 first: how the search goes, and fixed."""
+    drawn = np.random.default_rng(most).integers(-most, most, CHUNK, endpoint=True).astype(np.float32)
+    decoded = torch.empty(CHUNK)
+    codec("topk").decode(codec("topk").encode(torch.from_numpy(drawn)), decoded)
+    order = sorted(range(CHUNK), key=lambda place: (-abs(drawn[place]), place % 512, place))
+    assert set(decoded.nonzero().flatten().tolist()) == set(order[:KEPT])
+
+
 def test_topk_refuses_an_element_that_is_named_twice():
     payload = codec("topk").encode(torch.randn(CHUNK))
     payload[12:15] = payload[15:18]
