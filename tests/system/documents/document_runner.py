@@ -17,10 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import psutil
 from document_reader import Block, Command, Snippet
 from document_words import (
     PLACEHOLDER,
@@ -161,24 +163,29 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Ctrl-C to all that stays. Raises: Wrong (it does not end in order; not after another failure)."""
-        if kind is None:
-            self._all_live()
+        wrong = []
+        try:
+            if kind is None:
+                self._all_live()
+        except Wrong as error:
+            wrong.append(error)
         for staying in self._staying:
             staying.process.send_signal(signal.SIGINT)
-        wrong = []
         for staying in self._staying:
             try:
                 self._ended(staying)
-            except Wrong as error:
+            except AssertionError as error:  # of Wrong, or of a launcher that has ended
                 wrong.append(error)
-                staying.process.kill()
-                staying.process.wait()
+                end(staying.process)
         self._staying.clear()
         if wrong and kind is None:
             raise wrong[0]
 
     def run_program(self, snippet: Snippet) -> None:
         """Run a Python program. Raises: Wrong."""
+        if snippet.not_run:
+            self._say(f"{snippet.where}: not run: {snippet.not_run}")
+            return
         machine = self._machine("programs")
         folder = machine.folder / f"of-line-{snippet.where.rpartition(':')[2]}"
         folder.mkdir()
@@ -271,8 +278,7 @@ class Reader:
             raise Wrong(self._said(command, f"did not end within {COMMAND_S:g} s", output)) from None
         finally:
             if process.poll() is None:
-                process.terminate()  # what it started for itself ends with it
-                process.wait(EXIT_S)
+                end(process)
         self._learn(output)
         if status != command.status:
             raise Wrong(self._said(command, f"ended with {status}, not {command.status}", output))
@@ -348,6 +354,28 @@ class Reader:
         return "\n".join(
             [f"{command.where}: {what}", f"$ {command.text}", output.read_text(errors="replace"), *others]
         )
+
+
+def end(process: Launched | subprocess.Popen[bytes]) -> None:
+    """End a process, and what it started: of a node that ends with it, of a shell it would stay."""
+    started: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    if isinstance(process, subprocess.Popen):
+        for one in started:
+            with suppress(psutil.NoSuchProcess):
+                one.terminate()
+    try:
+        process.wait(EXIT_S)
+    except (subprocess.TimeoutExpired, AssertionError):
+        process.kill()
+    _, left = psutil.wait_procs(started, EXIT_S)
+    for one in left:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    if isinstance(process, subprocess.Popen):
+        process.wait()
 
 
 def stays(command: Command, words: list[str]) -> bool:

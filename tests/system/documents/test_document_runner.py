@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import document_runner
 import psutil
 import pytest
-from document_reader import blocks
+from document_reader import blocks, snippets
 from document_runner import Reader, Wrong
 from launcher import Launcher
 
@@ -34,6 +36,23 @@ def read(reader: Reader, tmp_path: Path, text: str) -> None:
     with reader:
         for block in blocks(path, "a.md"):
             reader.read(block)
+        for snippet in snippets(path, "a.md", "python"):
+            reader.run_program(snippet)
+
+
+def started(name: str) -> list[psutil.Process]:
+    """What runs of that name, and was started here."""
+    return [p for p in psutil.Process().children(recursive=True) if name in p.name()]
+
+
+def left_in(folder: Path) -> list[psutil.Process]:
+    """What runs in a folder, also where nobody is left who started it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # somebody else's, or gone in this moment
+            if Path(process.cwd()).is_relative_to(folder):
+                found.append(process)
+    return found
 
 
 def test_commands_that_do_what_is_said(reader: Reader, tmp_path: Path) -> None:
@@ -73,7 +92,7 @@ $ ping 203.0.113.7
     link, run, address = (work / "said").read_text().split()
     assert link.startswith("p2pdiloco:1") and address.startswith("/ip4/127.0.0.1/tcp/") and len(run) == 64
     assert (work / "boot" / "owner.key").exists() and not list((tmp_path / "here" / "home").glob("*"))
-    assert not [p for p in psutil.Process().children(recursive=True) if "p2pd" in p.name()]
+    assert not started("p2pd")
 
 
 @pytest.mark.parametrize(
@@ -114,4 +133,32 @@ $ cat none
         Wrong, match=r"(?s)a\.md:4: ended with 1.*--- p2pdiloco bootstrap --run run\.toml\n.*ready"
     ):
         read(reader, tmp_path, text)
-    assert not [p for p in psutil.Process().children(recursive=True) if "p2pd" in p.name()]
+    assert not started("p2pd")
+
+
+def test_a_command_that_does_not_end_leaves_nothing_of_what_its_shell_started(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_runner, "COMMAND_S", 0.5)
+    text = "```console\n$ cat constraints.txt; tail -f constraints.txt | cat\n```\n"
+    with pytest.raises(Wrong, match=r"a\.md:2: did not end within 0\.5 s"):
+        read(reader, tmp_path, text)
+    assert not left_in(tmp_path)
+
+
+def test_of_who_stays_one_that_has_ended_keeps_no_other_alive(reader: Reader, tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("```console\n$ tail -f constraints.txt\n$ tail -f bootstrap/bootstrap.toml\n```\n")
+    with pytest.raises(Wrong, match=r"a\.md:2: ended with -9"), reader:
+        for block in blocks(path, "a.md"):
+            reader.read(block)
+        first = reader._staying[0].process
+        first.kill()
+        first.wait()
+    assert not left_in(tmp_path)
+
+
+def test_a_program_is_not_run_where_that_is_said(reader: Reader, tmp_path: Path) -> None:
+    read(reader, tmp_path, "<!-- not run: needs a GPU -->\n```python\nraise SystemExit(3)\n```\n")
+    with pytest.raises(Wrong, match="ended with 3"):
+        read(reader, tmp_path, "```python\nraise SystemExit(3)\n```\n")

@@ -141,7 +141,12 @@ def test_commands_in_sentences_exist(path: Path) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    skipped = [b for path in DOCUMENTS for b in blocks(path, name_of(path)) if b.not_run]
+    skipped = [
+        block
+        for path in DOCUMENTS
+        for block in (*blocks(path, name_of(path)), *snippets(path, name_of(path), "python"))
+        if block.not_run
+    ]
     for block in skipped:
         print(f"{block.where}: {block.not_run}")
     assert len(skipped) <= MOST_NOT_RUN
