@@ -18,7 +18,7 @@ def swept_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swa
         monkeypatch.setenv("TMPDIR", short)
         with Swarm(tmp_path) as made:
             yield made
-            assert list(made._mine()) == []
+            assert list(made.processes()) == []
         assert list(Path(short).glob("p2pdiloco*")) == [], "temporary folders are left"
 
 

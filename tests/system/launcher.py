@@ -29,8 +29,9 @@ START_S = 90.0
 class Launched:
     """One of its processes, with the part of `subprocess.Popen` that swarms use."""
 
-    def __init__(self, launcher: Launcher, pid: int) -> None:
+    def __init__(self, launcher: Launcher, pid: int, arguments: Sequence[str] = ()) -> None:
         self.pid = pid
+        self._arguments = arguments
         self._launcher = launcher
 
     def poll(self) -> int | None:
@@ -46,7 +47,7 @@ class Launched:
         status = self.poll()
         assert status is not None or not self._launcher.ended, "the launcher ended: nobody knows of its forks"
         if status is None:
-            raise subprocess.TimeoutExpired("p2pdiloco", timeout or 0.0)
+            raise subprocess.TimeoutExpired(" ".join(["p2pdiloco", *self._arguments]), timeout or 0.0)
         return status
 
     def send_signal(self, number: int) -> None:
@@ -101,7 +102,7 @@ class Launcher:
                 self._process.stdin.flush()
             self.changed.wait_for(lambda: self._started or self.ended, START_S)
             assert self._started, "the launcher ended" if self.ended else "the launcher does not answer"
-            return Launched(self, self._started.pop())
+            return Launched(self, self._started.pop(), list(arguments))
 
     def close(self, timeout_s: float) -> None:
         """It ends, and is waited for; what it started lives on."""

@@ -178,14 +178,19 @@ class Swarm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.all: dict[str, Daemon] = {}
-        self._tag = uuid.uuid4().hex
+        self.tag = uuid.uuid4().hex
         self._used: set[Path] = set()
         self._killed: set[Path] = set()
         self._launcher: Launcher | None = None
         clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
-        self._environment = clean | {TAG: self._tag, "OMP_NUM_THREADS": "1"}
+        self.environment = clean | {TAG: self.tag, "OMP_NUM_THREADS": "1"}
 
     # --- starting ------------------------------------------------------------------------------------
+
+    def launcher(self) -> Launcher:
+        """What it starts nodes with; it ends with the swarm."""
+        self._launcher = self._launcher or Launcher(self.environment)
+        return self._launcher
 
     def manifest(self, name: str = "test", *options: str) -> Path:
         """A run.toml of the micro preset."""
@@ -197,22 +202,27 @@ class Swarm:
     def command(
         self, *arguments: str, timeout_s: float = 90.0, within: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """A command that ends by itself."""
-        return subprocess.run(
-            [*within, sys.executable, "-m", "p2pdiloco", *arguments],
-            capture_output=True,
-            text=True,
-            env=self._environment,
-            timeout=timeout_s,
-        )
+        """A command that ends by itself. Raises: AssertionError (it does not, in time)."""
+        try:
+            return subprocess.run(
+                [*within, sys.executable, "-m", "p2pdiloco", *arguments],
+                capture_output=True,
+                text=True,
+                env=self.environment,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.stderr or b"").decode(errors="replace")[-1500:]
+            what = f"p2pdiloco {' '.join(arguments)}: did not end within {timeout_s:g} s\n{said}"
+            raise AssertionError(f"{what}\n{self.tails()}") from None
 
     def begin(self, *arguments: str, out: Path | None = None) -> subprocess.Popen[bytes]:
         """A command that the test ends. `out`: what it writes goes there."""
         command = [sys.executable, "-m", "p2pdiloco", *arguments]
         if out is None:
-            return subprocess.Popen(command, env=self._environment)
+            return subprocess.Popen(command, env=self.environment)
         with out.open("wb") as file:
-            return subprocess.Popen(command, env=self._environment, stdout=file)
+            return subprocess.Popen(command, env=self.environment, stdout=file)
 
     def start(
         self, name: str, role: str, *options: str, listen: str = LOOPBACK, within: Sequence[str] = ()
@@ -222,11 +232,7 @@ class Swarm:
         data_dir = self.folder / name
         self._used.add(data_dir)
         arguments = [role, "--data-dir", str(data_dir), "--listen", listen, "--log", "text", *options]
-        if within:
-            run = partial(self._run_within, within)
-        else:
-            self._launcher = self._launcher or Launcher(self._environment)
-            run = self._launcher.start
+        run = partial(self._run_within, within) if within else self.launcher().start
         self.all[name] = daemon = Daemon(name, arguments, data_dir, run)
         return daemon
 
@@ -239,7 +245,7 @@ class Swarm:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=self._environment,
+                env=self.environment,
             )
 
     def bootstrap(self, *options: str) -> Daemon:
@@ -315,7 +321,7 @@ class Swarm:
         finally:
             if self._launcher is not None:
                 self._launcher.kill(EXIT_S)  # before we look whom it has started
-            leftovers = list(self._mine())
+            leftovers = list(self.processes())
             for process in leftovers:
                 process.kill()
             psutil.wait_procs(leftovers, 5)
@@ -340,13 +346,14 @@ class Swarm:
         if self._launcher is not None:
             self._launcher.close(EXIT_S)
         deadline = time.monotonic() + ORPHANS_S
-        while list(self._mine()) and time.monotonic() < deadline:
+        while list(self.processes()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def _mine(self) -> Iterator[psutil.Process]:
+    def processes(self) -> Iterator[psutil.Process]:
+        """What runs now and was started here, by whomever."""
         for process in psutil.process_iter():
             try:
-                tagged = process.environ().get(TAG) == self._tag
+                tagged = process.environ().get(TAG) == self.tag
                 if tagged and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
             except psutil.Error:

@@ -47,7 +47,7 @@ def test_nothing_outlives_a_kill(swept_swarm: Swarm, tmp_path: Path) -> None:
     """kill -9: it cannot end anything itself any more, and a daemon's learner may be stopped."""
     process = subprocess.Popen(
         [sys.executable, "-m", "p2pdiloco", "demo", "--nodes", "2", "--preset", "micro", "--no-kill"],
-        env=swept_swarm._environment,
+        env=swept_swarm.environment,
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -60,13 +60,13 @@ def test_nothing_outlives_a_kill(swept_swarm: Swarm, tmp_path: Path) -> None:
         if "trains" in line:
             break
     assert shown and "trains" in shown[-1], "".join(shown)
-    learner = next(p for p in swept_swarm._mine() if "p2pdiloco.learner" in p.cmdline())
+    learner = next(p for p in swept_swarm.processes() if "p2pdiloco.learner" in p.cmdline())
     learner.suspend()
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stderr.close()
     deadline = time.monotonic() + GONE_S
-    while (left := list(swept_swarm._mine())) and time.monotonic() < deadline:
+    while (left := list(swept_swarm.processes())) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     assert left == []
 

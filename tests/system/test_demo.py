@@ -58,7 +58,7 @@ def test_ctrl_c_ends_everything(swept_swarm: Swarm, tmp_path: Path) -> None:
     ]
     process = subprocess.Popen(
         [sys.executable, "-m", "p2pdiloco", *command],
-        env=swept_swarm._environment,
+        env=swept_swarm.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

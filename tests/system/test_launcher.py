@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launcher import Launched, Launcher
+from system_kit import Swarm
 
 END_S = 30.0
 
@@ -34,3 +36,10 @@ def test_nobody_waits_for_a_launcher_that_has_ended(launcher: Launcher, tmp_path
         Launched(launcher, os.getpid()).wait(None)
     with pytest.raises(AssertionError, match="launcher ended"):
         launcher.start(["--version"], tmp_path / "out", tmp_path / "err")
+
+
+def test_a_command_that_hangs_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired, match="p2pdiloco status --json"):
+        Launched(launcher, os.getpid(), ["status", "--json"]).wait(0.01)
+    with Swarm(tmp_path) as swarm, pytest.raises(AssertionError, match=r"p2pdiloco plan --help: did not end"):
+        swarm.command("plan", "--help", timeout_s=0.001)

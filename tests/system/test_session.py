@@ -68,7 +68,7 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv(TAG, swept_swarm._tag)
+    monkeypatch.setenv(TAG, swept_swarm.tag)
     theirs, mine = tmp_path / "new" / "theirs", tmp_path / "mine"
     first = program(theirs)
     joined = until(lambda: address(theirs), "an address")
@@ -168,4 +168,4 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
     notes = list((mine / "node").glob("runs/*/resume.json"))
     assert notes and (notes[0].parent / "learner.safetensors").exists(), "for a session that comes back"
     until(lambda: "left" in str(records(theirs, "shutdown")), "the other daemon leaves")
-    until(lambda: not list(swept_swarm._mine()), "nothing is left")
+    until(lambda: not list(swept_swarm.processes()), "nothing is left")

@@ -18,7 +18,6 @@ import pytest
 from document_reader import Unreadable, blocks, inline, snippets
 from document_runner import ROOT, Reader, Wrong
 from document_words import unknown_flag
-from launcher import Launcher
 from system_kit import Daemon, Swarm
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
@@ -39,7 +38,7 @@ class Library:
 
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
-        self.launcher = swarm._launcher = Launcher(swarm._environment)
+        self.launcher = swarm.launcher()
         self._run: tuple[Daemon, Daemon] | None = None
         self._starting = threading.Lock()
 
@@ -49,7 +48,7 @@ class Library:
         friends: list[Daemon] = []
         reader = Reader(
             folder,
-            self.swarm._environment,
+            self.swarm.environment,
             self.launcher,
             lambda name: self.give(name, reader, friends),
             say,
