@@ -17,12 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import psutil
+from document_ending import EXIT_S, end
 from document_reader import Block, Command, Snippet
 from document_words import (
     PLACEHOLDER,
@@ -42,7 +41,6 @@ ROOT = Path(__file__).parents[3]
 POLL_S = 0.02
 COMMAND_S = 90.0
 READY_S = 90.0
-EXIT_S = 30.0
 OFFERED = ("docs/examples", "node", "bootstrap", "constraints.txt")
 """What of a clone a command finds in the folder where it is typed."""
 BEFORE = """
@@ -354,28 +352,6 @@ class Reader:
         return "\n".join(
             [f"{command.where}: {what}", f"$ {command.text}", output.read_text(errors="replace"), *others]
         )
-
-
-def end(process: Launched | subprocess.Popen[bytes]) -> None:
-    """End a process, and what it started: of a node that ends with it, of a shell it would stay."""
-    started: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        started = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
-    if isinstance(process, subprocess.Popen):
-        for one in started:
-            with suppress(psutil.NoSuchProcess):
-                one.terminate()
-    try:
-        process.wait(EXIT_S)
-    except (subprocess.TimeoutExpired, AssertionError):
-        process.kill()
-    _, left = psutil.wait_procs(started, EXIT_S)
-    for one in left:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    if isinstance(process, subprocess.Popen):
-        process.wait()
 
 
 def stays(command: Command, words: list[str]) -> bool:
