@@ -22,6 +22,7 @@ from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.config.web_address import parse_web
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.lan import announce_runs
+from p2pdiloco.daemon.finding.late_names import look_up_again
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -36,7 +37,7 @@ from p2pdiloco.daemon.process import (
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.run_files.listing import PublishedRun, peers_of, saved_runs
+from p2pdiloco.daemon.run_files.listing import PublishedRun, is_beginning, peers_of, saved_runs
 from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
 from p2pdiloco.daemon.run_files.signing import (
     check_key_is_here,
@@ -64,32 +65,43 @@ def run_bootstrap(settings: BootstrapSettings) -> int:
     # Who has runs to serve does so without those that it once joined.
     has_runs = bool(signed_files(settings.data_dir))
     join = peers_to_join(settings, has_runs)
+    unknown = () if join else settings.join
     settings = structs.replace(settings, join=join)
-    return run_program(lambda stop: _bootstrap(settings, has_runs, stop), settings.log)
+    return run_program(lambda stop: _bootstrap(settings, has_runs, unknown, stop), settings.log)
 
 
-async def _bootstrap(settings: BootstrapSettings, has_runs: bool, stop: asyncio.Event) -> None:
+async def _bootstrap(
+    settings: BootstrapSettings, has_runs: bool, unknown: Sequence[str], stop: asyncio.Event
+) -> None:
+    """Serve until told to stop. `unknown`: names of the DNS, where nobody was found behind them yet."""
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         first = Starting("bootstrap", "", identity.peer_id)
         page = parse_web(settings.web), settings.data_dir, first, settings.web_public
         async with serving(*page) as views:
-            await _open(settings, identity, has_runs, views, stop)
+            await _open(settings, identity, has_runs, unknown, views, stop)
 
 
 async def _open(
-    settings: BootstrapSettings, identity: Identity, has_runs: bool, views: Views, stop: asyncio.Event
+    settings: BootstrapSettings,
+    identity: Identity,
+    has_runs: bool,
+    unknown: Sequence[str],
+    views: Views,
+    stop: asyncio.Event,
 ) -> None:
     # Its address is well known: it relays from the start, and tells others what it sees of them.
     options = P2PDOptions(relay=settings.relay, force_reachability="public")
     transport = await transport_of(settings, identity, options)
     door = FrontDoor(DialBack(transport))
     await unless_stopped(begin(transport, door, settings, has_runs), stop)
+    looking = look_up_again(transport, unknown)
     try:
         if not stop.is_set():
             await unless_stopped(_Bootstrap(settings, transport, door, views, stop).run(), stop)
         logger.info("leaving")
     finally:
+        looking.cancel()
         await transport.close()
 
 
@@ -108,9 +120,11 @@ class _Bootstrap:
         self._settings, self._transport, self._door, self._stop = settings, transport, door, stop
         self._hosts = [peer for peer in peers_of(settings.join) if peer != transport.peer_id]
         files, ids = settings.run_files(), settings.run_ids()
-        if ids and not self._hosts:
+        kept = saved_runs(settings.data_dir)
+        lacking = [wanted for wanted in ids if not any(is_beginning(wanted, run) for run in kept)]
+        if lacking and not self._hosts:
             raise UserError(
-                f"--run {ids[0]} is no file here, and there is nobody to fetch a run from",
+                f"--run {lacking[0]} is no file here, and there is nobody to fetch a run from",
                 "add --join ADDRESS",
             )
         self._owner = owner_here(settings.data_dir)

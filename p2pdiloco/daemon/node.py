@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
@@ -32,6 +32,7 @@ from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.terminal import log_fields, log_line
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.lan import announce_runs
+from p2pdiloco.daemon.finding.late_names import look_up_again
 from p2pdiloco.daemon.finding.peers_file import keep_joined_through, peers_file, save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import Reachability
@@ -86,29 +87,36 @@ def run_node(settings: NodeSettings) -> int:
     dialled = structs.replace(settings, join=settings.join or before)
     has_others = peers_file(settings.data_dir).exists() or (may_be_alone and bool(dialled.join))
     join = peers_to_join(dialled, has_others)
-    given, settings = settings.join, structs.replace(settings, join=join)
-    return run_program(lambda stop: _node(settings, given, may_be_alone, stop), settings.log)
+    told = _Told(settings.join, may_be_alone, () if join else dialled.join)
+    settings = structs.replace(settings, join=join)
+    return run_program(lambda stop: _node(settings, told, stop), settings.log)
 
 
-async def _node(
-    settings: NodeSettings, given: Sequence[str], may_be_alone: bool, stop: asyncio.Event
-) -> None:
-    """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away.
-    `given`: addresses to join through, if any were given; else those of `settings` are of an earlier start.
-    `may_be_alone`: that nobody answers there yet is no mistake.
-    """
+class _Told(Struct, frozen=True):
+    """Directions of this start: whom to join through."""
+
+    given: tuple[str, ...]
+    """Addresses that were given now; empty: those of the settings are of an earlier start."""
+    may_be_alone: bool
+    """True: that nobody answers yet is no mistake. Else a person says now whom to join through."""
+    unknown: tuple[str, ...]
+    """Names of the DNS, where nobody was found behind them yet."""
+
+
+async def _node(settings: NodeSettings, told: _Told, stop: asyncio.Event) -> None:
+    """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away."""
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
-        keep_joined_through(settings.data_dir, given)
+        keep_joined_through(settings.data_dir, told.given)
         try_paths(settings)
         first = Starting("node", settings.name, identity.peer_id)
         async with serving(parse_web(settings.web), settings.data_dir, first) as views:
-            await _join(settings, may_be_alone, identity, views, stop)
+            await _join(settings, told, identity, views, stop)
 
 
 async def _join(
-    settings: NodeSettings, may_be_alone: bool, identity: Identity, views: Views, stop: asyncio.Event
+    settings: NodeSettings, told: _Told, identity: Identity, views: Views, stop: asyncio.Event
 ) -> None:
     recent = RecentLines()
     configure_logging(plain(settings.log), recent=recent)
@@ -118,7 +126,7 @@ async def _join(
     approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
     own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
     async with owned(settings, stop) as controls:
-        stay = _Stay(identity, approval, recent, views, controls, stop, may_be_alone)
+        stay = _Stay(identity, approval, recent, views, controls, stop, told)
         run = settings.run
         while True:
             views.enter(Starting("node", settings.name, identity.peer_id, controls), controls)
@@ -141,12 +149,11 @@ class _Stay:
         views: Views,
         controls: NodeControls,
         stop: asyncio.Event,
-        may_be_alone: bool,
+        told: _Told,
     ) -> None:
-        """`may_be_alone`: else a person says now whom to join through, so that nobody there is a mistake."""
         self._identity, self._approval, self._recent = identity, approval, recent
         self._views, self._controls, self._stop = views, controls, stop
-        self._may_be_alone = may_be_alone
+        self._may_be_alone, self._names = told.may_be_alone, told.unknown
 
     async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
         """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
@@ -164,6 +171,7 @@ class _Stay:
         if stop.is_set():
             await transport.close()
             return ""
+        looking = look_up_again(transport, self._names)
         try:
             print_addresses(transport.addresses(), "node")
             save_own_addresses(settings.data_dir, transport.addresses())
@@ -181,6 +189,7 @@ class _Stay:
             await _membership(settings, peer, self._recent, found, self._views, self._controls, stop)
             return found[0].id
         finally:
+            looking.cancel()
             await transport.close()
 
 

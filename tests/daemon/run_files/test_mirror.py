@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -291,10 +291,15 @@ async def test_another_owner_s_run_of_the_name_of_a_kept_one_is_told_of(
     assert str(run_folder(tmp_path / "second", kept.id)) in caplog.text
 
 
-async def test_a_wanted_id_needs_somebody_to_fetch_from(hub: MemoryNetwork, tmp_path: Path) -> None:
-    settings = BootstrapSettings(data_dir=tmp_path, run=(Path("0123456789abcdef"),))
-    with pytest.raises(UserError, match="nobody to fetch a run from"):
-        _Bootstrap(settings, cast(Any, hub.transport("me")), FrontDoor(None), VIEWS, asyncio.Event())
+async def test_a_wanted_id_needs_somebody_to_fetch_from_or_to_be_kept(
+    hub: MemoryNetwork, tmp_path: Path
+) -> None:
+    (kept,) = await served_runs(tmp_path, micro(tmp_path))
+    for wanted, is_kept in (("0123456789abcdef", False), (kept.id, True), (kept.id[:12], True)):
+        settings = BootstrapSettings(data_dir=tmp_path, run=(Path(wanted),))
+        refused = pytest.raises(UserError, match=f"--run {wanted} is no file here, and there is nobody to")
+        with nullcontext() if is_kept else refused:
+            _Bootstrap(settings, cast(Any, hub.transport("me")), FrontDoor(None), VIEWS, asyncio.Event())
 
 
 async def test_no_more_runs_are_fetched_than_are_listed_nor_two_into_one_folder(
