@@ -95,6 +95,9 @@ def test_who_disagrees_in_every_round_loses_its_weight() -> None:
         trust = trust_of(rounds, agreement)
         weights = {learner: weight(values[-1]) for (_, learner), values in trust.items()}
         assert weights == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
+    slow, quick = (trust_of(rounds, prior=prior)[0, 4] for prior in (10.0, 1.0))
+    assert slow[0] == pytest.approx(0.8, abs=0.01) and weight(quick[0]) == 0.0
+    assert quick[-1] == pytest.approx(slow[-1], abs=0.1)
     mean = sum(delta.delta / delta.delta.norm() for delta in sent[1:4])
     rest = with_the_rest(rounds[-1].cosines, [1.0, 1.0, 1.0, 1.0, 0.0])
     assert rest[0] == pytest.approx(

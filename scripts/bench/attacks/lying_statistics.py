@@ -28,6 +28,8 @@ SAMPLES = (1 << 12, 1 << 16, 1 << 18)
 """Elements of samples on which cosines are worked out as well, where a fragment has twice as many."""
 KEEP = 0.9
 """Share of an average over rounds that the next round leaves."""
+PRIOR = 1 / (1 - KEEP)
+"""Rounds that the trust with which everybody begins is worth: so many make a plain moving average."""
 FULL, NOTHING = 0.5, 0.1
 """Average of the relative agreement from which on a learner weighs in full, and below which it has no
 weight."""
@@ -143,16 +145,19 @@ def weight(trust: float) -> float:
     return min(1.0, max(0.0, (trust - NOTHING) / (FULL - NOTHING)))
 
 
-def trust_of(rounds: Iterable[Seen], agreement: Agreement = with_most) -> Trust:
-    """Follow the trust in every learner; everybody begins with 1."""
+def trust_of(rounds: Iterable[Seen], agreement: Agreement = with_most, prior: float = PRIOR) -> Trust:
+    """Follow the trust in every learner, which begins with 1. `prior`: rounds that this is worth."""
     found: Trust = defaultdict(list)
-    state: dict[tuple[int, int], float] = {}
+    state: dict[tuple[int, int], tuple[float, float]] = {}
     for round_ in rounds:
         keys = [(round_.fragment, learner) for learner in round_.learners]
-        weights = [weight(state.get(key, 1.0)) for key in keys]
-        for key, value in zip(keys, relative(agreement(round_.cosines, weights)), strict=True):
-            state[key] = KEEP * state.get(key, 1.0) + (1 - KEEP) * min(1.0, max(-1.0, value))
-            found[key].append(state[key])
+        sums = [state.get(key, (prior, prior)) for key in keys]
+        weights = [weight(total / count if count else 1.0) for total, count in sums]
+        values = relative(agreement(round_.cosines, weights))
+        for key, (total, count), value in zip(keys, sums, values, strict=True):
+            total, count = KEEP * total + min(1.0, max(-1.0, value)), KEEP * count + 1
+            state[key] = total, count
+            found[key].append(total / count)
     return dict(found)
 
 
@@ -182,10 +187,10 @@ def cosines_of(run: Run, liars: int) -> Iterator[float]:
             yield from (round_.cosines[i][j] for j in range(i) if lying[i] + lying[j] == liars)
 
 
-def trusted(run: Run, agreement: Agreement) -> list[str]:
+def trusted(run: Run, agreement: Agreement, prior: float = PRIOR) -> list[str]:
     """Cells on trust: the least that an honest learner ever has, liars' at the end, and the versions until
     liars weigh half and nothing: until all do, in all fragments."""
-    trust = trust_of(run.rounds, agreement)
+    trust = trust_of(run.rounds, agreement, prior)
     honest = [value for (_, learner), values in trust.items() if learner not in run.liars for value in values]
     liars = [values for (_, learner), values in trust.items() if learner in run.liars]
     if not liars:
@@ -199,7 +204,7 @@ def trusted(run: Run, agreement: Agreement) -> list[str]:
     return [f"{min(honest):.2f}", f"{last:.2f}", f"{versions(0.5)}, {versions(0.0)}"]
 
 
-def row(run: Run) -> list[str]:
+def row(run: Run, prior: float = PRIOR) -> list[str]:
     """Cells of a run."""
     cells = [run.name, *(quantiles(cosines_of(run, liars)) for liars in (0, 1, 2))]
     for figure, after in (
@@ -208,7 +213,7 @@ def row(run: Run) -> list[str]:
         (lambda seen_: seen_.momentum, 1),
     ):
         cells += [quantiles(values_of(run, liars, figure, after)) for liars in (False, True)]
-    return [*cells, *trusted(run, with_most), *trusted(run, with_the_rest)]
+    return [*cells, *trusted(run, with_most, prior), *trusted(run, with_the_rest, prior)]
 
 
 HEAD = [
@@ -225,13 +230,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--versions", metavar="FIRST-LAST", default="1-1000000")
+    parser.add_argument("--prior", type=float, default=PRIOR, help="rounds that the first trust is worth")
     chosen = parser.parse_args()
     first, last = (int(word) for word in chosen.versions.split("-"))
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
     for file in chosen.files:
         run = msgspec.json.decode(file.read_bytes(), type=Run)
         rounds = [round_ for round_ in run.rounds if first <= round_.number <= last]
-        print("| " + " | ".join(row(msgspec.structs.replace(run, rounds=rounds))) + " |", flush=True)
+        print(
+            "| " + " | ".join(row(msgspec.structs.replace(run, rounds=rounds), chosen.prior)) + " |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
