@@ -73,10 +73,16 @@ def norm(values: Tensor) -> float:
 
 def _wide_norm(values: Tensor) -> float:
     """Length by squares in fp64, where squares of fp32 are exact."""
-    sums = torch.zeros(_FEW << 8, dtype=torch.float64)
-    for start in range(0, len(values), len(sums)):
-        wide = values[start : start + len(sums)].double()
-        sums[: len(wide)].add_(wide.mul_(wide))
+    low, high = torch.aminmax(values)
+    if low == high == 0:  # as most pieces of a sparse contribution
+        return 0.0
+    width = min(1 << len(values).bit_length() - 1, _WIDTH // 4)
+    sums = torch.zeros(width, dtype=torch.float64)
+    for part in torch.split(values, width):
+        sums[: len(part)].add_(part.double().square_())
+    while width > _FEW:
+        width //= 2
+        sums = sums[:width].add_(sums[width:])
     return math.sqrt(math.fsum(sums.tolist()))
 
 

@@ -78,6 +78,10 @@ def test_the_norm_is_the_same_where_small_numbers_are_made_zero() -> None:
         torch.set_flush_denormal(False)
 
 
+def test_nothing_has_no_length() -> None:
+    assert [norm(torch.zeros(numel)) for numel in (0, 10, 1000, 70_000)] == [0.0] * 4
+
+
 def test_not_a_number_and_infinity_have_no_length() -> None:
     for wrong in (math.nan, math.inf):
         assert not norm(torch.full((1000,), wrong)) < math.inf
