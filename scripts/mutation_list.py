@@ -5,6 +5,7 @@ Most are made at the border of the core (what goes in, what comes out), so that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -196,24 +197,25 @@ def a_merged_contribution_is_admitted_again(patch: Patch) -> None:
     patch.set(Inbox, "fits", lambda self, held: True)
 
 
+def merge_inputs(patch: Patch, alter: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Let workers merge other inputs than those that they were given, and measured."""
+    usual = Worker._parts
+
+    def parts(self: Worker, effect: Any) -> tuple[Any, ...]:
+        wrong = isinstance(effect, fx.Merge) and len(effect.inputs) > 1
+        return usual(self, change(effect, inputs=alter(effect.inputs)) if wrong else effect)
+
+    patch.set(Worker, "_parts", parts)
+
+
 @mutation("calm", 3, 5, "nothing-twice")
 def one_input_is_merged_twice(patch: Patch) -> None:
-    def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.Merge) and effect.inputs:
-            return [change(effect, inputs=(*effect.inputs, effect.inputs[0]))]
-        return [effect]
-
-    each_effect(patch, alter)
+    merge_inputs(patch, lambda inputs: (*inputs, inputs[0]))
 
 
 @mutation("calm", 3, 10, "right-base", "stuck")
 def one_input_is_left_out_of_the_merge(patch: Patch) -> None:
-    def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.Merge) and len(effect.inputs) > 1:
-            return [change(effect, inputs=effect.inputs[1:])]
-        return [effect]
-
-    each_effect(patch, alter)
+    merge_inputs(patch, lambda inputs: inputs[1:])
 
 
 @mutation("calm", 3, 5, "nothing-twice", "right-base", "stuck")

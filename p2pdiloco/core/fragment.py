@@ -9,7 +9,7 @@ from p2pdiloco.core.api.messages import Announce, Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.scale import longest_after
+from p2pdiloco.core.chain.scale import strange_after
 from p2pdiloco.core.chain.witnesses import Witnesses
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
@@ -178,7 +178,7 @@ class Fragment:
 
     def _say_if_too_long(self, length: float) -> None:
         """Say that our own contribution will be cut, or refused: first at once, then ever more rarely."""
-        longest = longest_after(self.chain.header)
+        longest = strange_after(self.chain.header)
         self._too_long = self._too_long + 1 if length > longest else 0
         if self._too_long.bit_count() == 1:
             words = f"our own work is {length / longest:.2g} times as long as any that counts in full: "

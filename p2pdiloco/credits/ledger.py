@@ -13,7 +13,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
+from p2pdiloco.core.api.types import LEAST_TRUST, NEVER, Contributor, Stamp
 from p2pdiloco.core.chain.scale import MOST_GAP
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
 from p2pdiloco.credits.records import HistoryRecord
@@ -120,8 +120,15 @@ class FragmentLedger:
         self.number, self.digest = header.number, digest
 
     def _weights(self, parts: Iterable[Contributor], number: int) -> list[tuple[int, int]]:
-        """List (tokens claimed, versions that it may make up for) of every part."""
-        return [(part.tokens, 1 + min(MOST_GAP, self._gap(part.learner, number) or 0)) for part in parts]
+        """List (tokens claimed, versions that it may make up for) of every part. Nothing counts of whom its
+        syncer does not trust."""
+        return [
+            (
+                part.tokens if part.trust > LEAST_TRUST else 0,
+                1 + min(MOST_GAP, self._gap(part.learner, number) or 0),
+            )
+            for part in parts
+        ]
 
     def _gap(self, learner: str, number: int) -> int | None:
         """Count the versions between a learner's last one and that number; None: the chain has no watermark

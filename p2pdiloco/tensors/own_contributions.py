@@ -17,20 +17,18 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE
+from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE
 from p2pdiloco.tensors.payload import check_magnitude
 from p2pdiloco.tensors.portable import norm
 
 
 class Encoded(Struct, frozen=True):
-    """A pseudo-gradient, or a partial merge, as it goes over the wire."""
+    """A pseudo-gradient as it goes over the wire."""
 
     payload: bytearray
     digest: bytes
     length: float = 0.0
-    """Length (L2) of a pseudo-gradient."""
-    cut: tuple[int, ...] = ()
-    """Indices of the inputs of a partial merge that were cut, as they were too long."""
+    """Length (L2); 0: not known."""
 
 
 class Residual:

@@ -9,7 +9,7 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.hashing import Hash, content_digest
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE
+from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE
 from p2pdiloco.tensors.unsound import Unsound
 
 READ_TILE = 1 << 20

@@ -23,20 +23,25 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout, gather
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
+from p2pdiloco.tensors.merging.inputs import Findings, Given, add_up
+from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE, Accumulator
+from p2pdiloco.tensors.merging.partial import Work, check_partial, encode_partial
 from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
-from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions, Residual
-from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
+from p2pdiloco.tensors.own_contributions import OwnContributions, Residual
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
 from p2pdiloco.tensors.portable import norm
 from p2pdiloco.tensors.state import EMPTY, FirstLengths, FragmentState, Loan, Pin, check_stated, shorten
-from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
+from p2pdiloco.tensors.unsound import Unsound
 
 _MAX_STATE = 2.0**100
 
 
-Input = tuple[Payload, int, int]
-"""A contribution to a merge: payload, tokens, inner steps."""
+class PartialMerge(Struct, frozen=True):
+    """Sums of a group's contributions, encoded."""
+
+    payload: bytearray
+    digest: bytes
+    found: Findings
 
 
 class MergeResult(Struct, frozen=True):
@@ -47,8 +52,7 @@ class MergeResult(Struct, frozen=True):
     state_digest: bytes
     norm: float
     """Length (L2) of the update, as everybody decodes it."""
-    cut: tuple[int, ...] = ()
-    """Indices of inputs that were cut: too long."""
+    found: Findings
 
 
 class Vault:
@@ -183,51 +187,55 @@ class Vault:
         self,
         fragment: int,
         payload: Payload,
-        work: Iterable[tuple[int, int]],
+        work: Iterable[Work],
         limits: MergeLimits = NO_LIMITS,
     ) -> None:
-        """Judge a group's partial merge on receipt: see `tensors.partial.check_partial`."""
+        """Judge a group's partial merge on receipt: see `tensors.merging.partial.check_partial`."""
         check_partial(self.layouts[fragment], payload, work, self._period, self._delta, limits)
 
     def merge_partial(
         self,
         fragment: int,
-        inputs: Sequence[Input],
+        inputs: Sequence[Given],
         partials: Sequence[Payload],
         limits: MergeLimits = NO_LIMITS,
-    ) -> Encoded:
-        """Add up contributions, then partials, in the given order. State and spare are not touched.
+        seed: bytes = b"",
+    ) -> PartialMerge:
+        """Add up contributions, then partials, in the given order. State and spare are not touched. `seed`:
+        as of `merge`.
 
         Raises:
             UnusableInputs: as `merge`.
         """
-        accumulator = self._accumulate(fragment, inputs, partials, limits)
+        accumulator, found = self._accumulate(fragment, inputs, partials, limits, seed)
         payload = encode_partial(accumulator)
-        return Encoded(payload, content_digest(payload), cut=tuple(accumulator.cut))
+        return PartialMerge(payload, content_digest(payload), found)
 
     def merge(
         self,
         fragment: int,
         number: int,
-        inputs: Sequence[Input],
+        inputs: Sequence[Given],
         partials: Sequence[Payload] = (),
         longest_steps: int | None = None,
         limits: MergeLimits = NO_LIMITS,
+        seed: bytes = b"",
     ) -> MergeResult:
         """Merge contributions, then partials, in the given order and make version `number` in the spare.
 
         `longest_steps`: inner steps of the longest contribution, those in the partials too; None, where there
-        are no partials: of the inputs. `limits` are those of the committed version.
+        are no partials: of the inputs. `limits` are those of the committed version; `seed` draws the
+        sample on which inputs are compared.
 
         Raises:
-            UnusableInputs: those at fault, as `check_payload` or `tensors.partial.decode_partial`, or
+            UnusableInputs: those at fault, as `check_payload` or `tensors.merging.partial.decode_partial`, or
                 "implausible-tokens", or "out-of-range" for absurd lengths; the spare is then empty.
         """
         if longest_steps is None:
             invariant(not partials, "partials do not say how long their contributions are")
-            longest_steps = max((steps for _, _, steps in inputs), default=0)
+            longest_steps = max((given[2] for given in inputs), default=0)
         self._begin_next(fragment, number)
-        accumulator = self._accumulate(fragment, inputs, partials, limits)
+        accumulator, found = self._accumulate(fragment, inputs, partials, limits, seed)
         delta = self._delta[: self.layouts[fragment].numel]
         accumulator.result(delta)
         left_out = self._left_out_of_updates(fragment)
@@ -241,7 +249,7 @@ class Vault:
         if left_out is not None:
             left_out.pend(delta, self._decoded[: len(delta)])
         length = norm(self._decoded[: len(delta)])
-        return MergeResult(update, content_digest(update), digest, length, tuple(accumulator.cut))
+        return MergeResult(update, content_digest(update), digest, length, found)
 
     def apply(
         self, fragment: int, number: int, update: Buffer, longest_steps: int, stated: float | None = None
@@ -332,30 +340,17 @@ class Vault:
         return state
 
     def _accumulate(
-        self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload], limits: MergeLimits
-    ) -> Accumulator:
+        self,
+        fragment: int,
+        inputs: Sequence[Given],
+        partials: Sequence[Payload],
+        limits: MergeLimits,
+        seed: bytes,
+    ) -> tuple[Accumulator, Findings]:
         layout = self.layouts[fragment]
         accumulator = Accumulator(layout, self._period, self._sums, limits)
-        delta = self._delta[: layout.numel]
-        faults: dict[int, Unsound] = {}
-        for index, (payload, tokens, inner_steps) in enumerate(inputs):
-            try:
-                for content, start, stop in parts_of(self._contribution, payload, layout.numel):
-                    check_magnitude(self._contribution, content, stop - start)
-                    self._contribution.decode(content, delta[start:stop])
-                accumulator.add(delta, tokens, inner_steps)
-            except Unsound as error:
-                faults[index] = error
-        for index, payload in enumerate(partials, len(inputs)):
-            try:
-                part = decode_partial(layout, payload, delta)
-            except Unsound as error:
-                faults[index] = error
-            else:
-                accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
-        if faults:
-            raise UnusableInputs(faults)
-        return accumulator
+        scratch = self._delta[: layout.numel]
+        return accumulator, add_up(accumulator, self._contribution, inputs, partials, scratch, seed)
 
     def _begin_next(self, fragment: int, number: int) -> None:
         self._committed(fragment, number - 1)

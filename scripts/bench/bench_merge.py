@@ -25,7 +25,7 @@ from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.layout import FragmentLayout, Piece, plan_fragments
-from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.outer import outer_step
 from p2pdiloco.tensors.vault import Vault
 

@@ -119,9 +119,12 @@ def child(
     somebody who signed for all learners."""
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
     before = TABLES.get(parent.digest(), marks_of(()))
-    unsigned = (replace(p, after=before.stamp(p.learner)) for p in odd.pop("contributors", parts))
+    unsigned = (
+        replace(p, after=before.stamp(p.learner), trust=before.trust(p.learner))
+        for p in odd.pop("contributors", parts)
+    )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)
-    usual = scale.after(chain_to(parent), merged, 0.0, config(parent.fragment + 1))
+    usual = scale.after(chain_to(parent), merged, config(parent.fragment + 1))
     values: dict[str, Any] = {
         "run": RUN,
         "group": WHOLE_RUN,
@@ -137,6 +140,7 @@ def child(
         "codec": "bf16",
         "contributors": merged,
         "unit": usual.unit,
+        "limits": scale.limits_after(chain_to(parent), config(parent.fragment + 1)),
     }
     marks = before.after(parent.number + 1, merged)
     header = VersionHeader(**(values | {"table": marks.digest} | odd))

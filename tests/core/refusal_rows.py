@@ -156,10 +156,10 @@ class Above:
         learners = sorted(
             peer for leaf in self.seat.electorate.children[group or self.child] for peer in leaves[leaf]
         )
-        marks = [(learner, self.chain.watermark(learner)) for learner in learners]
+        marks, trust = [(who, self.chain.watermark(who)) for who in learners], self.chain.marks.trust
         return tuple(
-            signed_part(Contributor(learner, Stamp(1, mark.sequence + 1), 40, 4, mark))
-            for learner, mark in marks
+            signed_part(Contributor(who, Stamp(1, mark.sequence + 1), 40, 4, mark, trust=trust(who)))
+            for who, mark in marks
         )
 
     def label(self, **odd: Any) -> PartialHeader:

@@ -147,6 +147,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
     VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
     VersionFault.UNBACKED: of_a_stranger,
+    VersionFault.FALSE_TRUST: lambda: fetched(odd(contributors=part())),
     VersionFault.FALSE_TABLE: lambda: fetched(odd(table=bytes(32))),
     VersionFault.FALSE_SCALE: lambda: fetched(odd(unit=41)),
     VersionFault.OUT_OF_SCALE: lambda: fetched(odd(norm=math.inf)),

@@ -22,7 +22,7 @@ from p2pdiloco.core.groups.electorates import UpperElectorate
 from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import Identity
-from p2pdiloco.tensors.partial import partial_bytes
+from p2pdiloco.tensors.merging.partial import partial_bytes
 
 NAMES = ("one", "two", "three", "four", "five")
 

@@ -12,8 +12,8 @@ from p2pdiloco.core.chain.scale import heaviest_units
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.merge import Accumulator, contribution_weight
-from p2pdiloco.tensors.partial import check_partial, encode_partial
+from p2pdiloco.tensors.merging.merge import Accumulator, contribution_weight
+from p2pdiloco.tensors.merging.partial import check_partial, encode_partial
 from p2pdiloco.tensors.state import first_length
 from p2pdiloco.tensors.unsound import UnusableInputs
 from p2pdiloco.tensors.vault import Vault
@@ -156,6 +156,6 @@ def test_a_state_far_beyond_version_0_is_not_taken(part: int) -> None:
 def test_whose_contribution_was_cut_is_known() -> None:
     made, part = vault(), codec("fp32")
     inputs = [(bytes(part.encode(scale * unit(seed))), 40, 4) for seed, scale in enumerate((1.0, 100.0, 2.0))]
-    assert made.merge(0, 1, inputs, limits=LIMITS).cut == (1,)
-    assert made.merge_partial(0, inputs, [], LIMITS).cut == (1,)
+    assert made.merge(0, 1, inputs, limits=LIMITS).found.cut == (1,)
+    assert made.merge_partial(0, inputs, [], LIMITS).found.cut == (1,)
     assert made.own.encode(0, torch.zeros(LAYOUT.numel), 100 * unit(1)).length == pytest.approx(100)

@@ -149,7 +149,8 @@ class Release(Effect, frozen=True):
 
 
 class MergeInput(Struct, frozen=True):
-    """Contribution of a merge; the worker computes its weight, tokens^2 / inner steps as in the paper."""
+    """Contribution of a merge; the worker computes its weight, tokens^2 / inner steps as in the paper, times
+    its trust weight."""
 
     contributor: Contributor
     ticket: Ticket
@@ -169,6 +170,8 @@ class Merge(Effect, frozen=True):
     longest_steps: int
     """Inner steps of the longest of all these contributions, those of the groups too."""
     limits: MergeLimits = NO_LIMITS
+    seed: bytes = b""
+    """Seed by which the sample is drawn on which contributions are compared."""
 
 
 class MergePartial(Effect, frozen=True):
@@ -181,6 +184,8 @@ class MergePartial(Effect, frozen=True):
     inputs: tuple[MergeInput, ...]
     partials: tuple[Ticket, ...]
     limits: MergeLimits = NO_LIMITS
+    seed: bytes = b""
+    """Seed, as of `Merge`."""
 
 
 # --- updates and states ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
-from p2pdiloco.core.api.types import Head, SignedOffer, Stamp, Ticket, Vouch, Watermark
+from p2pdiloco.core.api.types import UNMEASURED, Head, SignedOffer, Stamp, Ticket, Vouch, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 
 
@@ -187,6 +187,15 @@ class PayloadBroken(Event, frozen=True):
     verdict: Verdict
 
 
+class Measured(Struct, frozen=True):
+    """Findings of a merge about one of its contributions."""
+
+    length: float
+    """Length (L2) before it was cut."""
+    score: int = UNMEASURED
+    """Agreement with the others (`tensors.merging.agreement`)."""
+
+
 class PartialMerged(Event, frozen=True):
     """Sum of our group's contributions, made by the merge worker."""
 
@@ -198,6 +207,8 @@ class PartialMerged(Event, frozen=True):
     payload_bytes: int
     cut: tuple[str, ...] = ()
     """Learners whose contributions were cut, as they were too long."""
+    measured: tuple[Measured, ...] = ()
+    """Findings about its inputs, in their order; empty: nothing was measured."""
 
 
 class PartialFailed(Event, frozen=True):
@@ -227,6 +238,8 @@ class Merged(Event, frozen=True):
     """Length (L2) of the update."""
     cut: tuple[str, ...] = ()
     """Learners whose contributions were cut, as they were too long."""
+    measured: tuple[Measured, ...] = ()
+    """Findings about its inputs, as of `PartialMerged`."""
 
 
 class MergeFailed(Event, frozen=True):

@@ -10,7 +10,7 @@ MAX_INNER_STEPS = 1 << 32
 counts."""
 MAX_WEIGHT = 1 << 62
 """Limit of a contribution's weight, tokens^2 / inner steps: two thousand million tokens in one inner step.
-With `tensors.merge.MIN_LENGTH` it keeps every sum of a merge inside fp32's range."""
+With `tensors.merging.merge.MIN_LENGTH` it keeps every sum of a merge inside fp32's range."""
 MOST_PERIODS = 1 << 20
 """Limit of a contribution's inner steps as a multiple of H: years of absence."""
 

@@ -224,6 +224,8 @@ class VersionFault(Reason):
     """Version whose unit or reach is not what follows from its parent."""
     OUT_OF_SCALE = "out-of-scale"
     """Version with numbers that no chain can have, an update that is too long, or one not as stated."""
+    FALSE_TRUST = "false-trust"
+    """Version whose trust weights do not follow from its parent, or whose measurements cannot be."""
     FALSE_STAMP = "false-stamp"
     FALSE_LABEL = "false-label"
     """Version that names a contribution which its learner did not sign."""

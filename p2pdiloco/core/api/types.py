@@ -117,8 +117,17 @@ class WorkLabel(Wire, frozen=True):
     payload_digest: Digest
 
 
+FULL_TRUST, LEAST_TRUST = 64, 1
+"""Most and least trust weight (`core.chain.trust_weight`): parts of a contribution's weight that count."""
+UNMEASURED = -128
+"""Score of a contribution in a round that is too small to tell how far anybody agrees with the others."""
+USUAL_SCORE, LEAST_SCORE, MOST_SCORE = 64, -64, 80
+"""Score of a usual contribution, and the ends of scores: nobody can save up trust for later."""
+
+
 class Contributor(Wire, frozen=True):
-    """Part of one learner in a merge."""
+    """Part of one learner in a merge. What follows its signature is the word of the syncer that measured
+    it."""
 
     learner: PeerId
     stamp: Stamp
@@ -129,6 +138,12 @@ class Contributor(Wire, frozen=True):
     payload_digest: Digest = bytes(32)
     signature: Signature = b""
     """The learner's, of its `WorkLabel`."""
+    trust: Annotated[int, Meta(ge=LEAST_TRUST, le=FULL_TRUST)] = FULL_TRUST
+    """Trust weight with which it was merged."""
+    length: float = 0.0
+    """Length (L2) before it was cut; 0: none, or not known."""
+    score: Annotated[int, Meta(ge=UNMEASURED, le=127)] = UNMEASURED
+    """Agreement with the others of its round (`tensors.merging.agreement`)."""
 
     def work(self, run: str, fragment: int) -> WorkLabel:
         """Make what its learner signs."""
@@ -149,6 +164,8 @@ class Watermark(Wire, frozen=True):
     """Versions since then that have a contribution of it."""
     voter: Count = 0
     """Version since which it votes; 0: it does not yet (`core.chain.watermarks`)."""
+    agreement: Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)] = 0
+    """Slow mean of how far its contributions agree with the others' (`core.chain.trust_weight`)."""
 
 
 def table_digest(table: tuple[Watermark, ...]) -> bytes:

@@ -13,11 +13,13 @@ from p2pdiloco.core.api.plausible import plausible_work
 from p2pdiloco.core.api.types import (
     EMPTY_TABLE,
     MAX_CONTRIBUTORS,
+    NO_LIMITS,
     Contributor,
     Count,
     Digest,
     GroupId,
     Head,
+    MergeLimits,
     PeerId,
     RunId,
     Signature,
@@ -50,6 +52,7 @@ class ShortHeader(Wire, frozen=True):
     unit: Count
     norm: float
     reach: float
+    limits: MergeLimits
 
     def digest(self) -> bytes:
         """Compute SHA-256 of the canonical encoding: the digest of the version."""
@@ -88,7 +91,9 @@ class VersionHeader(Wire, frozen=True):
     norm: float = 0.0
     """Length (L2) of the outer update, as its syncer found it; of version 0, its own, about."""
     reach: float = 0.0
-    """Length of a usual update; 0: not known, and nothing is cut."""
+    """Length of a usual contribution; 0: not known, and nothing is cut."""
+    limits: MergeLimits = NO_LIMITS
+    """Limits by which its contributions were merged, which follow from its parent."""
 
     def short(self) -> ShortHeader:
         """Make what stands for it wherever it is named or signed: contributors by their one digest."""

@@ -1,8 +1,8 @@
 """Scale of a chain: what is usual in its versions, against which the numbers of one member are measured.
 
 Members say themselves how many tokens their work took, and how long it is, nobody can know. So every header
-carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of a usual
-update. They follow from the parent's header and from what was merged, so that whoever has the parent works
+carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of a
+usual one. They follow from the parent's header and from what was merged, so that whoever has the parent works
 them out anew (`after`), and refuses another value. What is beyond them is cut: it counts, weighs and moves no
 more than a generous member's work would.
 
@@ -12,10 +12,11 @@ more than a generous member's work would.
 - *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more than
   a third of a merge to which all others bring usual ones (the run may say other numbers). Where members are
   known, by invite or list, H inner steps weigh in full: there an honest learner may be much the fastest
-- length: a contribution is cut to 8 times the reach
+- length: a contribution is cut to three times the reach
+- who is not trusted (`core.chain.trust_weight`) counts and measures nothing
 
-The median of a round's tokens moves the unit, by an eighth at most: so fewer than half of a round cannot
-move it, and of two the smaller counts.
+The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half of a
+round cannot move them, and of two the smaller counts.
 
 Rules: docs/protocol/weights.md, section 2.
 """
@@ -29,9 +30,18 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.reasons import VersionFault
-from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, NO_LIMITS, Contributor, MergeLimits, Stamp, Watermark
+from p2pdiloco.core.api.types import (
+    LEAST_TRUST,
+    MAX_CONTRIBUTORS,
+    NO_LIMITS,
+    Contributor,
+    MergeLimits,
+    Stamp,
+    Watermark,
+)
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.trust_weight import plausible
 from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 
 COUNTED_UNITS = 8
@@ -42,14 +52,19 @@ MOST_GAP = 63
 """Limit of versions between two contributions of a learner that are made up for."""
 MOST_GROWTH = 256
 """Limit of the unit, as a multiple of that of version 0: H inner steps."""
-LONGEST = 8.0
+LONGEST = 3.0
 """Length to which a contribution is cut, as a multiple of the reach."""
+FIRST_LONGEST = 8.0
+"""Length to which one is cut in version 1, before which none was measured."""
 FIRST_REACH = 0.25
 """Reach of version 0, as a share of its own length: first strides of twice that are not cut."""
-CROWD = 16
-"""Number of contributions from which on a plain mean of them is so short that the limit grows with them."""
+SHORT = 8
+"""Divisor of H: contributions of fewer inner steps say little about what is usual."""
 FASTEST = 8
 """Divisor of a step: unit and reach move by so small a part of the way to the newest value."""
+FINDING_VERSIONS, FINDING = 16, 2
+"""Versions at a run's beginning in which the reach moves by a larger part: what is usual is not known yet.
+It comes from above: while learning rates warm up, lengths grow tenfold from one version to the next."""
 REACHES = 2.0**-20, 2.0**10
 """Least and largest reach, as multiples of version 0's length. No run needs others, and none gets stuck."""
 MOST_SEQUENCE = 1 << 16
@@ -103,19 +118,20 @@ def heaviest_units(learners: int, config: CoreConfig) -> float:
 
 
 def longest_after(header: VersionHeader) -> float:
-    """Compute the length of a contribution to a child of this version at most.
-
-    A plain mean of many is shorter than its parts, like 1/sqrt(number): so is the reach, and they are longer.
-    """
-    longest = LONGEST * header.reach * max(1.0, math.sqrt(len(header.contributors) / CROWD))
-    return longest or math.inf
+    """Compute the length of a contribution to a child of this version at most."""
+    return (LONGEST if header.number else FIRST_LONGEST) * header.reach or math.inf
 
 
-def after(chain: Chain, contributors: tuple[Contributor, ...], norm: float, config: CoreConfig) -> Scale:
-    """Compute the figures of the version that merges this into the chain's head. `norm`: the length of its
-    update, as the syncer states it."""
+def strange_after(header: VersionHeader) -> float:
+    """Compute the length beyond which a contribution to a child of this version is hardly of a learner that
+    still learns."""
+    return FIRST_LONGEST * header.reach or math.inf
+
+
+def after(chain: Chain, contributors: tuple[Contributor, ...], config: CoreConfig) -> Scale:
+    """Compute the figures of the version that merges this into the chain's head."""
     tokens, unit = _counted(chain, contributors, config)
-    return Scale(tokens, unit, _next_reach(chain.header, norm, config))
+    return Scale(tokens, unit, _next_reach(chain.header, contributors, config))
 
 
 _known: list[tuple[VersionHeader, tuple[Contributor, ...], tuple[int, int]]] = []
@@ -139,6 +155,8 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
     most = min(COUNTED_WEIGHTS * limits_after(chain, config).most_tokens, COUNTED_UNITS * unit)
     most = max(most, COUNTED_WEIGHTS * first)
     for part in parts:
+        if part.trust == LEAST_TRUST:
+            continue
         last = chain.merged_at(part.learner)
         share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
         usual.append(part.tokens // share)
@@ -152,13 +170,26 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
     return tokens, min(max(1, unit), MOST_GROWTH * first)
 
 
-def _next_reach(parent: VersionHeader, norm: float, config: CoreConfig) -> float:
+def _next_reach(parent: VersionHeader, parts: tuple[Contributor, ...], config: CoreConfig) -> float:
     """Floating-point operations that have one result everywhere: no sum is reordered, nothing is fused."""
     first, reach = config.genesis_versions[parent.fragment].header.norm, parent.reach
     if not first:
         return 0.0  # a run made by hand, whose lengths are not known: nothing is cut
-    way = min(max(norm, reach / 2), 2 * reach) - reach
-    return min(max(reach + way / FASTEST, first * REACHES[0]), first * REACHES[1])
+    usual = _usual_length(parts, config.inner_steps)
+    if not usual:
+        return reach
+    way = min(max(usual, reach / 2), 2 * reach) - reach
+    reach += way / (FINDING if parent.number < FINDING_VERSIONS else FASTEST)
+    return min(max(reach, first * REACHES[0]), first * REACHES[1])
+
+
+def _usual_length(parts: Sequence[Contributor], period: int) -> float:
+    """Find the lower median of the lengths, each as if it was of H inner steps: work of fewer is shorter, by
+    about the square root of their number."""
+    trusted = [part for part in parts if part.trust > LEAST_TRUST] or parts
+    whole = [part for part in trusted if SHORT * part.inner_steps >= period] or trusted
+    found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in whole)
+    return found[(len(found) - 1) // 2] if found else 0.0
 
 
 def most_learners(number: int, watermarks: Sequence[Watermark], expected: int = 0) -> int:
@@ -197,6 +228,13 @@ def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreC
     )
 
 
+def measured(chain: Chain, part: Contributor) -> bool:
+    """Tell whether a part of a merge has the trust weight that follows from the chain, and measurements that
+    can be."""
+    can_be_so = 0.0 <= part.length < math.inf and plausible(part.score)
+    return can_be_so and part.trust == chain.marks.trust(part.learner)
+
+
 # --- what a version states --------------------------------------------------------------------------------
 
 
@@ -206,10 +244,13 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
         mark = chain.watermark(part.learner)
         if part.after != mark or not follows(part.stamp, mark):
             return VersionFault.FALSE_STAMP
-    longest = limits_after(chain, config).longest_update
-    if not 0.0 <= header.norm <= longest or math.isinf(header.norm):
+        if not measured(chain, part):
+            return VersionFault.FALSE_TRUST
+    limits = limits_after(chain, config)
+    if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE
-    right = after(chain, header.contributors, header.norm, config)
+    right = after(chain, header.contributors, config)
     if not header.contributors or header.tokens != right.tokens:
         return VersionFault.FALSE_TOKENS
-    return None if (header.unit, header.reach) == (right.unit, right.reach) else VersionFault.FALSE_SCALE
+    stated = header.unit, header.reach, header.limits
+    return None if stated == (right.unit, right.reach, limits) else VersionFault.FALSE_SCALE

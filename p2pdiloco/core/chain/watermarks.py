@@ -16,7 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
+from p2pdiloco.core.chain.trust_weight import BEGINS, agreement_after, trust_of
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -76,6 +79,11 @@ class Marks:
         mark = self._by.get(learner)
         return mark.first if mark else None
 
+    def trust(self, learner: str) -> int:
+        """Compute the trust weight of that learner's next contribution."""
+        mark = self._by.get(learner)
+        return trust_of(mark.agreement if mark else BEGINS)
+
     @cached_property
     def lately(self) -> int:
         """Number of learners of which something was merged lately, up to this table's version."""
@@ -100,7 +108,10 @@ class Marks:
         for part in contributors:
             old = table.get(part.learner)
             first, merges, voter = (old.first, old.merges, old.voter) if old else (number, 0, 0)
-            table[part.learner] = Watermark(part.learner, part.stamp, number, first, merges + 1, voter)
+            agreement = agreement_after(old.agreement if old else BEGINS, part.score)
+            table[part.learner] = Watermark(
+                part.learner, part.stamp, number, first, merges + 1, voter, agreement
+            )
         floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]
         if len(kept) > MAX_WATERMARKS:
@@ -121,10 +132,7 @@ def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ..
         room = max(1, len(voters) // NEWCOMERS_SHARE) - sum(voter > since for voter in voters)
         ready = sorted(ready, key=lambda mark: (mark.first, mark.learner))[: max(0, room)]
     chosen = {mark.learner for mark in ready}
-    return tuple(
-        Watermark(m.learner, m.stamp, m.number, m.first, m.merges, number) if m.learner in chosen else m
-        for m in table
-    )
+    return tuple(replace(mark, voter=number) if mark.learner in chosen else mark for mark in table)
 
 
 _NOTHING = Marks(())

@@ -6,7 +6,7 @@ single learner, in proportion to its tokens, which outer momentum then amplifies
 hundreds of steps. In shares of twice the usual length, one in each round, it costs hardly any
 (docs/lab/recovery.md, `scripts/bench/study/bench_absence.py`).
 
-Rules: docs/protocol/weights.md, section 6.
+Rules: docs/protocol/weights.md, section 7.
 """
 
 from __future__ import annotations

@@ -23,19 +23,20 @@ from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SendState, Underway
 from p2pdiloco.core.rounds.handover import Job
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
-from p2pdiloco.core.rounds.publishing import inputs_of
+from p2pdiloco.core.rounds.parts import MergedParts
 
 
 class Partial(Underway):
     """Partial merge that is not yet beyond doubt."""
 
-    def __init__(self, attempt: int, job: Job, limits: MergeLimits, event: PartialMerged) -> None:
+    def __init__(
+        self, attempt: int, job: Job, making: MergedParts, limits: MergeLimits, event: PartialMerged
+    ) -> None:
         super().__init__()
         self.attempt, self.limits = attempt, limits
         self.ticket: Ticket = event.ticket
         self.digest, self.size = event.payload_digest, event.payload_bytes
-        parts = [part for held in job.held for part in held.parts]
-        self.parts: tuple[Contributor, ...] = tuple(sorted(parts, key=lambda p: p.learner))
+        self.parts: tuple[Contributor, ...] = making.listed(event.measured)
         self.due = job.due
 
 
@@ -52,6 +53,7 @@ class Delegate:
         self._level = level
         self._hierarchy = hierarchy
         self._job: Job | None = None
+        self._parts: MergedParts | None = None
         self._attempt, self._limits = 0, NO_LIMITS
         self.partial: Partial | None = None
         self._round_s = MovingAverage()
@@ -67,7 +69,7 @@ class Delegate:
         """Add up what is in."""
         self._job = job
         self._attempt = self._context.next_attempt()
-        inputs, partials = inputs_of(job)
+        self._parts = making = MergedParts(job, self._context.chain.marks)
         self._shared.out.record(
             "partial",
             self._fragment,
@@ -79,16 +81,17 @@ class Delegate:
         )
         self._limits = scale.limits_after(self._context.chain, self._shared.config)
         key = self._fragment, self._group, self._attempt
-        self._shared.out.put(MergePartial(*key, inputs, partials, self._limits))
+        self._shared.out.put(MergePartial(*key, making.inputs, making.partials, self._limits, making.seed()))
 
     def merged(self, event: PartialMerged, now: float) -> None:
         """Send the sums, which are ready, to the syncer above."""
         job = self._job
-        if job is None or event.attempt != self._attempt or not job.round.awaits(job.term, job.number):
+        making, right = self._parts, event.attempt == self._attempt
+        if job is None or making is None or not right or not job.round.awaits(job.term, job.number):
             self._shared.out.put(Release(event.ticket))
             return
         self._drop()
-        self.partial = Partial(event.attempt, job, self._limits, event)
+        self.partial = Partial(event.attempt, job, making, self._limits, event)
         job.round.merge_done()
         self._shared.out.cut(self._fragment, event.cut, self._shared.me)
 

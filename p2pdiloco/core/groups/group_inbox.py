@@ -67,6 +67,8 @@ class GroupInbox(Inbox):
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
             if not scale.follows(part.stamp, mark):
                 return Verdict.FALSE_STAMP
+            if not scale.measured(self._chain, part):
+                return Verdict.IMPLAUSIBLE_WEIGHT
         if not header.limits.near(scale.limits_after(self._chain, config)):
             return Verdict.IMPLAUSIBLE_WEIGHT
         return self._judge_place(header, open_)

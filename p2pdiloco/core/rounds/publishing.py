@@ -13,14 +13,13 @@ from p2pdiloco.core.api.effects import (
     DropSpare,
     Effect,
     Merge,
-    MergeInput,
     Release,
     Send,
     UpdateRecord,
 )
 from p2pdiloco.core.api.events import Merged, MergeFailed
 from p2pdiloco.core.api.messages import Announce
-from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, Ticket
+from p2pdiloco.core.api.types import WHOLE_RUN, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.plan import plan_after
@@ -28,6 +27,7 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.rounds.handover import Job
+from p2pdiloco.core.rounds.parts import MergedParts
 
 
 class Publisher:
@@ -48,14 +48,15 @@ class Publisher:
         self._chain = context.chain
         self._own = own
         self._job: Job | None = None
+        self._parts: MergedParts | None = None
         self._on_published = on_published
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
         """Merge what is in, and make the outer step into the spare copy."""
         self._context.spare.take()
         self._job = job
-        inputs, partials = inputs_of(job)
-        parts = [part for held in job.held for part in held.parts]
+        self._parts = making = MergedParts(job, self._chain.marks)
+        parts = making.listed()
         grouped = self._context.grouped
         reason = f"{len(job.held)} of {expected} " + ("groups" if grouped else "live learners")
         if missing:
@@ -71,8 +72,18 @@ class Publisher:
         )
         longest_steps = max((part.inner_steps for part in parts), default=0)
         limits = scale.limits_after(self._chain, self._shared.config)
-        merge = Merge(self._fragment, job.term, job.number, inputs, partials, longest_steps, limits)
-        self._shared.out.put(merge)
+        self._shared.out.put(
+            Merge(
+                self._fragment,
+                job.term,
+                job.number,
+                making.inputs,
+                making.partials,
+                longest_steps,
+                limits,
+                making.seed(),
+            )
+        )
 
     def withdraw(self, now: float) -> bool:
         """Answer that nothing can be stopped. A merge that is not wanted any more is noticed when it
@@ -88,7 +99,7 @@ class Publisher:
     def merged(self, event: Merged, now: float) -> None:
         """Sign the merged version, make it durable, then let it be known."""
         job = self._job
-        if job is None or not job.round.awaits(event.term, event.number):
+        if job is None or self._parts is None or not job.round.awaits(event.term, event.number):
             self._drop_spare()
             self._shared.out.put(Release(event.ticket))
             self._shared.out.record("merge", self._fragment, "stale: the world moved on", number=event.number)
@@ -96,9 +107,8 @@ class Publisher:
         job.round.merge_done()
         self._shared.out.cut(self._fragment, event.cut, self._shared.me)
         config, head = self._shared.config, self._chain.head
-        merged = (part for held in job.held for part in held.parts)
-        parts = tuple(sorted(merged, key=lambda p: p.learner))
-        now_usual = scale.after(self._chain, parts, event.norm, config)
+        parts = self._parts.listed(event.measured)
+        now_usual = scale.after(self._chain, parts, config)
         marks = self._chain.marks.after(event.number, parts)
         epoch, groups = plan_after(self._chain.header, marks, event.number, config)
         header = VersionHeader(
@@ -121,6 +131,7 @@ class Publisher:
             norm=event.norm,
             reach=now_usual.reach,
             table=marks.digest,
+            limits=scale.limits_after(self._chain, config),
         )
         version = SignedVersion(header, self._shared.sign("version", header))
         self._shared.out.persist(
@@ -175,16 +186,3 @@ class Publisher:
     def _drop_spare(self) -> None:
         self._context.spare.free()
         self._shared.out.put(DropSpare(self._fragment))
-
-
-def inputs_of(job: Job) -> tuple[tuple[MergeInput, ...], tuple[Ticket, ...]]:
-    """List (contributions, partials) of a closed round, in the order in which they are merged."""
-    inputs, partials = [], []
-    for held in job.held:
-        if held.ticket is None:
-            continue
-        if isinstance(held.header, ContributionHeader):
-            inputs.append(MergeInput(held.parts[0], held.ticket))
-        else:
-            partials.append(held.ticket)
-    return tuple(inputs), tuple(partials)

@@ -26,7 +26,7 @@ from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PushSink, Refusal
-from p2pdiloco.tensors.partial import partial_bytes
+from p2pdiloco.tensors.merging.partial import partial_bytes
 from p2pdiloco.tensors.payload import digest_of
 from p2pdiloco.tensors.unsound import Unsound
 
@@ -273,7 +273,7 @@ class PushesIn:
             raise Unsound(Verdict.WRONG_DIGEST)
         vault = self._compute.vault
         if isinstance(label, PartialHeader):
-            work = [(part.tokens, part.inner_steps) for part in label.parts]
+            work = [(part.tokens, part.inner_steps, part.trust) for part in label.parts]
             vault.check_partial(label.fragment, payload, work, label.limits)
         else:
             vault.check_payload(label.fragment, payload, label.codec)

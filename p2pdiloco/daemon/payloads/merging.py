@@ -9,14 +9,14 @@ from typing import Any
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.types import Contributor, Ticket
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
+from p2pdiloco.tensors.merging.inputs import Findings, Input
 from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.unsound import UnusableInputs
-from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
 Work = Coroutine[Any, Any, None]
@@ -35,10 +35,7 @@ class Merging:
     def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Payload]]:
         tickets = self._tickets
         return (
-            [
-                (tickets.payload(i.ticket), i.contributor.tokens, i.contributor.inner_steps)
-                for i in effect.inputs
-            ],
+            [_input(given.contributor, tickets.payload(given.ticket)) for given in effect.inputs],
             [tickets.payload(ticket) for ticket in effect.partials],
         )
 
@@ -51,7 +48,14 @@ class Merging:
         job = self._compute.vault.merge
         try:
             done = await self._compute.run(
-                job, effect.fragment, effect.number, inputs, partials, effect.longest_steps, effect.limits
+                job,
+                effect.fragment,
+                effect.number,
+                inputs,
+                partials,
+                effect.longest_steps,
+                effect.limits,
+                effect.seed,
             )
         except (UnusableInputs, StorageError) as error:
             self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
@@ -60,7 +64,8 @@ class Merging:
         self._post(
             ev.Merged(
                 *(*key, ticket, done.update_digest, len(done.update), done.state_digest, done.norm),
-                _learners(effect, done.cut),
+                _learners(effect, done.found.cut),
+                _measured(done.found),
             )
         )
 
@@ -74,13 +79,13 @@ class Merging:
         key = (effect.fragment, effect.group, effect.attempt)
         job = self._compute.vault.merge_partial
         try:
-            done = await self._compute.run(job, effect.fragment, inputs, partials, effect.limits)
+            done = await self._compute.run(job, effect.fragment, inputs, partials, effect.limits, effect.seed)
         except (UnusableInputs, StorageError) as error:
             self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
         ticket = self._tickets.put(done.payload)
-        learners = _learners(effect, done.cut)
-        self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload), learners))
+        learners, measured = _learners(effect, done.found.cut), _measured(done.found)
+        self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload), learners, measured))
 
     def apply(self, effect: ef.ApplyUpdate) -> Work:
         """Make the outer step of somebody else's update into the spare."""
@@ -103,6 +108,14 @@ class Merging:
     def drop_spare(self, effect: ef.DropSpare) -> Work:
         """Give up what is in the spare."""
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
+
+
+def _input(part: Contributor, payload: Payload) -> Input:
+    return Input(payload, part.tokens, part.inner_steps, part.trust)
+
+
+def _measured(found: Findings) -> tuple[ev.Measured, ...]:
+    return tuple(map(ev.Measured, found.lengths, found.scores))
 
 
 def _learners(effect: ef.Merge | ef.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:

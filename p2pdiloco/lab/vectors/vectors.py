@@ -16,6 +16,7 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import EQUALS, USUAL
+from p2pdiloco.core.api.events import Measured
 from p2pdiloco.lab.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work
 from p2pdiloco.lab.simulation.rules.violation import Violation
 from p2pdiloco.lab.simulation.world.plan import WorldPlan, stream
@@ -27,8 +28,8 @@ from p2pdiloco.tensors.codec import CODECS
 from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
-from p2pdiloco.tensors.merge import Accumulator
-from p2pdiloco.tensors.partial import decode_partial
+from p2pdiloco.tensors.merging.merge import Accumulator
+from p2pdiloco.tensors.merging.partial import decode_partial
 from p2pdiloco.tensors.vault import Vault
 
 
@@ -79,6 +80,12 @@ class Vectors(Substance):
         sources = [lambda part=part: part for part in parts]
         return bytes(self._calculator.own.combine(fragment, sources).payload)
 
+    def measure(
+        self, fragment: int, inputs: list[Work], digests: list[bytes], seed: bytes
+    ) -> tuple[Measured, ...]:
+        found = self._calculator.merge_partial(fragment, inputs, [], seed=seed).found
+        return tuple(map(Measured, found.lengths, found.scores))
+
     def partial(self, fragment: int, inputs: list[Work], partials: list[bytes]) -> bytes:
         return bytes(self._calculator.merge_partial(fragment, inputs, partials).payload)
 
@@ -98,7 +105,7 @@ class Vectors(Substance):
         self, fragment: int, inputs: list[Work], partials: list[bytes], flat: list[Work]
     ) -> float:
         vault, layout = self._calculator, self.layouts[fragment]
-        work = [(tokens, steps) for _, tokens, steps in flat]
+        work = [(tokens, steps, trust) for _, tokens, steps, trust in flat]
         payloads = [self.partial(fragment, inputs, partials), self.partial(fragment, flat, [])]
         for payload in payloads:
             vault.check_partial(fragment, payload, work)

@@ -17,7 +17,7 @@ from attacks.lies import BY_A_MEMBER, Lie
 from attacks.usurper import usurp
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.contributions import own
-from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 
 

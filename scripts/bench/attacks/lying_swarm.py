@@ -23,7 +23,7 @@ from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.task import Shards
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.vault import Input
+from p2pdiloco.tensors.merging.inputs import Input
 from study.merged_run import Merged, Part
 from study.virtual import Circumstances, Virtual
 

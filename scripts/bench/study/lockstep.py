@@ -26,7 +26,8 @@ from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments, scatter
-from p2pdiloco.tensors.vault import Input, Vault
+from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.vault import Vault
 from study.computing import FP32, Computing
 from study.data import acquainted, data_of
 

@@ -8,15 +8,16 @@ from msgspec import Struct, structs
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, Stamp
+from p2pdiloco.core.api.types import FULL_TRUST, NO_LIMITS, Contributor, MergeLimits, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.errors import invariant
 from p2pdiloco.lab.simulation.world.plan import genesis_version
+from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.unsound import UnusableInputs
-from p2pdiloco.tensors.vault import Input, MergeResult, Vault
+from p2pdiloco.tensors.vault import MergeResult, Vault
 
 LOG_VERSIONS = 16
 
@@ -81,38 +82,53 @@ class MergedRun:
 
     def merge(self, fragment: int, parts: Sequence[Part]) -> Merged | None:
         """Merge them into the fragment's next version, and commit it; None: none of them can be merged."""
-        number, limits = self._chains[fragment].head.number + 1, self.limits(fragment)
+        chain, limits = self._chains[fragment], self.limits(fragment)
+        number = chain.head.number + 1
+        seed = b"".join(part.learner.encode() for part in parts) + number.to_bytes(8, "big")
         sound, refused = list(parts), []
         while sound:
             try:
-                made = self._vault.merge(fragment, number, [part.content for part in sound], limits=limits)
+                inputs = [Input(*part.content[:3], self._trust(chain, part.learner)) for part in sound]
+                made = self._vault.merge(fragment, number, inputs, limits=limits, seed=seed)
             except UnusableInputs as error:
                 refused += [sound[index].learner for index in error.faults]
                 sound = [part for index, part in enumerate(sound) if index not in error.faults]
                 continue
-            self._extend(fragment, sound, made.norm)
+            self._extend(fragment, sound, made)
             self._vault.commit(fragment, number, made.state_digest)
-            return Merged(made, tuple(sound[index].learner for index in made.cut), tuple(refused))
+            return Merged(made, tuple(sound[index].learner for index in made.found.cut), tuple(refused))
         return None
 
-    def _extend(self, fragment: int, parts: Sequence[Part], norm: float) -> None:
+    def _trust(self, chain: Chain, learner: str) -> int:
+        return chain.marks.trust(learner) if self._cuts else FULL_TRUST
+
+    def _extend(self, fragment: int, parts: Sequence[Part], made: MergeResult) -> None:
         """Take in the version that was made of these."""
         chain = self._chains[fragment]
         number = chain.head.number + 1
         by = tuple(
-            Contributor(p.learner, Stamp(1, number), *p.content[1:], after=chain.watermark(p.learner))
-            for p in parts
+            Contributor(
+                p.learner,
+                Stamp(1, number),
+                *p.content[1:3],
+                after=chain.watermark(p.learner),
+                trust=self._trust(chain, p.learner),
+                length=length,
+                score=score,
+            )
+            for p, length, score in zip(parts, made.found.lengths, made.found.scores, strict=True)
         )
-        usual = scale.after(chain, by, norm, self._config)
+        usual = scale.after(chain, by, self._config)
         header = structs.replace(
             chain.header,
             number=number,
             parent=chain.head.digest,
             contributors=by,
-            norm=norm,
+            norm=made.norm,
             tokens=usual.tokens,
             unit=usual.unit,
             reach=usual.reach,
+            limits=scale.limits_after(chain, self._config),
         )
         fault = scale.fault(chain, header, self._config) if self._cuts else None
         invariant(fault is None, f"followers refuse the version: {fault}")

@@ -13,6 +13,7 @@ from p2pdiloco.adapters.net import allowance, framing, kept_streams, places
 from p2pdiloco.core.api import messages, types
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.reasons import VoteRefusal
+from p2pdiloco.core.api.types import FULL_TRUST
 from p2pdiloco.core.chain import scale, watermarks
 from p2pdiloco.core.contributions import kept, own
 from p2pdiloco.core.members import view
@@ -22,6 +23,7 @@ from p2pdiloco.daemon.bulk import pushes_in
 from p2pdiloco.daemon.bulk.states import donating
 from p2pdiloco.daemon.bulk.updates import fanout, gathering
 from p2pdiloco.daemon.finding import presence
+from p2pdiloco.tensors.merging import agreement
 
 PAGES = ROOT / "docs/protocol", ROOT / "docs/reference"
 CITED = re.compile(r"\bdocs/(?:protocol|reference)/([\w-]+)\.md(?:, sections? (\d+))?")
@@ -165,7 +167,9 @@ RULES = [
     ("trust", f"*votes* after {watermarks.PROBATION_MERGES} merged versions"),
     ("trust", f"first {watermarks.FOUNDING_VERSIONS} versions, {watermarks.FOUNDING_MERGES} merged versions"),
     ("weights", f"at most {scale.COUNTED_UNITS} units, and at most twice"),
-    ("weights", f"cut to {scale.LONGEST:.0f} reaches; times √(contributors / {scale.CROWD})"),
+    ("weights", f"cut to {scale.LONGEST:g} reaches (to {scale.FIRST_LONGEST:g} in version 1)"),
+    ("weights", f"{agreement.BLOCKS} blocks of {agreement.BLOCK} elements"),
+    ("weights", f"next to nothing (1/{FULL_TRUST})"),
     ("weights", f"at most {scale.MOST_TERMS:,} above the parent's"),
 ]
 

@@ -12,7 +12,7 @@ from scenes import syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, Watermark
+from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NEVER, Contributor, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
@@ -25,7 +25,8 @@ LENGTH = 8.0
 
 def start(**fields: object) -> Chain:
     """A chain of version 0, whose length is known."""
-    header = msgspec.structs.replace(genesis(0).header, norm=LENGTH, reach=LENGTH / 4, **fields)
+    fields = {"norm": LENGTH, "reach": LENGTH / 4} | fields
+    header = msgspec.structs.replace(genesis(0).header, **fields)
     return Chain((SignedVersion(header, b""),), (), 8)
 
 
@@ -38,7 +39,7 @@ def work(*tokens: int) -> tuple[Contributor, ...]:
 
 
 def extended(chain: Chain, parts: tuple[Contributor, ...], norm: float = 1.0) -> Chain:
-    found = scale.after(chain, parts, norm, run())
+    found = scale.after(chain, parts, run())
     header = child(
         chain.header, contributors=parts, norm=norm, tokens=found.tokens, unit=found.unit, reach=found.reach
     )
@@ -48,36 +49,36 @@ def extended(chain: Chain, parts: tuple[Contributor, ...], norm: float = 1.0) ->
 
 def test_the_first_unit_is_what_h_steps_take() -> None:
     assert scale.unit_of(start().header, run()) == UNIT
-    assert scale.after(start(), work(40, 40, 40), 1.0, run()).unit == UNIT
+    assert scale.after(start(), work(40, 40, 40), run()).unit == UNIT
 
 
 def test_one_of_three_moves_no_unit_and_of_two_the_smaller_counts() -> None:
-    assert scale.after(start(), work(40, 40, 1 << 40), 1.0, run()).unit == UNIT
-    assert scale.after(start(), work(40, 1 << 40), 1.0, run()).unit == UNIT
-    assert scale.after(start(), work(1, 40, 40), 1.0, run()).unit == UNIT
-    assert scale.after(start(), work(1 << 40, 1 << 40), 1.0, run()).unit == UNIT + UNIT // 8
-    assert scale.after(start(), work(1, 1), 1.0, run()).unit == UNIT - UNIT // 16
+    assert scale.after(start(), work(40, 40, 1 << 40), run()).unit == UNIT
+    assert scale.after(start(), work(40, 1 << 40), run()).unit == UNIT
+    assert scale.after(start(), work(1, 40, 40), run()).unit == UNIT
+    assert scale.after(start(), work(1 << 40, 1 << 40), run()).unit == UNIT + UNIT // 8
+    assert scale.after(start(), work(1, 1), run()).unit == UNIT - UNIT // 16
 
 
 def test_the_unit_has_ends() -> None:
     most = start(unit=scale.MOST_GROWTH * UNIT)
-    assert scale.after(most, work(1 << 50), 1.0, run()).unit == scale.MOST_GROWTH * UNIT
-    assert scale.after(start(unit=1), work(1), 1.0, run()).unit == 1
+    assert scale.after(most, work(1 << 50), run()).unit == scale.MOST_GROWTH * UNIT
+    assert scale.after(start(unit=1), work(1), run()).unit == 1
 
 
 def test_a_chain_counts_no_more_than_eight_units_of_a_contribution() -> None:
-    assert scale.after(start(), work(40, 300), 1.0, run()).tokens == 340
-    assert scale.after(start(), work(40, 1 << 60), 1.0, run()).tokens == 40 + 8 * UNIT
+    assert scale.after(start(), work(40, 300), run()).tokens == 340
+    assert scale.after(start(), work(40, 1 << 60), run()).tokens == 40 + 8 * UNIT
 
 
 def test_what_a_chain_counts_of_one_is_twice_what_it_weighs_or_twice_h_steps() -> None:
     """Of four learners, one that claims anything makes the schedule run at most one and a half times as
     fast; one that is honest and much faster than the others counts in full."""
     four = extended(start(), work(*[UNIT] * 4))
-    counted = scale.after(four, work(1 << 60, 40, 40, 40), 1.0, run()).tokens - four.header.tokens
+    counted = scale.after(four, work(1 << 60, 40, 40, 40), run()).tokens - four.header.tokens
     assert counted == 3 * UNIT + 120
     slow = extended(start(unit=10), work(10, 10, 10, 10))
-    counted = scale.after(slow, work(2 * UNIT, 10, 10, 10), 1.0, run()).tokens - slow.header.tokens
+    counted = scale.after(slow, work(2 * UNIT, 10, 10, 10), run()).tokens - slow.header.tokens
     assert counted == 2 * UNIT + 30
 
 
@@ -85,27 +86,60 @@ def test_who_was_away_may_bring_more_by_the_versions_between() -> None:
     chain = extended(start(), work(40))
     for number in (2, 3, 4):
         extended(chain, (Contributor("other", Stamp(1, number), 40, 4),))
-    found = scale.after(chain, (Contributor("p0", Stamp(1, 9), 1 << 60, 4),), 1.0, run())
+    found = scale.after(chain, (Contributor("p0", Stamp(1, 9), 1 << 60, 4),), run())
     assert found.tokens == 160 + 8 * UNIT * 4, "three versions without it"
-    assert scale.after(chain, (Contributor("new", Stamp(1, 9), 1 << 60, 4),), 1.0, run()).tokens == 160 + 320
+    assert scale.after(chain, (Contributor("new", Stamp(1, 9), 1 << 60, 4),), run()).tokens == 160 + 320
     # What is usual is asked for each version, too.
-    assert scale.after(chain, (Contributor("p0", Stamp(1, 9), 160, 16),), 1.0, run()).unit == UNIT
+    assert scale.after(chain, (Contributor("p0", Stamp(1, 9), 160, 16),), run()).unit == UNIT
 
 
-def test_the_reach_follows_lengths_by_an_eighth_at_most() -> None:
-    assert scale.after(start(), work(40), 2.0, run()).reach == 2.0
-    assert scale.after(start(), work(40), 1e30, run()).reach == 2.25
-    assert scale.after(start(), work(40), 0.0, run()).reach == 1.875
-    least = start().signed.header
-    least = msgspec.structs.replace(least, reach=LENGTH * 2.0**-20)
-    assert scale.after(Chain((SignedVersion(least, b""),), (), 8), work(40), 0.0, run()).reach == least.reach
+def long(*lengths: float, steps: int = 4, trust: int = FULL_TRUST) -> tuple[Contributor, ...]:
+    """Contributions of these lengths, H inner steps each unless it is said."""
+    return tuple(
+        Contributor(f"p{i}", Stamp(1, 1), 10 * steps, steps, length=length, trust=trust)
+        for i, length in enumerate(lengths)
+    )
+
+
+def reach(parts: tuple[Contributor, ...], number: int = 100, reach: float = 2.0) -> float:
+    """What is usual after a version of these, where it was 2."""
+    return scale.after(start(number=number, reach=reach), parts, run()).reach
+
+
+def test_the_reach_follows_the_lower_median_of_lengths_by_an_eighth_at_most() -> None:
+    assert reach(long(2.0)) == 2.0
+    assert reach(long(2.0, 1e30)) == reach(long(2.0, 2.0, 1e30)) == 2.0, "of two the smaller counts"
+    assert reach(long(1e30)) == 2.25 and reach(long(1e-9)) == 1.875
+    assert reach(long(0.0, 0.0)) == 2.0, "nothing was measured"
+    least = LENGTH * 2.0**-20
+    assert reach(long(1e-9), reach=least) == least
+
+
+def test_the_reach_finds_its_way_at_the_beginning() -> None:
+    assert reach(long(0.1, 0.1), number=0) == reach(long(0.1, 0.1), number=8) == 1.5
+    assert reach(long(1e30), number=8) == 3.0
+
+
+def test_lengths_count_as_if_they_were_of_h_steps() -> None:
+    slow = run().inner_steps // 4
+    assert reach(long(1.0, 1.0, steps=slow)) == 2.0
+    assert reach(long(2.0, 2.0, steps=9 * run().inner_steps)) == 2.0, "more steps are as many"
+
+
+def test_who_is_not_trusted_measures_and_counts_nothing() -> None:
+    liars = long(1.0, 1.0, 1.0, trust=LEAST_TRUST)
+    others = (Contributor("q", Stamp(1, 1), 40, 4, length=2.0),)
+    assert reach((*liars, *others)) == 2.0
+    assert scale.after(start(), (*liars, *others), run()).tokens == 40
+    assert scale.after(start(), liars, run()).unit == UNIT
 
 
 def test_limits_are_of_the_parent() -> None:
     limits = scale.limits_after(start(), run())
     assert (limits.most_tokens, limits.longest, limits.absurd) == (4 * UNIT, 2 * LENGTH, 1024 * LENGTH)
-    many = msgspec.structs.replace(start().header, contributors=work(*[40] * 64))
-    assert scale.longest_after(many) == 4 * LENGTH, "a plain mean of many is shorter"
+    later = start(number=1)
+    assert scale.longest_after(later.header) == 3 * LENGTH / 4, "what is usual was measured"
+    assert scale.strange_after(later.header) == 2 * LENGTH
     assert scale.longest_after(genesis(0).header) == math.inf
 
 
@@ -148,7 +182,7 @@ def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     usual = Chain.merged_at
     monkeypatch.setattr(Chain, "merged_at", lambda self, who: asked.append(who) or usual(self, who))
-    assert {scale.after(chain, parts, 1.0, run()).tokens for _ in range(3)} == {2000}
+    assert {scale.after(chain, parts, run()).tokens for _ in range(3)} == {2000}
     assert len(asked) == 50
 
 
@@ -200,7 +234,17 @@ def test_what_one_makes_others_take() -> None:
     for number in range(1, 40):
         tokens = [40 + 7 * i * number for i in range(number % 5 + 1)]
         parts = tuple(
-            Contributor(f"p{i}", Stamp(1, number), each, each // 10) for i, each in enumerate(tokens)
+            Contributor(
+                f"p{i}",
+                Stamp(1, number),
+                each,
+                each // 10,
+                chain.watermark(f"p{i}"),
+                trust=chain.marks.trust(f"p{i}"),
+                length=float(number % 7) / 3,
+                score=i * number % 150 - 64,
+            )
+            for i, each in enumerate(tokens)
         )
         norm = float(number % 7) / 3
         extended(chain, parts, norm)

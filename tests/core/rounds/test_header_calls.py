@@ -175,8 +175,9 @@ def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> Non
     solo = syncer(quorum=2, peers=("p1", "p2", "p3"), **LONG)
     header(solo, "p1", 1)
     parts = (Contributor("p3", Stamp(1, 1), 40, 4),)
-    unit = scale.after(solo.fragment.chain, parts, 0.0, solo.core.shared.config).unit
-    solo.announce(child(solo.fragment.chain.header, "p3", ("p3",), term=2, unit=unit))
+    chain, run = solo.fragment.chain, solo.core.shared.config
+    usual = {"unit": scale.after(chain, parts, run).unit, "limits": scale.limits_after(chain, run)}
+    solo.announce(child(chain.header, "p3", ("p3",), term=2, **usual))
     assert solo.head.number == 1 and solo.fragment.office.holding
     assert not called(solo.offer("p2", 2)), "one is in for the new version"
 

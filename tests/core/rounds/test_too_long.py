@@ -23,7 +23,7 @@ def test_our_own_work_that_is_too_long_is_said_at_once_and_then_ever_more_rarely
 ) -> None:
     solo, longest = syncer(), 2.0
     assert not reasons(solo.ready(1, length=1e4), "cut")  # nobody knows what is usual yet
-    monkeypatch.setattr("p2pdiloco.core.fragment.longest_after", lambda _: longest)
+    monkeypatch.setattr("p2pdiloco.core.fragment.strange_after", lambda _: longest)
     assert not reasons(solo.ready(1, length=longest), "cut")
     times = [bool(reasons(solo.ready(ticket, length=1e4 * longest), "cut")) for ticket in range(2, 10)]
     assert [number for number, said in enumerate(times, 1) if said] == [1, 2, 4, 8]

@@ -48,7 +48,7 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.partial import partial_bytes
+from p2pdiloco.tensors.merging.partial import partial_bytes
 
 HEAD = Head(7, b"h" * 32, 70, 3)
 GROUP = "4/0/1"

@@ -26,7 +26,7 @@ from p2pdiloco.lab.simulation.world.world import World
 from p2pdiloco.lab.vectors.bigrams import MarkovChain, Model, initial_params
 from p2pdiloco.lab.vectors.vectors import Vectors
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
 
 TOLERANCE = 0.15

@@ -11,8 +11,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-Work = tuple[bytes, int, int]
-"""A contribution to a merge: its payload, tokens, inner steps."""
+from p2pdiloco.core.api.events import Measured
+
+Work = tuple[bytes, int, int, int]
+"""A contribution to a merge: its payload, tokens, inner steps, trust weight."""
 Resumed = tuple[int, bytes]
 """Work of a fragment that a returning learner takes up again: first unmerged inner step, displacement."""
 Mode = Literal["merged", "rebase", "overwrite"]
@@ -79,6 +81,12 @@ class Substance:
     def partial(self, fragment: int, inputs: list[Work], partials: list[bytes]) -> bytes:
         """A group's contributions, and partial merges from below, added up."""
         return b""
+
+    def measure(
+        self, fragment: int, inputs: list[Work], digests: list[bytes], seed: bytes
+    ) -> tuple[Measured, ...]:
+        """Findings of a merge about its inputs, which have these payload digests: anything that can be."""
+        return tuple(Measured(0.5 + digest[0] / 512, 48 + digest[1] % 32) for digest in digests)
 
     def merge(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from p2pdiloco.core.api.effects import ApplyUpdate, Combine, CommitVersion, FetchState, Merge, MergePartial
 from p2pdiloco.core.api.events import (
     Combined,
+    Measured,
     Merged,
     MergeFailed,
     PartialFailed,
@@ -75,7 +76,8 @@ class Worker:
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
             host.later(self._work_s(), self._merge_failed, effect, generation)
             return
-        host.later(self._work_s(), self._merged, effect, update, state, generation)
+        measured = self._measured(effect)
+        host.later(self._work_s(), self._merged, effect, update, state, measured, generation)
 
     def _merge_failed(self, effect: Merge, generation: int) -> None:
         host = self._host
@@ -106,10 +108,18 @@ class Worker:
         tickets, inputs = self._host.tickets, []
         for part in effect.inputs:
             who = part.contributor
-            inputs.append((tickets.contribution(part.ticket).matter, who.tokens, who.inner_steps))
+            matter = tickets.contribution(part.ticket).matter
+            inputs.append((matter, who.tokens, who.inner_steps, who.trust))
         partials = [tickets.partial(ticket) for ticket in effect.partials]
         flat = tuple(inputs) + tuple(work for partial in partials for work in partial.flat)
         return inputs, [partial.matter for partial in partials], flat
+
+    def _measured(self, effect: Merge | MergePartial) -> tuple[Measured, ...]:
+        """Find what a merge tells of its inputs; none, where there are none."""
+        digests = [part.contributor.payload_digest for part in effect.inputs]
+        inputs = self._matter(effect)[0]
+        substance = self._host.world.substance
+        return substance.measure(effect.fragment, inputs, digests, effect.seed) if inputs else ()
 
     def _update(self, effect: Merge, before: FragmentLineage) -> OuterUpdate:
         """Make the update that the syncer publishes.
@@ -133,16 +143,19 @@ class Worker:
         inputs, partials, flat = self._matter(effect)
         matter = self._host.world.substance.partial(effect.fragment, inputs, partials)
         whole = PartialSum(effect.fragment, self._parts(effect), matter, flat)
-        self._host.later(self._work_s(), self._partial_merged, effect, whole)
+        self._host.later(self._work_s(), self._partial_merged, effect, whole, self._measured(effect))
 
-    def _partial_merged(self, effect: MergePartial, whole: PartialSum) -> None:
+    def _partial_merged(
+        self, effect: MergePartial, whole: PartialSum, measured: tuple[Measured, ...]
+    ) -> None:
         host, faults = self._host, self._host.world.faults
         key = (effect.fragment, effect.group, effect.attempt)
         if faults.chance(host.world.plan.mix.merge_fails):
             host.feed(PartialFailed(*key, "worker failed"))
             return
         size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
-        host.feed(PartialMerged(*key, host.tickets.new(whole), whole.digest(), size))
+        ticket = host.tickets.new(whole)
+        host.feed(PartialMerged(*key, ticket, whole.digest(), size, (), measured))
 
     def combine(self, effect: Combine) -> None:
         """Add several contributions of ours up."""
@@ -161,13 +174,21 @@ class Worker:
         ticket, size = host.tickets.new(whole), host.max_payload_bytes(fragment)
         host.feed(Combined(fragment, effect.attempt, ticket, whole.digest(), size))
 
-    def _merged(self, effect: Merge, update: OuterUpdate, state: FragmentLineage, generation: int) -> None:
+    def _merged(
+        self,
+        effect: Merge,
+        update: OuterUpdate,
+        state: FragmentLineage,
+        measured: tuple[Measured, ...],
+        generation: int,
+    ) -> None:
         host, fragment = self._host, effect.fragment
         host.stores[fragment].fill_spare(generation, state)
         ticket = host.tickets.new(update)
         size = host.max_payload_bytes(fragment)
-        norm = update.digest[0] / 256
-        done = Merged(fragment, effect.term, effect.number, ticket, update.digest, size, state.digest, norm)
+        norm = update.digest[0] / 256 * min(1.0, effect.limits.longest)
+        key = (fragment, effect.term, effect.number)
+        done = Merged(*key, ticket, update.digest, size, state.digest, norm, (), measured)
         host.feed(done)
 
     def apply_update(self, effect: ApplyUpdate) -> None:

@@ -8,7 +8,7 @@ All little-endian, no header; the size follows from the layout:
     uint32   contributions
     float32  sums [numel]     sum of v d of embeddings, of w phi(d) of all other pieces
 
-(w and v as in `tensors.merge`.)
+(w and v as in `tensors.merging.merge`.)
 
 Sums in full precision compose exactly over any number of levels; four bytes a parameter are paid once per
 group, not per contribution. Where these bytes come from a peer, everything in them is checked
@@ -38,7 +38,7 @@ from p2pdiloco.core.api.types import (
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merge import (
+from p2pdiloco.tensors.merging.merge import (
     MAX_MAGNITUDE,
     MIN_LENGTH,
     Accumulator,
@@ -56,6 +56,11 @@ LONGEST_PERIOD = 100_000
 WEIGHT_TOLERANCE = 1e-9
 """Relative error allowed of a sum of weights: they are summed in fp64, in the merge's order, which the label
 does not tell."""
+
+
+Work = tuple[int, int] | tuple[int, int, int]
+"""Tokens, inner steps and trust weight of a contribution: of one that is trusted in full, where it is left
+out."""
 
 
 class PartialSums(Struct, frozen=True):
@@ -122,13 +127,13 @@ def decode_partial(
 def check_partial(
     layout: FragmentLayout,
     payload: Payload,
-    work: Iterable[tuple[int, int]],
+    work: Iterable[Work],
     period: int,
     storage: Tensor | None = None,
     limits: MergeLimits = NO_LIMITS,
 ) -> None:
-    """Judge a partial merge against its label: `work` has (tokens, inner steps) of every contribution,
-    `period` is H, `limits` are the label's; `storage`: see `decode_partial`.
+    """Judge a partial merge against its label: `work` has (tokens, inner steps, trust weight) of every
+    contribution, `period` is H, `limits` are the label's; `storage`: see `decode_partial`.
 
     Raises:
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
@@ -136,13 +141,13 @@ def check_partial(
     """
     found, work = decode_partial(layout, payload, storage, limits.longest), list(work)
     most_tokens = limits.most_tokens
-    weights = [contribution_weight(tokens, inner_steps, most_tokens) for tokens, inner_steps in work]
+    weights = [contribution_weight(tokens, steps, most_tokens, *trust) for tokens, steps, *trust in work]
     if found.contributions != len(weights):
         raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
     if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
         raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
     reach = math.fsum(
-        contribution_reach(tokens, inner_steps, period, most_tokens) for tokens, inner_steps in work
+        contribution_reach(tokens, steps, period, most_tokens, *trust) for tokens, steps, *trust in work
     )
     if not math.isclose(found.reach, reach, rel_tol=WEIGHT_TOLERANCE):
         raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")

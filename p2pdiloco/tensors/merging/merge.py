@@ -11,7 +11,7 @@ v is w. Learners that made H inner steps, or more, count by it here too; but one
 far, and counted by w it shortens everybody's stride by more than it adds (docs/lab/experiments.md).
 
 Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
-(`tensors.partial`) combine to the merge of all, over any number of levels. That holds as well where
+(`tensors.merging.partial`) combine to the merge of all, over any number of levels. That holds as well where
 directions cancel out (`DEGENERATE`): the result is then the mean length times the mean direction as short as
 it is, of the order of the plain mean, which the sums do not tell.
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from p2pdiloco.core.api.plausible import can_be_weighed
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
+    FULL_TRUST,
     NO_LIMITS,
     MergeLimits,
 )
@@ -52,24 +53,32 @@ of a merge, and no state of a run, can leave fp32's range: nobody can push the s
 numbers."""
 
 
-def contribution_weight(tokens: int, inner_steps: int, most_tokens: int = NO_LIMITS.most_tokens) -> float:
+def contribution_weight(
+    tokens: int, inner_steps: int, most_tokens: int = NO_LIMITS.most_tokens, trust: int = FULL_TRUST
+) -> float:
     """Weight of a contribution, w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled
-    DiLoCo). Of the tokens at most `most_tokens` weigh.
+    DiLoCo). Of the tokens at most `most_tokens` weigh, and of that the share that its learner is trusted with
+    (`core.chain.trust_weight`).
 
     Raises:
         Unsound: "implausible-tokens" (see `can_be_weighed`, which who admits contributions asks, too).
     """
     if not can_be_weighed(tokens, inner_steps):
         raise Unsound(Verdict.IMPLAUSIBLE_TOKENS, f"{tokens} tokens in {inner_steps} inner steps")
-    return min(tokens, most_tokens) * tokens / inner_steps
+    return min(tokens, most_tokens) * tokens / inner_steps * (trust / FULL_TRUST)
 
 
 def contribution_reach(
-    tokens: int, inner_steps: int, period: int, most_tokens: int = NO_LIMITS.most_tokens
+    tokens: int,
+    inner_steps: int,
+    period: int,
+    most_tokens: int = NO_LIMITS.most_tokens,
+    trust: int = FULL_TRUST,
 ) -> float:
     """Reach of a contribution, v: its weight, times inner steps / `period` where it has fewer than `period`
     (H). Raises: see `contribution_weight`."""
-    return contribution_weight(tokens, inner_steps, most_tokens) * min(1.0, inner_steps / period)
+    weight = contribution_weight(tokens, inner_steps, most_tokens, trust)
+    return weight * min(1.0, inner_steps / period)
 
 
 class Lengths(Struct, frozen=True):
@@ -119,16 +128,16 @@ class Accumulator:
         contribution, which overwrites it."""
         self._work = scratch(layout.numel)
 
-    def add(self, delta: Tensor, tokens: int, inner_steps: int) -> None:
-        """Take in one pseudo-gradient, fp32 [layout.numel], not kept.
+    def add(self, delta: Tensor, tokens: int, inner_steps: int, trust: int = FULL_TRUST) -> float:
+        """Take in one pseudo-gradient, fp32 [layout.numel], not kept. Returns its length.
 
         Raises:
             Unsound: "implausible-tokens" (see `contribution_weight`), "out-of-range" (absurdly long).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
         most_tokens = self._limits.most_tokens
-        weight = contribution_weight(tokens, inner_steps, most_tokens)
-        reach = contribution_reach(tokens, inner_steps, self._period, most_tokens)
+        weight = contribution_weight(tokens, inner_steps, most_tokens, trust)
+        reach = contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
         lengths = Lengths.of(delta, self._slices)
         shown = self._cut(lengths.whole)
         pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
@@ -143,6 +152,7 @@ class Accumulator:
         self.weight += weight
         self.reach += reach
         self.contributions += 1
+        return lengths.whole
 
     def _add(self, part: slice, delta: Tensor, factor: float) -> None:
         """Add a part of a pseudo-gradient, times this, to the sums."""

@@ -1,0 +1,48 @@
+"""Trust weight of a learner in one fragment: how much of its contributions' weight counts.
+
+Who leads where all others do not go is wrong, or a liar, and nobody can tell by one contribution. So the
+syncer measures of every contribution how far it agrees with the others of its round
+(`tensors.merging.agreement`), and states it in the header. The table of watermarks keeps a slow mean of that
+for every learner (`Watermark.agreement`). It follows from the parent's table and the header: all members work
+it out anew.
+The mean *before* a version decides what a contribution to it weighs: so partial merges compose, and one odd
+contribution of an honest learner costs it nothing.
+
+A newcomer begins with half of the weight. Nobody has none: where all are doubted, all count alike.
+
+Rules: docs/protocol/weights.md, section 5.
+"""
+
+from __future__ import annotations
+
+from p2pdiloco.core.api.types import FULL_TRUST, LEAST_SCORE, LEAST_TRUST, MOST_SCORE, UNMEASURED, USUAL_SCORE
+
+USUAL = 1024
+"""Agreement of a usual learner, as a mean."""
+BEGINS = 102
+"""Mean agreement of a newcomer: half of the weight."""
+NONE_AT, ALL_AT = 0, 205
+"""Mean agreement up to which a learner has the least weight, and from which on it has all, a fifth of the
+usual: an honest learner whose data are quite different from the others' has a sixth (docs/lab/liars.md)."""
+SLOWNESS = 8
+"""Divisor of a step: the mean moves by so small a part of the way to the newest figure."""
+FORGIVEN = 8
+"""Step of the mean towards all of the weight in a round too small to be measured."""
+
+
+def trust_of(agreement: int) -> int:
+    """Compute the trust weight, of `FULL_TRUST`, of a learner with that mean agreement."""
+    share = min(max(agreement - NONE_AT, 0), ALL_AT - NONE_AT)
+    return LEAST_TRUST + (FULL_TRUST - LEAST_TRUST) * share // (ALL_AT - NONE_AT)
+
+
+def agreement_after(agreement: int, score: int) -> int:
+    """Compute the mean agreement once a contribution with that score is merged."""
+    if score == UNMEASURED:
+        return max(agreement, min(agreement + FORGIVEN, ALL_AT))
+    return agreement + (score * USUAL // USUAL_SCORE - agreement) // SLOWNESS
+
+
+def plausible(score: int) -> bool:
+    """Tell whether that is a score, or says that there is none."""
+    return score == UNMEASURED or LEAST_SCORE <= score <= MOST_SCORE

@@ -1,0 +1,49 @@
+"""MergedParts of a merge in the making, and what its syncer states of each.
+
+Rules: docs/protocol/weights.md, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from p2pdiloco.core.api import merkle
+from p2pdiloco.core.api.effects import MergeInput
+from p2pdiloco.core.api.events import Measured
+from p2pdiloco.core.api.types import ContributionHeader, Contributor, Ticket
+from p2pdiloco.core.chain.watermarks import Marks
+from p2pdiloco.core.rounds.handover import Job
+
+
+class MergedParts:
+    """Contributions and partial merges of a closed round, in the order in which they are merged."""
+
+    def __init__(self, job: Job, marks: Marks) -> None:
+        inputs, partials = [], []
+        self._inner: list[Contributor] = []
+        for held in job.held:
+            if held.ticket is None:
+                continue
+            if isinstance(held.header, ContributionHeader):
+                part = held.parts[0]
+                inputs.append(MergeInput(replace(part, trust=marks.trust(part.learner)), held.ticket))
+            else:
+                partials.append(held.ticket)
+                self._inner += held.parts
+        self.inputs: tuple[MergeInput, ...] = tuple(inputs)
+        self.partials: tuple[Ticket, ...] = tuple(partials)
+
+    def listed(self, measured: Sequence[Measured] = ()) -> tuple[Contributor, ...]:
+        """List all contributions by learner, with what was measured of the inputs; empty: nothing was."""
+        parts = [each.contributor for each in self.inputs]
+        if measured:
+            pairs = zip(parts, measured, strict=True)
+            parts = [replace(part, length=found.length, score=found.score) for part, found in pairs]
+        return tuple(sorted([*parts, *self._inner], key=lambda part: part.learner))
+
+    def seed(self) -> bytes:
+        """Compute what nobody knows before all of it is here: it draws the sample on which contributions are
+        compared."""
+        return merkle.root([part.named() for part in self.listed()])

@@ -1,0 +1,1 @@
+"""Merging: weights, sums, agreement of contributions, and partial merges of groups."""

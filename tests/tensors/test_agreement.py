@@ -1,0 +1,75 @@
+"""How far contributions agree: honest ones alike, liars less, and nothing where nothing can be told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNMEASURED, USUAL_SCORE
+from p2pdiloco.tensors.merging.agreement import BLOCK, BLOCKS, Sample, scores
+
+NUMEL = 40_000
+
+
+def vectors(count: int, shared: float = 0.3, numel: int = NUMEL) -> list[Tensor]:
+    """Contributions with some of one direction in each, and noise of length 1."""
+    generator = torch.Generator().manual_seed(count)
+    common = torch.randn(numel, generator=generator) / math.sqrt(numel)
+    return [
+        shared * common + torch.randn(numel, generator=generator) / math.sqrt(numel) for _ in range(count)
+    ]
+
+
+def scored(given: list[Tensor]) -> list[int]:
+    sample = Sample(len(given[0]), b"seed")
+    return scores([sample.of(each) for each in given])
+
+
+def test_honest_contributions_are_usual_whatever_their_length() -> None:
+    honest = vectors(8)
+    assert all(40 < score <= MOST_SCORE for score in scored(honest))
+    assert scored([10.0**n * each for n, each in enumerate(honest)]) == scored(honest)
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_liars_that_agree_with_each_other_do_not_agree_with_the_others(liars: int) -> None:
+    given = vectors(10)
+    noise = torch.randn(NUMEL, generator=torch.Generator().manual_seed(99))
+    for lie in (-given[0], noise, -sum(given)):  # type: ignore[operator]
+        found = scored([*([lie] * liars), *given[liars:]])
+        assert max(found[:liars]) < 10 and min(found[liars:]) > 30, found
+
+
+def test_zeros_agree_with_nobody() -> None:
+    found = scored([torch.zeros(NUMEL), *vectors(5)])
+    assert found[0] == 0 and min(found[1:]) > 30
+
+
+@pytest.mark.parametrize("given", [[], vectors(1), vectors(2)])
+def test_of_two_none_can_be_told_from_the_other(given: list[Tensor]) -> None:
+    sample = Sample(NUMEL, b"")
+    assert scores([sample.of(each) for each in given]) == [UNMEASURED] * len(given)
+
+
+def test_where_most_do_not_agree_nothing_is_measured() -> None:
+    assert scored(vectors(8, shared=0.0)) == [UNMEASURED] * 8
+    flipped = [each * (-1) ** n for n, each in enumerate(vectors(8))]
+    assert scored(flipped) == [UNMEASURED] * 8, "half of them against the others"
+
+
+def test_a_score_has_ends() -> None:
+    given = vectors(9)
+    found = scored([sum(given), -sum(given), *given])  # type: ignore[list-item, operator]
+    assert found[:2] == [MOST_SCORE, LEAST_SCORE] and USUAL_SCORE < MOST_SCORE
+
+
+def test_a_sample_is_drawn_by_its_seed_and_is_all_of_a_small_fragment() -> None:
+    numel = BLOCK * BLOCKS * 3 + 17
+    values = torch.arange(numel, dtype=torch.float32)
+    one, same, other = (Sample(numel, seed).of(values) for seed in (b"1", b"1", b"2"))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert len(one) == BLOCK * BLOCKS == len(set(one.tolist()))
+    assert Sample(100, b"1").of(values[:100]).tolist() == list(range(100))
