@@ -218,6 +218,18 @@ class ApplyUpdate(Effect, frozen=True):
     """Inner steps of its longest contribution (`VersionHeader.longest_steps`)."""
     norm: float | None = None
     """Length that its syncer states; None: not to be compared."""
+    own: Ticket | None = None
+    """Contribution of ours that is in it, to be compared with the update; None: there is none."""
+
+
+class Audit(Effect, frozen=True):
+    """Get the contributions that a version names, from their learners or else from its syncer, merge them
+    again by the limits and trust weights that it states, and compare the update: `Audited`.
+
+    Neither state nor spare is touched. Of versions that one group made, with a dense codec."""
+
+    fragment: int
+    version: SignedVersion
 
 
 class DropSpare(Effect, frozen=True):

@@ -12,7 +12,7 @@ from p2pdiloco.core.api.effects import Offer
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.reasons import FetchFailure, Verdict
+from p2pdiloco.core.api.reasons import AuditOutcome, FetchFailure, Verdict
 from p2pdiloco.core.api.types import UNMEASURED, Head, SignedOffer, Stamp, Ticket, Vouch, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 
@@ -298,6 +298,18 @@ class UpdateApplied(Event, frozen=True):
     state_digest: bytes
     unsound: bool = False
     """True: there is no step to make, since the update is no update, or not as long as its syncer states."""
+    cosine: float | None = None
+    """Cosine of our own contribution with the update; None: it was not asked for, or cannot be told."""
+
+
+class Audited(Event, frozen=True):
+    """Outcome of an `Audit`."""
+
+    fragment: int
+    number: int
+    digest: bytes
+    """Digest of the version's header."""
+    outcome: AuditOutcome
 
 
 class StateFetched(Event, frozen=True):

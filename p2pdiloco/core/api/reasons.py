@@ -286,6 +286,15 @@ class Suspicion(Reason):
 
 
 @direct_members
+class AuditOutcome(Reason):
+    """Outcomes of merging a version's contributions again."""
+
+    SAME = "same", "the update is the merge of the contributions that it names"
+    DIFFERENT = "different", "the update is not the merge of the contributions that it names"
+    MISSING = "missing", "not all contributions could be had"
+
+
+@direct_members
 class MessageFault(Reason):
     """Faults of a control message; recorded as refusals."""
 
