@@ -19,6 +19,7 @@ from p2pdiloco.core.following.follower import Follower
 from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.core.groups.seats import Seats
 from p2pdiloco.core.members.view import MAX_WITNESSES
+from p2pdiloco.core.proofs.siblings import ShownVersions
 from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.rounds.round_table import RoundState
 from p2pdiloco.core.shared import Shared
@@ -42,7 +43,8 @@ class Fragment:
         self.own = ContributionQueue(self.context, lambda now: self.follower.behind(now))
         self.seats = Seats(self.context, self.own, seats, self._request, now)
         self.publisher = self.seats.publisher
-        self.follower = Follower(self.context, self.own, self._moved)
+        self.siblings = ShownVersions(shared, self.chain)
+        self.follower = Follower(self.context, self.own, self.siblings, self._moved)
         self._too_long = 0
         """Number of contributions of ours in a row that are too long to count in full."""
         self._open_call: Closing | None = None
@@ -226,6 +228,7 @@ class Fragment:
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """Take in which head a member holds."""
         self.witnesses.heard(peer, head, now)
+        self.siblings.heard(peer, head, now)
         if self.follower.heads.heard(peer, head, confirmed, saved, now):
             self.touch()
 
@@ -291,6 +294,7 @@ class Fragment:
                 self.office.trust()
             if message.head.term > self.office.term:
                 self.office.on_claim(sender, message.head.term, now)
+        self.siblings.heard(sender, message.head, now)
         self.follower.heads.heard(sender, message.head, confirmed, False, now)
 
 

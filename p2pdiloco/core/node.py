@@ -22,6 +22,7 @@ from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.life.heartbeat import Heartbeats
 from p2pdiloco.core.life.joining import Joining
 from p2pdiloco.core.life.leaving import Departure
+from p2pdiloco.core.proofs.gossip import Gossip
 from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Notices, Shared
 from p2pdiloco.errors import invariant
@@ -77,6 +78,7 @@ class Core:
         self._joining = Joining(self._shared, self.fragments, genesis, restored, now)
         self._heartbeats = Heartbeats(self._shared, self.fragments, self._joining, genesis, now)
         self._departure = Departure(self._shared, self.fragments)
+        self._gossip = Gossip(self._shared, self.fragments, restored.proofs)
         self._last_poll_s = now
         self._transfers: dict[int, tuple[Fragment, Round]] = {}
         self._handlers: dict[type, Callable[..., None]] = {
@@ -88,11 +90,11 @@ class Core:
             ev.MessageReceived: self._on_message,
             ev.SendFailed: self._on_send_failed,
             ev.NothingToContribute: self._on_nothing,
-            ev.ContributionSent: self._on_sent,
+            ev.ContributionSent: lambda e, t: self._at(e.fragment).own.sent(e.stamp),
             ev.OfferAnswered: self._on_answered,
             ev.OfferUndelivered: self._on_undelivered,
-            ev.LearnerApplied: self._on_applied,
-            ev.LearnerStatus: self._on_status,
+            ev.LearnerApplied: lambda e, t: self._at(e.fragment).learner_applied(e),
+            ev.LearnerStatus: self._heartbeats.learner_status,
             ev.LearnerLost: self._on_learner_lost,
             ev.Offered: self._on_offered,
             ev.PayloadReceived: self._on_received,
@@ -102,7 +104,10 @@ class Core:
             ev.LeaveRequested: self._on_leave,
             **dict.fromkeys(PLAIN, self._on_plain),
         }
-        self._messages: dict[type, Callable[..., None]] = {
+        self._messages = self._message_handlers()
+
+    def _message_handlers(self) -> dict[type, Callable[..., None]]:
+        return {
             msg.Progress: self._on_progress,
             msg.Leaving: self._on_leaving,
             msg.Closing: lambda s, m, t: self._at(m.fragment).on_closing(s, m, t),
@@ -114,6 +119,8 @@ class Core:
             msg.Elected: self._on_elected,
             msg.Unbacked: self._on_unbacked,
             msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).seats.on_query(s, m),
+            msg.Proven: self._gossip.on_proven,
+            msg.Sibling: self._gossip.on_sibling,
         }
 
     # --- interface -----------------------------------------------------------------------------------
@@ -169,6 +176,8 @@ class Core:
             self._heartbeats.awake(lag_s, now)
         if handler is not None:
             handler(event, now)
+        if self._shared.excluded.news and self._gossip.settle(now):
+            self._poll_all(now)
         return self._shared.out.take()
 
     def next_deadline(self) -> float:
@@ -197,9 +206,8 @@ class Core:
         return fragment
 
     def _on_tick(self, _event: ev.Tick, now: float) -> None:
-        self._joining.poll(
-            now
-        )  # first, or a heartbeat that says "not confirmed" may come after one that does
+        # First, or a heartbeat that says "not confirmed" may come after one that does.
+        self._joining.poll(now)
         self._heartbeats.poll(now)
         self._poll_all(now)
 
@@ -217,6 +225,7 @@ class Core:
 
     def _on_progress(self, sender: str, message: msg.Progress, now: float) -> None:
         self._heartbeats.heard(sender, message, now)
+        self._gossip.heard(sender, message, now)
         self._departure.poll(now)
 
     def _on_guided(self, event: ev.Guided, now: float) -> None:
@@ -234,6 +243,8 @@ class Core:
         message = event.message
         if event.sender == self._shared.me:
             self._refuse(event.sender, None, MessageFault.OUR_OWN_NAME)
+            return
+        if self._gossip.refuses(event.sender, now):
             return
         self._shared.view.heard_message(event.sender, now)
         index = getattr(message, "fragment", 0)
@@ -308,9 +319,6 @@ class Core:
         fragment.nothing_to_contribute(now)
         self._departure.poll(now)
 
-    def _on_sent(self, event: ev.ContributionSent, now: float) -> None:
-        self._at(event.fragment).own.sent(event.stamp)
-
     def _on_answered(self, event: ev.OfferAnswered, now: float) -> None:
         fragment = self._at(event.offer.signed.header.fragment)
         fragment.answered(event, now)
@@ -321,12 +329,6 @@ class Core:
         fragment.undelivered(event.offer, now)
         self._on_send_failed(ev.SendFailed(event.offer.peer), now)
         fragment.poll(now)
-
-    def _on_applied(self, event: ev.LearnerApplied, now: float) -> None:
-        self._at(event.fragment).learner_applied(event)
-
-    def _on_status(self, event: ev.LearnerStatus, now: float) -> None:
-        self._heartbeats.learner_status(event, now)
 
     def _on_learner_lost(self, _event: ev.LearnerLost, now: float) -> None:
         self._shared.learner.lost()
@@ -343,6 +345,8 @@ class Core:
             self._refuse_offer(event, 0, Verdict.UNKNOWN_FRAGMENT)
         elif header.run != self._shared.config.run:
             self._refuse_offer(event, header.fragment, Verdict.OTHER_RUN)
+        elif event.sender in self._shared.excluded:
+            self._refuse_offer(event, header.fragment, Verdict.EXCLUDED)
         elif len(self._transfers) >= MAX_TRANSFERS:
             self._refuse_offer(event, header.fragment, Verdict.FULL)
         else:

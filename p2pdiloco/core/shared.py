@@ -22,8 +22,12 @@ from p2pdiloco.core.members.own_learner import OwnLearner
 from p2pdiloco.core.members.view import View
 from p2pdiloco.core.members.vote_disk import VoteDisk
 from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.core.proofs.excluded import Excluded
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.uplinks.uplink import OwnUplink
+
+MAX_STEP_S = 3600.0
+"""Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,9 @@ class Shared:
         self.notices = notices
         self.out = Outbox()
         self.health = Health()
-        self.view = View(me, config.timing, self.has_worked)
+        self.excluded = Excluded(config.run, me, crypto.verify, self.has_worked)
+        """Members that are shown to have lied."""
+        self.view = View(me, config.timing, self.has_worked, self.excluded)
         self.derived = Derived()
         self.answers = Answers()
         """Peers that do not answer when they are asked for their votes."""
@@ -93,7 +99,7 @@ class Shared:
         come back."""
         self.departed = False
         """True: nothing is offered any more; what is unmerged now is for our next life."""
-        self.roster = Roster(())
+        self._listed = self.roster = Roster(())
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
         self._records: list[WorkRecord] = []
@@ -117,7 +123,7 @@ class Shared:
     def trusts(self, peer: str) -> bool:
         """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, or was let in
         by the run's owner."""
-        return self.config.admits or self.has_worked(peer)
+        return (self.config.admits or self.has_worked(peer)) and peer not in self.excluded
 
     def confirm(self) -> None:
         """Count this node as a full member from now on."""
@@ -133,7 +139,20 @@ class Shared:
 
     def listed(self, members: Roster) -> None:
         """Take in which members are listed."""
-        self.roster = members
+        self._listed = members
+        self.roster = self._without_excluded()
+
+    def _without_excluded(self) -> Roster:
+        members = self._listed.members
+        left = tuple(member for member in members if member[0] not in self.excluded)
+        return self._listed if len(left) == len(members) else Roster(left)
+
+    def exclude(self, peer: str, now: float) -> None:
+        """Let a peer count for nothing any more, for good."""
+        self.view.exclude(peer)
+        self.claims.heard(peer, (), now)
+        self.answers.came(peer)
+        self.roster = self._without_excluded()
 
     def reached(self, reach: Reach) -> bool:
         """Take in how others can reach us. Tell whether that is news."""
@@ -201,5 +220,7 @@ class Shared:
             return
         self._paces_at_s = now
         learners = filter(self.has_worked, self.view.live_learners(now))
-        times = self.view.step_times_s(self.learner.step_s if self.learning else 0.0, learners)
+        said = [progress.step_time_s for peer in learners if (progress := self.view.progress(peer))]
+        own = [self.learner.step_s] if self.learning and self.learner.step_s > 0 else []
+        times = sorted(t for t in own + said if 0 < t <= MAX_STEP_S)
         self._median_s, self._fastest_s = (median(times), times[0]) if times else (0.0, 0.0)

@@ -18,6 +18,8 @@ from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.core.api.config import Restored, Timing
+from p2pdiloco.core.api.messages import Proven
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
@@ -98,8 +100,7 @@ class Member:
         self.holdings = RunHoldings(run, vault, settings, timing)
         self.post, self.background = Post(), Background()
         self._make_core()
-        judges = self._has_mark, self._is_settled
-        self.membership = Membership(peer.transport, run, self._data_dir, *judges, self._guide)
+        self._admit()
         self._anchors: tuple[str, ...] = ()
         self._guide()
         peer.transport.introduce_by(self.membership.introductions.again)
@@ -169,8 +170,18 @@ class Member:
         worked."""
         return self.membership.introductions.admits(peer) and self.core.shared.trusts(peer)
 
+    def _on_proof(self, peer: str, proof: Proof) -> None:
+        """Take in the proof for which a peer excludes us."""
+        self.post.put(ev.MessageReceived(peer, Proven(proof)))
+
     def _is_settled(self) -> bool:
         return self.core.confirmed
+
+    def _admit(self) -> None:
+        judges = self._has_mark, self._is_settled
+        proofs = self.core.shared.excluded.proof_of, self._on_proof
+        where = self.peer.transport, self.run, self._data_dir
+        self.membership = Membership(*where, *judges, self._guide, *proofs)
 
     def _look_for_others(self) -> None:
         run, settings, group = self.run, self.settings, self.run.manifest.group

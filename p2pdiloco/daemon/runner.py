@@ -21,7 +21,12 @@ from p2pdiloco.daemon.payloads.kept_payloads import KeptPayloads
 from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.post import Post
-from p2pdiloco.errors import StorageError
+from p2pdiloco.errors import StorageError, UserError
+
+CAST_OUT_HINT = (
+    "a copy of its data folder runs, or an old backup of it was restored: begin anew with an empty "
+    "--data-dir (a new identity)"
+)
 
 
 class Hands(Struct, frozen=True):
@@ -52,6 +57,8 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_s = 0.0
         self._offers: set[asyncio.Task[Any]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        """Newest saving of proofs."""
         self.confirmed: asyncio.Future[None] = self._loop.create_future()
         """Future that is done when the core counts as a full member."""
         self.departure: asyncio.Future[None] = self._loop.create_future()
@@ -66,6 +73,8 @@ class Runner:
         return {
             ef.Send: lambda e: hands.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: spawn(self._persist(e)),
+            ef.KeepProofs: self._keep_proofs,
+            ef.CastOut: lambda e: spawn(self._cast_out(e)),
             ef.RequestFragment: lambda e: learner.request(e.fragment),
             ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
             ef.DiscardContribution: lambda e: tickets.release(e.ticket),
@@ -146,6 +155,15 @@ class Runner:
         for task in offers:
             task.cancel()
         await asyncio.gather(*offers, return_exceptions=True)
+
+    def _keep_proofs(self, effect: ef.KeepProofs) -> None:
+        self._keeping = self._background.spawn(self._hands.durable.keep_proofs(effect.proofs))
+
+    async def _cast_out(self, effect: ef.CastOut) -> None:
+        """End this node, which nobody listens to any more, once it knows so at its next start, too."""
+        if self._keeping is not None:
+            await self._keeping
+        raise UserError(f"the others exclude this node for good: {effect.words}", CAST_OUT_HINT)
 
     async def _persist(self, effect: ef.Persist) -> None:
         try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit import Solo, branch, config, found, table
+from kit import Solo, branch, config, found, table, vote
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
+from p2pdiloco.core.api.proofs import TwoVotes
 from p2pdiloco.core.api.types import NEVER, Stamp, Watermark
 
 FAR = branch(9, learners=("p1", "p2"))
@@ -31,6 +33,13 @@ def syncer(
     if founders:
         solo.wait(4.0)  # it starts the run
     solo.take_office()
+    return solo
+
+
+def shown_a_lie(solo: Solo, voter: str) -> Solo:
+    """It hears that this peer voted twice."""
+    proof = TwoVotes(vote(voter, "p8", 70), vote(voter, "p9", 70))
+    solo.message("p2", msg.Proven(proof))
     return solo
 
 

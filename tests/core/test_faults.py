@@ -24,11 +24,12 @@ from kit import (
     vote,
 )
 from refusal_rows import Below, Effects
-from scenes import due_again, one_round, syncer
+from scenes import due_again, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.proofs import TwoVotes
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import (
     FetchFailure,
@@ -313,6 +314,14 @@ def forged_proof() -> Certificate:
     return Certificate("all", 0, 1, "p1", 0, votes)
 
 
+def forged_vote() -> Vote:
+    return Vote(vote("p2", "p3", 1).body, b"")
+
+
+def liar_says(message: msg.Message) -> Effects:
+    return shown_a_lie(Solo(peers=PEERS), "p1").message("p1", message)
+
+
 def heads_out_of_order() -> Effects:
     head = genesis(0).header.head()
     return said(msgspec.structs.replace(progress(()), heads=((7, head),)))
@@ -331,6 +340,8 @@ MESSAGES: dict[MessageFault, Callable[[], Effects]] = {
     MessageFault.CERTIFICATE_REPEATS: lambda: elected(certificate("p1", (*PEERS, "p1"))),
     MessageFault.CERTIFICATE_MINORITY: lambda: elected(certificate("p1", ("p1", "p2"))),
     MessageFault.CERTIFICATE_SIGNATURE: lambda: elected(forged_proof()),
+    MessageFault.EXCLUDED: lambda: liar_says(msg.OfficeQuery("all", 0, 0)),
+    MessageFault.FALSE_PROOF: lambda: said(msg.Proven(TwoVotes(vote("p2", "p1", 1), forged_vote()))),
 }
 
 

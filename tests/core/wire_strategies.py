@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.proofs import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, short_of
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
@@ -66,6 +67,21 @@ def versions(fragments: Draw[int] = counts, groups: Draw[str] = texts) -> Draw[S
     return st.builds(SignedVersion, header, signatures)
 
 
+def short_headers(fragments: Draw[int] = counts, groups: Draw[str] = texts) -> Draw[SignedShort]:
+    return versions(fragments, groups).map(short_of)
+
+
+def proofs(groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw[str] = texts) -> Draw[Proof]:
+    shorts, two = short_headers(fragments, groups), votes(peers, fragments)
+    part = st.builds(Contributor, texts, stamps(), counts, counts)
+    way = tuples(st.tuples(st.booleans(), digests))
+    return st.one_of(
+        st.builds(TwoVersions, shorts, shorts),
+        st.builds(TwoVotes, two, two),
+        st.builds(FalseLabel, shorts, part, way),
+    )
+
+
 def contributions(
     runs: Draw[str] = texts, fragments: Draw[int] = counts, groups: Draw[str] = texts
 ) -> Draw[SignedContribution]:
@@ -112,6 +128,8 @@ def message_strategies(
         saved=st.booleans(),
         reach=st.sampled_from(Reach),
         thin=st.booleans(),
+        votes=st.booleans(),
+        proofs=counts,
     )
     refusals = st.sampled_from(VoteRefusal)
     return {
@@ -134,6 +152,8 @@ def message_strategies(
         msg.Elected: st.builds(msg.Elected, certificates),
         msg.Unbacked: st.builds(msg.Unbacked, fragments),
         msg.OfficeQuery: st.builds(msg.OfficeQuery, groups, fragments, counts),
+        msg.Proven: st.builds(msg.Proven, proofs(groups, fragments, peers)),
+        msg.Sibling: st.builds(msg.Sibling, short_headers(fragments, groups)),
     }
 
 

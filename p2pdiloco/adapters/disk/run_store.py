@@ -1,6 +1,7 @@
 """Store of one run on a node's disk, under `<data_dir>/runs/<first 16 of the run id>/`.
 
     votes.log                                    adapters.disk.votes_log
+    proofs                                       adapters.disk.proofs_file
     fragments/<fff>/checkpoint-<n>.safetensors   Theta, outer momentum and version; the newest two
     updates/<fff>/<n>.update                     the log of outer updates
     manifest.signed, learner.safetensors         others write these
@@ -27,8 +28,10 @@ from p2pdiloco.adapters.disk.containers import (
     encode_update,
 )
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
+from p2pdiloco.adapters.disk.proofs_file import load_proofs, save_proofs
 from p2pdiloco.adapters.disk.votes_log import VotesLog
 from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import invariant
@@ -99,6 +102,16 @@ class RunStore:
     def votes(self) -> dict[tuple[int, str], VoteRecord]:
         """Votes of ours: (fragment, group) -> the one of the highest term; bounded, see `votes_log`."""
         return self._votes.newest()
+
+    # --- proofs ------------------------------------------------------------------------------------
+
+    def save_proofs(self, proofs: tuple[Proof, ...]) -> None:
+        """Keep these proofs, and no others. Raises: StorageError: those before are intact."""
+        save_proofs(self.folder, proofs, self._files)
+
+    def proofs(self) -> tuple[Proof, ...]:
+        """Proofs that were saved; whether they hold is not looked at."""
+        return load_proofs(self.folder, self._problems.append)
 
     # --- outer updates -----------------------------------------------------------------------------
 

@@ -152,7 +152,8 @@ class Endpoint(ABC):
         try:
             return await ask()
         except RefusedByPeer as error:
-            unknown = error.unheard is Unheard.NOT_ADMITTED and self._introduce is not None
+            asks = error.unheard in (Unheard.NOT_ADMITTED, Unheard.EXCLUDED)  # or asks for the proof
+            unknown = asks and self._introduce is not None
             if not unknown or self._introduce is None or not await self._introduce(peer):
                 raise
         return await ask()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 
@@ -115,5 +116,6 @@ class Restored(Struct, frozen=True, kw_only=True):
 
     fragments: tuple[RestoredFragment, ...]
     votes: tuple[VoteRecord, ...] = ()
+    proofs: tuple[Proof, ...] = ()
     saved: bool = False
     """True: something newer than version 0 was found."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
@@ -59,6 +60,12 @@ class Persist(Effect, frozen=True):
     token: int
     record: VoteRecord | UpdateRecord
     then: tuple[Effect, ...]
+
+
+class KeepProofs(Effect, frozen=True):
+    """Save these proofs in the place of those before, soon. Where that fails, others tell them again."""
+
+    proofs: tuple[Proof, ...]
 
 
 # --- contributions: learner side ----------------------------------------------------------------------
@@ -273,6 +280,13 @@ class Record(Effect, frozen=True):
 
 class Confirmed(Effect, frozen=True):
     """The node is a full member from now on: its learner may begin. Comes once."""
+
+
+class CastOut(Effect, frozen=True):
+    """Report that there is a proof against this node itself: it may not go on under its identity."""
+
+    words: str
+    """Words on what it did, for people."""
 
 
 class Left(Effect, frozen=True):

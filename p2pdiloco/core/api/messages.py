@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from p2pdiloco.core.api.proofs import Proof, SignedShort
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
@@ -69,6 +70,8 @@ class Progress(Message, frozen=True):
     """True: its uplink carries less than an office asks (`core.uplinks.uplink`)."""
     votes: bool
     """True: it can save a vote. A member that cannot counts in no majority."""
+    proofs: Count = 0
+    """Number that says whom it excludes (`core.api.proofs.fingerprint`); 0: nobody."""
 
 
 class Leaving(Message, frozen=True):
@@ -158,6 +161,19 @@ class OfficeQuery(Message, frozen=True):
     above_term: Count
 
 
+class Proven(Message, frozen=True):
+    """Proof that a member lied. Whoever sends it has no part in it: it holds by itself, or not at all."""
+
+    proof: Proof
+
+
+class Sibling(Message, frozen=True):
+    """Version that the sender has of a number of which the receiver has another: both together may be a
+    proof."""
+
+    version: SignedShort
+
+
 AnyMessage = (
     Progress
     | Leaving
@@ -170,6 +186,8 @@ AnyMessage = (
     | Elected
     | OfficeQuery
     | Unbacked
+    | Proven
+    | Sibling
 )
 
 

@@ -87,6 +87,8 @@ class Verdict(Reason):
     """Receiver that is no member of a run yet."""
     BUSY = "busy"
     NO_MEMORY = "out-of-memory-budget"
+    EXCLUDED = "excluded", Then.DOUBT
+    """Sender that is shown to have lied, for all that the receiver knows."""
     CUT = "cut"
     """Broken stream: the sender hears nothing."""
     # What is wrong with the label.
@@ -187,6 +189,7 @@ class Unheard(Reason):
     NOT_READY = "not-ready", "is not ready yet", FetchFailure.NOT_READY
     NOT_ADMITTED = "not-admitted", "was not shown that we are a member", FetchFailure.NOT_READY
     BANNED = "banned", "knows that the run's owner has banned us", FetchFailure.NOT_READY
+    EXCLUDED = "excluded", "has a proof that we lied", FetchFailure.NOT_READY
 
 
 @direct_members
@@ -308,3 +311,6 @@ class MessageFault(Reason):
     CERTIFICATE_REPEATS = "certificate-repeats"
     CERTIFICATE_MINORITY = "certificate-minority"
     CERTIFICATE_SIGNATURE = "certificate-signature"
+    EXCLUDED = "excluded"
+    """Message of a member that is shown to have lied; recorded once for each."""
+    FALSE_PROOF = "false-proof"

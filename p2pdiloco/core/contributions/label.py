@@ -45,7 +45,17 @@ def signed_label(context: FragmentContext, pending: Pending) -> SignedContributi
 
 
 def signed_by_learners(shared: Shared, fragment: int, parts: Sequence[Contributor]) -> bool:
-    """Tell whether the learners themselves say what these parts of a merge say of them."""
-    drawn = parts if len(parts) <= DRAWN else shared.rng.sample(parts, DRAWN)
-    run = shared.config.run
-    return all(shared.signed_by(p.learner, "work", p.work(run, fragment), p.signature) for p in drawn)
+    """Tell whether the learners themselves say what these parts of a merge say of them, all of them: who puts
+    one into a version answers for it."""
+    return all(_signed(shared, fragment, part) for part in parts)
+
+
+def unsigned(shared: Shared, fragment: int, parts: Sequence[Contributor]) -> int | None:
+    """Find a part of a version that its learner did not sign, among some that are drawn; its index. None:
+    there is none."""
+    drawn = range(len(parts)) if len(parts) <= DRAWN else shared.rng.sample(range(len(parts)), DRAWN)
+    return next((index for index in drawn if not _signed(shared, fragment, parts[index])), None)
+
+
+def _signed(shared: Shared, fragment: int, part: Contributor) -> bool:
+    return shared.signed_by(part.learner, "work", part.work(shared.config.run, fragment), part.signature)

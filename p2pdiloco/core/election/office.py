@@ -91,7 +91,7 @@ class Office:
     @property
     def syncer(self) -> str | None:
         """Peer in office for all that we know (also when we no longer count on it)."""
-        if self.certificate is None or self.term_over():
+        if self.certificate is None or self.term_over() or self.certificate.syncer in self._shared.excluded:
             return None
         return self.certificate.syncer
 

@@ -39,6 +39,8 @@ class Trust:
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
         if it can. For another than this node."""
+        if certificate.syncer in self._shared.excluded:
+            return "the syncer is excluded"
         if self.suspected is not None:
             return str(self.suspected)
         if others := self._candidates.why_give_way(certificate, now, candidate=candidate):

@@ -242,6 +242,8 @@ def why_not_certified(
     """
     shared = context.shared
     named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
+    if certificate.syncer in shared.excluded:
+        return MessageFault.EXCLUDED
     if not named:
         return MessageFault.CERTIFICATE_EMPTY
     if len(named) < len(certificate.votes):

@@ -22,6 +22,7 @@ from enum import Enum, auto
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
 from p2pdiloco.core.api.messages import Unbacked
+from p2pdiloco.core.api.proofs import false_label
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -29,11 +30,12 @@ from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
-from p2pdiloco.core.contributions.label import signed_by_learners
+from p2pdiloco.core.contributions.label import unsigned
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.following.heads import NamedHeads
 from p2pdiloco.core.machine import Machine, direct_members
+from p2pdiloco.core.proofs.siblings import ShownVersions
 from p2pdiloco.core.timing import backoff_s
 
 
@@ -71,13 +73,18 @@ class Follower:
     """
 
     def __init__(
-        self, context: FragmentContext, own: ContributionQueue, on_moved: Callable[[float], None]
+        self,
+        context: FragmentContext,
+        own: ContributionQueue,
+        siblings: ShownVersions,
+        on_moved: Callable[[float], None],
     ) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index
         self._chain = context.chain
         self._own = own
+        self._siblings = siblings
         self._spare = context.spare
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
         self.heads = NamedHeads(context)
@@ -226,6 +233,7 @@ class Follower:
 
     def update_fetched(self, event: UpdateFetched, now: float) -> None:
         """Check an update against our chain, then make its outer step."""
+        self._siblings.seen(event.peer, event.version)
         fault = self._why_not(event, now)
         if self.state is not FollowState.UPDATING:
             self._shared.out.put(Release(event.ticket))
@@ -249,6 +257,8 @@ class Follower:
         self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm))
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
+        if fault.forked:
+            self._siblings.forked([peer, *self.heads.able(self._chain.head.number)], now)
         if fault is VersionFault.UNBACKED and self._shared.confirmed:
             self._shared.out.send(peer, Unbacked(self._fragment))
         if fault.innocent and peer in self.heads.unproven:
@@ -285,7 +295,7 @@ class Follower:
         before, marks = self._chain.header, self._chain.marks_after(header)
         if header.table != marks.digest:
             return VersionFault.FALSE_TABLE
-        if not signed_by_learners(self._shared, self._fragment, header.contributors):
+        if self._falsely_labelled(version):
             return VersionFault.FALSE_LABEL
         plan = plan_after(before, marks, header.number, config)
         return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
@@ -319,6 +329,7 @@ class Follower:
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
+        self._siblings.seen(event.peer, event.version)
         fault = self._why_no_state(event, now)
         if self.state is not FollowState.COPYING or fault is not None:
             self._shared.out.put(DropSpare(self._fragment))
@@ -350,10 +361,17 @@ class Follower:
             return VersionFault.FALSE_TABLE
         if not scale.can_be(header, table, config):
             return VersionFault.OUT_OF_SCALE
-        if not signed_by_learners(self._shared, self._fragment, header.contributors):
+        if self._falsely_labelled(version):
             return VersionFault.FALSE_LABEL
         may_replace = self.heads.may_replace(header.head(), event.peer, now)
         return None if may_replace else VersionFault.BEHIND
+
+    def _falsely_labelled(self, version: SignedVersion) -> bool:
+        """Tell whether it names a contribution that its learner did not sign: its syncer lied."""
+        index = unsigned(self._shared, self._fragment, version.header.contributors)
+        if index is not None:
+            self._shared.excluded.found(false_label(version, index))
+        return index is not None
 
     def _plausible(self, header: VersionHeader) -> bool:
         """Tell whether its contributions can be: their steps say how far momentum goes."""

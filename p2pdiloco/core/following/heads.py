@@ -60,6 +60,8 @@ class NamedHeads:
 
     def counts(self, peer: str, now: float) -> bool:
         """Tell whether that peer is believed."""
+        if peer in self._shared.excluded:
+            return False
         if peer in self._unsure:
             return self._shared.has_worked(peer)
         if self._context.standing.believes(peer, now):

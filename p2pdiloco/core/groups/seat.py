@@ -10,6 +10,7 @@ from p2pdiloco.core.groups.delegate import Delegate
 from p2pdiloco.core.groups.electorates import LeafElectorate, UpperElectorate
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.groups.seeking import Seeking
+from p2pdiloco.core.proofs.seen_votes import SeenVotes
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
 from p2pdiloco.core.rounds.publishing import Publisher
@@ -57,6 +58,8 @@ class Seat:
             self.electorate = LeafElectorate(shared, context.index, standing, plan, self.index, now)
             inbox = LearnerInbox(context)
         self.office = Office(context, self.name, self.electorate, lambda: self.round.busy, now)
+        self.seen = SeenVotes(context, self.name)
+        """Votes of others, in which a second one of the same term is found."""
         self.delegate = None if self.top else Delegate(context, self.name, self.level, hierarchy)
         merger = self.delegate or publisher
         self.round = Round(

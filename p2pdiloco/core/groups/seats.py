@@ -316,7 +316,12 @@ class Seats:
     def on_vote(self, sender: str, message: VoteGranted, now: float) -> MessageFault | None:
         """Count a vote for us. Returns what is wrong with it."""
         seat = self.named(message.vote.body.group)
-        return seat.office.on_vote(sender, message.vote, now) if seat is not None else None
+        if seat is None:
+            return None
+        fault = seat.office.on_vote(sender, message.vote, now)
+        if fault is None:
+            seat.seen.given(message.vote, seat.office.certificate)
+        return fault
 
     def on_refused(self, sender: str, message: VoteRefused, now: float) -> None:
         """Take in that a voter refused us its vote."""
@@ -330,6 +335,7 @@ class Seats:
         certificate = message.certificate
         seat = self.named(certificate.group)
         if seat is not None:
+            seat.seen.certified(sender, certificate, seat.office.certificate)
             return seat.office.on_elected(sender, certificate, now)
         parsed = parse_group(certificate.group)
         if parsed is None or parsed[0] != self._plan[0]:

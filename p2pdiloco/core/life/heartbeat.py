@@ -146,6 +146,7 @@ class Heartbeats:
             reach=shared.reach,
             thin=shared.uplink.thin,
             votes=shared.vote_disk.works,
+            proofs=shared.excluded.mark,
             offices=tuple(
                 [
                     (seat.name, f.index, seat.office.term)

@@ -105,8 +105,9 @@ class Standing:
     def strangers_only(self, peers: list[str]) -> bool:
         """Tell whether others vote by our chain, and none of these peers has ever worked: all whom we knew
         may have gone, and handed the run on."""
-        others = bool(self._chain.marks.voters - {self._shared.me})
-        return others and not any(map(self._shared.has_worked, peers))
+        shared = self._shared
+        others = any(peer != shared.me and peer not in shared.excluded for peer in self._chain.marks.voters)
+        return others and not any(map(shared.has_worked, peers))
 
     def believe_all(self, believes: bool) -> None:
         """Believe everybody about heads, or no more: after `strangers_only` has been so for long."""

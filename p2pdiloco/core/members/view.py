@@ -13,7 +13,7 @@ Rules: docs/protocol/membership.md, section 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.grouping import Roster
@@ -30,8 +30,6 @@ NEWCOMERS_A_BEAT = 256
 its turn."""
 NAMES_A_BEAT = 1
 """Limit of listed peers without a mark, never heard, that are tried at a heartbeat: each costs a dial."""
-MAX_STEP_S = 3600.0
-"""Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
 
 
 class KnownPeer:
@@ -84,11 +82,16 @@ class View:
     """Members of the run that this node knows, without itself."""
 
     def __init__(
-        self, me: str, timing: Timing, has_worked: Callable[[str], bool] = lambda peer: True
+        self,
+        me: str,
+        timing: Timing,
+        has_worked: Callable[[str], bool] = lambda peer: True,
+        excluded: Container[str] = (),
     ) -> None:
         self._me = me
         self._timing = timing
         self._has_worked = has_worked
+        self._excluded = excluded
         self._displaced: list[str] = []
         """Peers that gave way to others since `forget_stale`."""
         self._members: dict[str, KnownPeer] = {}
@@ -112,6 +115,8 @@ class View:
     def _has_room(self, peer: str) -> bool:
         """Tell whether that peer can be known. In a full table one that has never worked gives way, the
         longest silent first, to one that has."""
+        if peer in self._excluded:
+            return False
         if peer in self._members or len(self._members) < MAX_KNOWN:
             return True
         if not self._has_worked(peer):
@@ -124,6 +129,13 @@ class View:
         self._displaced.append(silent)
         self._lists = None
         return True
+
+    def exclude(self, peer: str) -> None:
+        """Forget a peer that is never to come back."""
+        self._members.pop(peer, None)
+        self._counted_on.discard(peer)
+        self._vanished.heard(peer)
+        self._lists = None
 
     def heard(self, peer: str, progress: Progress, now: float) -> bool:
         """Take in a heartbeat. False: it is from before the peer's restart or good-bye, and was ignored."""
@@ -249,7 +261,7 @@ class View:
         """Tell whether a peer that does not count now will once it is heard: we know nothing new of it."""
         member = self._members.get(peer)
         if member is None:
-            return True
+            return peer not in self._excluded
         if member.failures >= self._timing.failures_to_suspect or self.has_left(peer):
             return False
         progress = member.progress
@@ -356,7 +368,8 @@ class View:
             if self._vanished.full:
                 return
             member = self._members.get(peer)
-            if peer != self._me and (member is None or member.progress is None):
+            new = member is None or member.progress is None
+            if peer != self._me and new and peer not in self._excluded:
                 self._vanished.add(peer, now)
 
     def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
@@ -382,9 +395,3 @@ class View:
         self._vanished.shrink()
         displaced, self._displaced = self._displaced, []
         return [*stale, *(peer for peer in displaced if peer not in self._members)]
-
-    def step_times_s(self, own_step_s: float, learners: Iterable[str]) -> list[float]:
-        """List the inner step times of these learners that say theirs (own if positive), sorted."""
-        times = [own_step_s] if own_step_s > 0 else []
-        times += [p.step_time_s for peer in learners if (p := self.progress(peer)) is not None]
-        return sorted(t for t in times if 0 < t <= MAX_STEP_S)

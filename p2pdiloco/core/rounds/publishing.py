@@ -50,9 +50,17 @@ class Publisher:
         self._job: Job | None = None
         self._parts: MergedParts | None = None
         self._on_published = on_published
+        self._term = 0
+        self._parents: set[bytes] = set()
+        """Parents of which we signed a version in this term: never another one."""
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
-        """Merge what is in, and make the outer step into the spare copy."""
+        """Merge what is in, and make the outer step into the spare copy. Where we yielded to a lighter chain,
+        we may have signed a version of this parent already: others have it, and a second one in the same term
+        would be a lie."""
+        if job.term == self._term and self._chain.head.digest in self._parents:
+            job.round.failed("this parent has a version of ours in this term", now=job.closed_s)
+            return
         self._context.spare.take()
         self._job = job
         self._parts = making = MergedParts(job, self._chain.marks)
@@ -133,6 +141,9 @@ class Publisher:
             table=marks.digest,
             limits=scale.limits_after(self._chain, config),
         )
+        if event.term != self._term:
+            self._term, self._parents = event.term, set()
+        self._parents.add(head.digest)
         version = SignedVersion(header, self._shared.sign("version", header))
         self._shared.out.persist(
             UpdateRecord(version, event.ticket),

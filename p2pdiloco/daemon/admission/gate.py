@@ -31,6 +31,9 @@ QUERIES, QUERIES_S = 32.0, 60.0
 it may have as many again."""
 
 
+_UNHEARD = {AdmissionFault.BANNED: Unheard.BANNED, AdmissionFault.EXCLUDED: Unheard.EXCLUDED}
+
+
 class Change(Enum):
     """Changes of the register."""
 
@@ -63,15 +66,16 @@ class Gate:
         self._notices = Budget(Enough.LISTINGS, LISTING_BYTES, LISTING_S, now)
 
     def check_not_banned(self, peer: str) -> None:
-        """Check that the owner has not banned the peer. Raises: NotAdmitted."""
-        if self._register.is_banned(peer):
-            raise NotAdmitted(Unheard.BANNED)
+        """Check that the owner has not banned the peer, and no proof excludes it. Raises: NotAdmitted."""
+        fault = self._register.shut_out(peer)
+        if fault is not None:
+            raise NotAdmitted(_UNHEARD[fault])
 
     def check(self, peer: str) -> None:
         """Check that a peer is admitted. Raises: NotAdmitted."""
         fault = self._register.fault(peer)
         if fault is not None:
-            raise NotAdmitted(Unheard.BANNED if fault is AdmissionFault.BANNED else Unheard.NOT_ADMITTED)
+            raise NotAdmitted(_UNHEARD.get(fault, Unheard.NOT_ADMITTED))
 
     def admits(self, peer: str) -> bool:
         """Tell whether a peer is admitted."""
@@ -107,7 +111,8 @@ class Gate:
         if len(self._register.admissions) != before:
             self._changed(Change.ADMITTED)
         others = self._register.newest(MAX_OTHERS, (sender,)) if fault is None else ()
-        return AdmissionShown(fault, self._ours, self._register.sequence, others)
+        proof = self._register.proof_of(sender)
+        return AdmissionShown(fault, self._ours, self._register.sequence, others, proof)
 
     def _notice(self, sender: str, above: int) -> NoticeAnswer:
         notice = self._register.notice

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.gate import Change
@@ -45,12 +46,15 @@ class Introductions:
         register: Register,
         ours: Admission | None,
         changed: Callable[[Change], None],
+        proven: Callable[[str, Proof], None] = lambda _peer, _proof: None,
     ) -> None:
-        """`changed` is told when the register has something new."""
+        """`changed` is told when the register has something new; `proven`, when a peer shows why it excludes
+        us."""
         self._transport = transport
         self._register = register
         self._ours = ours
         self._changed = changed
+        self._proven = proven
         self._under_way: set[str] = set()
         self._shown_s: BoundedDict[str, float] = BoundedDict(MAX_PEERS)
         """Time at which each peer was shown our admission last."""
@@ -61,7 +65,7 @@ class Introductions:
         return self._register.fault(peer) is None
 
     def is_banned(self, peer: str) -> bool:
-        """Tell whether the run's owner has banned the peer."""
+        """Tell whether the run's owner has banned the peer, or a proof excludes it."""
         return self._register.is_banned(peer)
 
     async def again(self, peer: str) -> bool:
@@ -86,6 +90,8 @@ class Introductions:
             older = self._register.sequence > shown.notice
             if older and await self._give(peer) and shown.fault is not None:
                 shown = await self._show(peer)
+            if shown.proof is not None:
+                self._proven(peer, shown.proof)
             await self._learn(peer, shown)
             self._say(peer, shown.fault)
             return shown

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.types import PeerId, Signature, Wire
 from p2pdiloco.daemon.admission.gate import Change, Gate
 from p2pdiloco.daemon.admission.introductions import ROUND_S, Introductions
@@ -52,8 +53,11 @@ class Membership:
         worked: Callable[[str], bool],
         settled: Callable[[], bool],
         on_notice: Callable[[], None] = lambda: None,
+        proof_of: Callable[[str], Proof | None] = lambda _peer: None,
+        proven: Callable[[str, Proof], None] = lambda _peer, _proof: None,
     ) -> None:
-        """`worked`, `settled`: see `Register`. `on_notice` is called when there is a newer notice.
+        """`worked`, `settled`, `proof_of`: see `Register`. `on_notice` is called when there is a newer
+        notice; `proven` when a peer shows why it excludes us.
 
         Raises: StorageError, UserError (this node has no invite where one is needed).
         """
@@ -63,7 +67,8 @@ class Membership:
         self._me, self._name = transport.peer_id, run.name
         self._on_notice = on_notice
         owner = run.signed.owner
-        self.register = Register(Charter(run.id, owner, run.manifest.admission.mode), worked, settled)
+        charter = Charter(run.id, owner, run.manifest.admission.mode)
+        self.register = Register(charter, worked, settled, proof_of=proof_of)
         notice = load_notice(self._folder, run.id, owner)
         if notice is not None:
             self.register.take_notice(notice)
@@ -79,7 +84,7 @@ class Membership:
         if ours is not None:
             self.register.take(transport.peer_id, ours, vouched=True)
         self.gate = Gate(self.register, ours, self._changed)
-        self.introductions = Introductions(transport, self.register, ours, self._changed)
+        self.introductions = Introductions(transport, self.register, ours, self._changed, proven)
 
     def _load(self) -> list[Admission]:
         decode = msgspec.msgpack.Decoder(tuple[_Users, ...]).decode

@@ -41,6 +41,7 @@ class AdmissionFault(Reason):
     USED_UP = "invite-used-up", "as many nodes as the invite is for have used it"
     REVOKED = "invite-revoked", "this run's owner has revoked the invite"
     BANNED = "banned", "this run's owner has banned this node"
+    EXCLUDED = "excluded", "there is a proof that this node lied"
     FULL = "register-full", "as many members as a node remembers have been admitted"
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.daemon.admission.papers import (
     Admission,
     AdmissionFault,
@@ -48,9 +49,10 @@ class Register:
         worked: Callable[[str], bool] = lambda _peer: False,
         settled: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
+        proof_of: Callable[[str], Proof | None] = lambda _peer: None,
     ) -> None:
         """`worked`: tells whether our chain has a mark of the peer; `settled`: whether we have a chain that
-        others confirm. `clock`: Unix time."""
+        others confirm. `clock`: Unix time. `proof_of`: finds the proof for which a peer is excluded."""
         self.charter = charter
         self.notice: Notice | None = None
         self._worked = worked
@@ -58,6 +60,7 @@ class Register:
         self._provisional: set[str] = set()
         """Peers whose invite had expired when we saw them first, as newcomers."""
         self._clock = clock
+        self.proof_of = proof_of
         self._by_peer: dict[str, Admission] = {}
         self._users: dict[str, set[str]] = {}
         """Peers that were admitted by each grant's key, as far as we know."""
@@ -86,6 +89,8 @@ class Register:
         """Say why a peer is not admitted; None: it is."""
         if peer in self._banned:
             return AdmissionFault.BANNED
+        if self.proof_of(peer) is not None:
+            return AdmissionFault.EXCLUDED
         if self.charter.mode == "open":
             return None
         if peer in self._by_peer and not (self._in_doubt(peer) and self._settled()):
@@ -95,8 +100,13 @@ class Register:
         return AdmissionFault.NOT_SHOWN
 
     def is_banned(self, peer: str) -> bool:
-        """Tell whether the owner has banned the peer."""
-        return peer in self._banned
+        """Tell whether the owner has banned the peer, or a proof excludes it."""
+        return self.shut_out(peer) is not None
+
+    def shut_out(self, peer: str) -> AdmissionFault | None:
+        """Say why nothing of that peer is wanted, whatever it shows; None: it may show something."""
+        fault = self.fault(peer)
+        return fault if fault in (AdmissionFault.BANNED, AdmissionFault.EXCLUDED) else None
 
     def take(self, peer: str, shown: Admission | None, vouched: bool = False) -> AdmissionFault | None:
         """Take an admission that a peer shows; say why the peer is not admitted all the same.
@@ -104,7 +114,7 @@ class Register:
         `vouched`: a member has it from an earlier time, so that its end does not matter.
         """
         standing = self.fault(peer)
-        if shown is None or peer in self._banned or not self._matters(shown):
+        if shown is None or self.is_banned(peer) or not self._matters(shown):
             return standing
         if self._by_peer.get(peer) == shown and not self._in_doubt(peer):
             return standing
@@ -125,7 +135,7 @@ class Register:
     def would_take(self, peer: str, grant: Grant | None) -> AdmissionFault | None:
         """Say why a peer would not be admitted with a grant; None: it would be."""
         standing = self.fault(peer)
-        if standing is None or standing is AdmissionFault.BANNED or grant is None:
+        if standing is None or self.is_banned(peer) or grant is None:
             return standing
         fault = grant_fault(grant, self.charter.run, self.charter.owner, verify)
         if fault is None and self.charter.mode == "list":
@@ -173,5 +183,5 @@ class Register:
 
     def newest(self, most: int, without: Iterable[str] = ()) -> tuple[Admission, ...]:
         """List the newest admissions, for another member to know."""
-        left = [a for a in self.admissions if a.peer not in self._banned and a.peer not in without]
+        left = [a for a in self.admissions if not self.is_banned(a.peer) and a.peer not in without]
         return tuple(left[-most:])

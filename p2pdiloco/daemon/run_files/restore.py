@@ -45,12 +45,14 @@ def restore(config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLo
         marks = chain.table()
         fragments.append(RestoredFragment(log=chain.logged_all(), watermarks=marks))
         versions[fragment] = (chain.signed, marks)
+    proofs = store.proofs()
     problems = store.take_problems()
     for problem in problems:
         logger.warning("%s", problem)
     saved = any(f.log[-1].header.number > 0 for f in fragments)
     votes = tuple(store.votes().values())
-    return Found(Restored(fragments=tuple(fragments), votes=votes, saved=saved), problems, versions)
+    restored = Restored(fragments=tuple(fragments), votes=votes, proofs=proofs, saved=saved)
+    return Found(restored, problems, versions)
 
 
 def _load(

@@ -38,6 +38,10 @@ TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
 
 
+def _as_it_is(_peer: str, message: Message) -> Message | None:
+    return message
+
+
 class Host:
     """A node from start to stop or crash. A restart is a new `Host` with the same disk and a higher
     incarnation."""
@@ -50,7 +54,8 @@ class Host:
         self.up, self.frozen, self.leaving = True, False, False
         self.config = world.plan.config
         self.tickets = TicketBuffers(self.peer, self.config.fragments, self.config.group_size)
-        self.outgoing: Callable[[str, Message], Message | None] = lambda _peer, message: message
+        self.liar = world.perjurers.get(self.peer)
+        self.outgoing: Callable[[str, Message], Message | None] = self.liar.says if self.liar else _as_it_is
         """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None
         """Set while leaving: it comes back after so long."""
@@ -99,6 +104,8 @@ class Host:
             fx.ApplyUpdate: self.worker.apply_update,
             fx.DropSpare: lambda e: self.stores[e.fragment].drop_spare(),
             fx.CommitVersion: self.worker.commit,
+            fx.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),
+            fx.CastOut: self._cast_out,
             fx.Record: self._record,
             fx.Confirmed: lambda e: None,
             fx.Left: lambda e: self.world.later_left(self),
@@ -219,6 +226,8 @@ class Host:
             self.world.trace.effect(self.now, self.peer, effect)
         if self.world.faults.trap is not None:
             self.world.faults.spring(self, effect)
+        if self.liar is not None:
+            self.liar.sees(self, effect)
         if self.world.on_effect is not None:
             self.world.on_effect(self, effect)
         self._handlers[type(effect)](effect)
@@ -245,10 +254,17 @@ class Host:
             self.world.watch.sent(self, message)
             self.world.network.send(self, effect.peer, message)
 
+    def _cast_out(self, effect: fx.CastOut) -> None:
+        """Go on, if this is a liar: there is a proof against it."""
+        if self.liar is None:
+            raise Violation("only-liars", f"{self.peer} is to end, and never lied: {effect.words}")
+
     def _record(self, effect: fx.Record) -> None:
         self.world.records[effect.kind] = self.world.records.get(effect.kind, 0) + 1
         text = f"{effect.kind}: {effect.reason}"
         self.world.trace.decision(self.now, self.peer, text, effect.fragment, effect.fields)
+        if effect.kind == "excluded" and self.liar is None:
+            self.world.exclusion.excluded(self, str(dict(effect.fields)["peer"]))
 
     # --- contributions -------------------------------------------------------------------------------
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 class InvariantWatch:
     """Sees everything that nodes do, and raises `Violation`. Knows what no node can know: the whole world."""
 
-    def __init__(self, config: CoreConfig, calm_from_s: float = math.inf) -> None:
+    def __init__(
+        self, config: CoreConfig, calm_from_s: float = math.inf, liars: frozenset[str] = frozenset()
+    ) -> None:
+        self._liars = liars
         self._calm_from_s = calm_from_s
         """Time from which nothing splits the swarm: no two sides can each have a syncer of their own."""
         self._first_unit = config.usual_tokens
@@ -71,9 +74,11 @@ class InvariantWatch:
         if known.digest != state.digest or known.matter != state.matter:
             raise Violation("equal-state", f"{where}: two states under one header")
         if digest not in self.headers:
-            if header.syncer != host.peer:
+            lies = header.syncer in self._liars
+            if header.syncer != host.peer and not lies:
                 raise Violation("durable-first", f"{where}: its syncer {header.syncer} never had it")
-            self._durable(host, version)
+            if not lies:
+                self._durable(host, version)
             self._new_version(version, where)
 
     def _durable(self, host: Host, version: SignedVersion) -> None:
@@ -207,6 +212,8 @@ class InvariantWatch:
         if message is self._last:
             return
         self._last = message
+        if host.peer in self._liars and not isinstance(message, VoteRequest):
+            return
         if isinstance(message, Announce):
             self._announced(host, message)
         elif isinstance(message, VoteGranted):
@@ -218,6 +225,8 @@ class InvariantWatch:
             self._candidates[(host.peer, message.group, message.fragment, message.term)] = message.head
         elif isinstance(message, Elected):
             self._elected(host, message.certificate)
+            if message.certificate.syncer == host.peer:
+                host.world.exclusion.certified(message.certificate)
             self._in_reach(host, message.certificate)
         elif isinstance(message, Progress):
             for fragment, head in message.heads:
@@ -243,6 +252,8 @@ class InvariantWatch:
 
     def _voted(self, vote: Vote) -> None:
         body = vote.body
+        if body.voter in self._liars:
+            return
         first = self._votes.setdefault((body.voter, body.group, body.fragment, body.term), body.candidate)
         if first != body.candidate:
             where = f"{body.voter} fragment {body.fragment} group {body.group} term {body.term}"
@@ -275,7 +286,7 @@ class InvariantWatch:
             if not vote.signature or vote.body.candidate != certificate.syncer or not signed:
                 raise Violation("certificate", f"{certificate.syncer} fragment {key[0]} term {key[1]}")
         for other in known:
-            shared = voters & {vote.body.voter for vote in other.votes}
+            shared = voters & {vote.body.voter for vote in other.votes} - self._liars
             # Two that nobody can dial have no link: as if it were cut.
             whole = not host.world.network.was_cut and not host.world.plan.hidden
             calm = self._first_s[key] > self._calm_from_s and whole

@@ -68,7 +68,7 @@ class Liveness:
     def _missing(self) -> str:
         world = self._world
         up = world.core_hosts()
-        out = world.gone | world.broken | {host.peer for host in up}
+        out = world.gone | world.broken | {host.peer for host in up} | world.perjurers.keys()
         down = sorted(peer for peer in world.specs if peer not in out)
         if down:
             return f"not started: {','.join(down)}"
@@ -79,6 +79,9 @@ class Liveness:
         holder = self._hidden_holder(electable) or self._thin_holder(electable)
         if holder:
             return holder
+        for liar in world.exclusion.seen:
+            if trusting := world.exclusion.missing(liar):
+                return trusting
         self.lost_to_forks = 0
         for fragment in range(self._fragments):
             reason = self._missing_of(fragment, up)

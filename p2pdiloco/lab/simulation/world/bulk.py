@@ -239,6 +239,7 @@ class Bulk:
             if found is None:
                 self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
                 return
+            found = found if holder.liar is None else holder.liar.gives(asker.peer, found)
             size = found[0].header.update_bytes
             self._metered(holder, asker, found[0].header, size)
             time_s = self._carried_s(asker, holder, effect, size, 0)
@@ -250,7 +251,10 @@ class Bulk:
             self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
             return
         size = asker.max_payload_bytes(effect.fragment) * STATE_PER_UPDATE_BYTES
-        given = (store.version, store.state, store.watermarks)
+        version, state = store.version, store.state
+        if holder.liar is not None:
+            version, state = holder.liar.gives_state(asker.peer, version, state)
+        given = (version, state, store.watermarks)
         time_s = self._carried_s(asker, holder, effect, size, generation)
         if time_s is not None:
             self._clock.after(time_s, self._state_here, asker, holder, effect, epoch, generation, given)

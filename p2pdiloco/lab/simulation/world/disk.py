@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.watermarks import marks_of
@@ -60,6 +61,7 @@ class Disk:
     resume: dict[int, ResumeNote] = field(default_factory=dict)
     """Written at an orderly end, used up by the next start."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    proofs: tuple[Proof, ...] = ()
     uplink_bits_per_s: float = math.inf
     """Rate that the uplink carried in an earlier life; infinite: not known."""
 
@@ -74,6 +76,11 @@ class Disk:
         floor = version.header.number - keep
         for digest in [d for d, (old, _) in kept.items() if old.header.number < floor]:
             del kept[digest]
+
+    def keep_proofs(self, proofs: tuple[Proof, ...]) -> None:
+        """The proofs are durable, unless there is no room."""
+        if not self.full:
+            self.proofs = proofs
 
     def keep_checkpoint(self, checkpoint: Checkpoint) -> None:
         """The fragment's state is durable."""
@@ -112,4 +119,5 @@ def restored_from(disk: Disk, fragments: list[Checkpoint], config: CoreConfig) -
             log.append(found.version)
         parts.append(RestoredFragment(log=tuple(log), watermarks=found.watermarks))
     saved = any(found.version.header.number > 0 for found in fragments)
-    return Restored(fragments=tuple(parts), votes=disk.vote_records(), saved=saved)
+    votes = disk.vote_records()
+    return Restored(fragments=tuple(parts), votes=votes, proofs=disk.proofs, saved=saved)

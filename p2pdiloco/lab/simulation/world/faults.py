@@ -94,7 +94,13 @@ class Faults:
         """
         world, rng = self._world, self._rng
         peers = sorted(p for p in world.specs if p not in world.gone)
-        if self._plan.mix.calm or not self._plan.faults or len(peers) < 2 or rng.random() < WHOLE_CORE_SHARE:
+        if (
+            self._plan.mix.calm
+            or self._plan.mix.perjurers
+            or not self._plan.faults
+            or len(peers) < 2
+            or rng.random() < WHOLE_CORE_SHARE
+        ):
             return set()
         core = set(rng.sample(peers, rng.randint(1, len(peers) - 1)))
         members = [h.peer for h in world.up_hosts() if h.may_serve and not h.leaving]

@@ -57,6 +57,9 @@ class Mix:
     liars: int = 0
     """Number of members that lie with numbers (`world.liar`), among at least three times as many."""
 
+    perjurers: int = 0
+    """Number of members whose lies can be proved (`world.perjurer`), a third of all at most."""
+
     @property
     def calm(self) -> bool:
         """Tell whether nothing goes wrong by chance."""
@@ -128,10 +131,12 @@ MIXES: dict[str, Mix] = {
         miscompute=0.005,
     ),
     "strangers": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2, strangers=2, liars=1),
+    "liars": Mix(latency_s=(0.001, 0.05), bandwidth_bytes_s=(5e6, 5e7), jitter=0.3, crash=0.3, perjurers=2),
 }
 STRANGERS_S = 20.0
 """Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
-DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not mix.strangers))
+CROSSING_S = 0.02
+DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not mix.strangers and not mix.perjurers))
 """Mixes of seeds for which none is named."""
 
 
@@ -306,6 +311,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     config = draw_groups(seed, draw_config(rng, count, min(budget_bytes, 1e6)), count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=stream(seed, "admission").random() < 0.5)
+    if mix.perjurers:  # candidates cross each other's path often: else nobody could vote twice
+        config = replace(config, timing=replace(config.timing, stagger_s=CROSSING_S))
     thin = draw_thin(seed, name)
     if thin > 1.0:
         sizes = tuple(int(size * thin) for size in config.max_payload_bytes)
@@ -319,7 +326,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     slowest_round_s = max(spec.step_time_s for spec in specs) * config.inner_steps
     if thin > 1.0:  # there and back
         slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
-    one_group = count + MAX_JOINS <= config.group_size
+    # Where only liars can be dialled, there is no swarm without them.
+    one_group = count + MAX_JOINS <= config.group_size and not mix.perjurers
     return WorldPlan(
         seed=seed,
         mix_name=name,

@@ -15,6 +15,7 @@ from p2pdiloco.lab.simulation.node.lineage import genesis_state
 from p2pdiloco.lab.simulation.node.substance import NOTHING, Losses, Substance
 from p2pdiloco.lab.simulation.report import SeedResult
 from p2pdiloco.lab.simulation.rules.bounds import too_large
+from p2pdiloco.lab.simulation.rules.exclusion import Exclusion
 from p2pdiloco.lab.simulation.rules.invariants import InvariantWatch
 from p2pdiloco.lab.simulation.rules.liveness import Liveness
 from p2pdiloco.lab.simulation.rules.violation import Violation
@@ -25,6 +26,7 @@ from p2pdiloco.lab.simulation.world.disk import Disk
 from p2pdiloco.lab.simulation.world.faults import Faults
 from p2pdiloco.lab.simulation.world.liar import Liar
 from p2pdiloco.lab.simulation.world.network import Network
+from p2pdiloco.lab.simulation.world.perjurer import LieTold, Perjurer
 from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stream
 from p2pdiloco.lab.simulation.world.stranger import Stranger
 
@@ -54,7 +56,16 @@ class World:
         self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
         self.network.hidden = frozenset(plan.hidden)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
-        self.watch = InvariantWatch(plan.config, plan.calm_from_s)
+        peers = [spec.peer for spec in plan.nodes]
+        lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
+        kinds = list(LieTold)
+        self.perjurers = {
+            peer: Perjurer(self, peer, kinds[(plan.seed + place) % len(kinds)])
+            for place, peer in enumerate(lying)
+        }
+        """Members whose lies can be proved. None of the rules for honest ones is theirs."""
+        self.exclusion = Exclusion(self)
+        self.watch = InvariantWatch(plan.config, plan.calm_from_s, frozenset(lying))
         self.records: dict[str, int] = {}
         self.on_effect: Callable[[Host, Effect], None] | None = None
         """Hook for hand-made scenarios: sees every effect just before it is carried out."""
@@ -90,13 +101,14 @@ class World:
         return [host for _, host in sorted(self.hosts.items()) if host.up]
 
     def core_hosts(self) -> list[Host]:
-        """Running nodes that the end of the faults heals."""
-        return [host for host in self.up_hosts() if host.peer not in self.broken]
+        """Honest running nodes that the end of the faults heals."""
+        out = self.broken | self.perjurers.keys()
+        return [host for host in self.up_hosts() if host.peer not in out]
 
     def staying(self) -> int:
         """Nodes that will be there in the end, for all that is known now."""
         leaving = {p for p, host in self.hosts.items() if host.leaving and host.returns_in_s is None}
-        out = self.gone | leaving | self.broken
+        out = self.gone | leaving | self.broken | self.perjurers.keys()
         return len([peer for peer in self.specs if peer not in out])
 
     def disk_of(self, peer: str) -> Disk:
@@ -176,6 +188,7 @@ class World:
             self.last_syncer = host.peer
         state = header.state_digest.hex()[:12]
         self.trace.fact(host.peer, f"holds f{header.fragment} v{header.number} {state} term {header.term}")
+        self.exclusion.takes(host, header)
         self.liveness.committed(header.fragment)
 
     # --- the run -------------------------------------------------------------------------------------

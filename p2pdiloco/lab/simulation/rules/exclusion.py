@@ -1,0 +1,85 @@
+"""Rules about lies that can be proved: the liars are excluded, by everybody, in time, and nobody else.
+
+Rules: docs/protocol/proofs.md, section 7.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.api.types import Certificate
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.lab.simulation.rules.violation import Violation
+
+if TYPE_CHECKING:
+    from p2pdiloco.lab.simulation.node.host import Host
+    from p2pdiloco.lab.simulation.world.world import World
+
+WITHIN_S = 20.0
+"""Virtual time after which everybody excludes who has lied in a way that others must have seen."""
+
+
+class Exclusion:
+    """Watch on who lies, and who excludes whom."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._kept: dict[tuple[str, int, bytes, int], bytes] = {}
+        self._taken: dict[tuple[str, int, bytes, int], set[bytes]] = {}
+        self._certified: dict[tuple[str, str, int, int], set[str]] = {}
+        self.seen: dict[str, float] = {}
+        """Liars that others must have seen through, or did, and since when."""
+
+    def makes(self, host: Host, version: SignedVersion) -> None:
+        """A node makes a version of its own durable, or lets it out."""
+        header = version.header
+        if host.peer in self._world.perjurers or header.syncer != host.peer:
+            return
+        digest = header.digest()
+        if self._kept.setdefault(_of(header), digest) != digest:
+            where = f"{host.peer} fragment {header.fragment} version {header.number} term {header.term}"
+            raise Violation("one-version", f"{where}: two of one parent")
+
+    def takes(self, host: Host, header: VersionHeader) -> None:
+        """A node makes a version its own: of two by one liar, two honest nodes have one each."""
+        if header.syncer in self._world.perjurers and host.peer not in self._world.perjurers:
+            taken = self._taken.setdefault(_of(header), set())
+            taken.add(header.digest())
+            if len(taken) > 1:
+                self._must_be_seen(header.syncer)
+
+    def certified(self, certificate: Certificate) -> None:
+        """An honest node is elected, and tells all: two of one term know the liars that voted for both."""
+        for body in (vote.body for vote in certificate.votes):
+            if body.voter in self._world.perjurers:
+                key = body.voter, body.group, body.fragment, body.term
+                won = self._certified.setdefault(key, set())
+                won.add(body.candidate)
+                if len(won) > 1:
+                    self._must_be_seen(body.voter)
+
+    def excluded(self, host: Host, peer: str) -> None:
+        """A node excludes a peer."""
+        if peer not in self._world.perjurers:
+            raise Violation("only-liars", f"{host.peer} excludes {peer}, which never lied")
+        self._must_be_seen(peer)
+
+    def _must_be_seen(self, liar: str) -> None:
+        if liar not in self.seen:
+            clock = self._world.clock
+            self.seen[liar] = clock.now
+            clock.after(WITHIN_S, self._look, liar)
+
+    def _look(self, liar: str) -> None:
+        if missing := self.missing(liar):
+            raise Violation("only-liars", f"{missing}, {WITHIN_S:g} s after it was seen through")
+
+    def missing(self, liar: str) -> str:
+        """Say who does not exclude that liar, of the honest members that are here; mostly empty."""
+        here = [host for host in self._world.core_hosts() if host.core.confirmed and not host.frozen]
+        trusting = [host.peer for host in here if liar not in host.core.shared.excluded]
+        return f"{','.join(trusting)} still count {liar}" if trusting else ""
+
+
+def _of(header: VersionHeader) -> tuple[str, int, bytes, int]:
+    return header.syncer, header.fragment, header.parent, header.term

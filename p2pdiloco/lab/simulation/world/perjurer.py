@@ -1,0 +1,105 @@
+"""A member whose lies can be proved. Its core is honest; what it signs beside that is not.
+
+Three kinds: one votes for everybody who asks, one makes two versions of each parent and gives them to one
+half of its peers each, one puts a false label into its versions.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.effects import Effect, Persist, UpdateRecord
+from p2pdiloco.core.api.messages import Announce, Message, Progress, VoteGranted, VoteRefused
+from p2pdiloco.core.api.types import Head, Vote, VoteBody, signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate
+from p2pdiloco.lab.simulation.world.crypto import HashCrypto
+
+if TYPE_CHECKING:
+    from p2pdiloco.lab.simulation.node.host import Host
+    from p2pdiloco.lab.simulation.world.disk import LoggedUpdate
+    from p2pdiloco.lab.simulation.world.world import World
+
+MOST_TWINS = 256
+
+
+class LieTold(Enum):
+    """Lies of lies."""
+
+    VOTES = "votes"
+    VERSIONS = "versions"
+    LABELS = "labels"
+
+
+class Perjurer:
+    """Liar of one kind; it goes on when it is found out."""
+
+    def __init__(self, world: World, peer: str, kind: LieTold) -> None:
+        self.kind = kind
+        self._world = world
+        self._peer = peer
+        self._twins: dict[bytes, tuple[SignedVersion, OuterUpdate, FragmentLineage]] = {}
+        """Digest of a version of ours -> the other one of the same parent."""
+
+    def _signed(self, header: VersionHeader) -> SignedVersion:
+        return SignedVersion(header, HashCrypto(self._peer).sign(signed_bytes("version", header)))
+
+    def sees(self, host: Host, effect: Effect) -> None:
+        """Look at what its own core wants: of a version that it is about to save, another one is made."""
+        if self.kind is not LieTold.VERSIONS or not isinstance(effect, Persist):
+            return
+        if not isinstance(effect.record, UpdateRecord):
+            return
+        version, update = effect.record.version, host.tickets.update(effect.record.ticket)
+        parts = tuple(reversed(update.parts))
+        if len(version.header.contributors) < 2 or parts == update.parts:
+            return
+        fragment = version.header.fragment
+        other = OuterUpdate.of(fragment, update.number, parts, update.matter, update.longest_steps)
+        state = host.stores[fragment].state.apply(other)
+        header = replace(version.header, update_digest=other.digest, state_digest=state.digest)
+        if len(self._twins) < MOST_TWINS:
+            self._twins[version.header.digest()] = self._signed(header), other, state
+
+    def says(self, peer: str, message: Message) -> Message:
+        """Change what its core says to that peer."""
+        if self.kind is LieTold.VOTES and isinstance(message, VoteRefused):
+            run, group = self._world.plan.config.run, message.group
+            body = VoteBody(run, group, message.fragment, message.term, peer, self._peer)
+            return VoteGranted(Vote(body, HashCrypto(self._peer).sign(signed_bytes("vote", body))))
+        if isinstance(message, Announce):
+            return replace(message, head=self._head(peer, message.head))
+        if isinstance(message, Progress):
+            return replace(message, heads=tuple((f, self._head(peer, head)) for f, head in message.heads))
+        return message
+
+    def _gets_other(self, peer: str) -> bool:
+        return int(peer[1:]) % 2 == 1
+
+    def _head(self, peer: str, head: Head) -> Head:
+        twin = self._twins.get(head.digest)
+        return twin[0].header.head() if twin is not None and self._gets_other(peer) else head
+
+    def gives(self, peer: str, found: LoggedUpdate) -> LoggedUpdate:
+        """Change an update that a peer pulls."""
+        version, update = found
+        header = version.header
+        if header.syncer != self._peer:
+            return found
+        if self.kind is LieTold.LABELS and header.contributors:
+            false = replace(header.contributors[0], signature=b"false")
+            return self._signed(replace(header, contributors=(false, *header.contributors[1:]))), update
+        twin = self._twins.get(header.digest())
+        return twin[:2] if twin is not None and self._gets_other(peer) else found
+
+    def gives_state(
+        self, peer: str, version: SignedVersion, state: FragmentLineage
+    ) -> tuple[SignedVersion, FragmentLineage]:
+        """Change a state that a peer pulls."""
+        twin = self._twins.get(version.header.digest())
+        if twin is None or not self._gets_other(peer):
+            return version, state
+        return twin[0], twin[2]
