@@ -10,7 +10,18 @@ import torch
 import bench_attacks
 from attacks import lying_bench
 from attacks.lying_runs import ALONE, CALM, Trial, play
-from attacks.lying_statistics import Run, relative, row, seen, trust_of, weight, with_most, with_the_rest
+from attacks.lying_statistics import (
+    USUAL,
+    Begins,
+    Run,
+    relative,
+    row,
+    seen,
+    trust_of,
+    weight,
+    with_most,
+    with_the_rest,
+)
 from attacks.lying_swarm import Round, Sent
 from p2pdiloco.lab.lies.kinds import Lie
 from p2pdiloco.tensors.layout import FragmentLayout, Piece
@@ -95,8 +106,9 @@ def test_who_disagrees_in_every_round_loses_its_weight() -> None:
         trust = trust_of(rounds, agreement)
         weights = {learner: weight(values[-1]) for (_, learner), values in trust.items()}
         assert weights == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
-    slow, quick = (trust_of(rounds, prior=prior)[0, 4] for prior in (10.0, 1.0))
+    slow, quick = (trust_of(rounds, begins=begins)[0, 4] for begins in (USUAL, Begins(rounds=1.0)))
     assert slow[0] == pytest.approx(0.8, abs=0.01) and weight(quick[0]) == 0.0
+    assert trust_of(rounds, begins=Begins(0.3, 1.0))[0, 0][0] == pytest.approx((0.27 + 1) / 1.9, abs=0.05)
     assert quick[-1] == pytest.approx(slow[-1], abs=0.1)
     mean = sum(delta.delta / delta.delta.norm() for delta in sent[1:4])
     rest = with_the_rest(rounds[-1].cosines, [1.0, 1.0, 1.0, 1.0, 0.0])

@@ -1,6 +1,6 @@
 """Statistics of a round's contributions that a defence can go by: lengths, and how far they agree.
 
-    cd scripts/bench && python -m attacks.lying_statistics FILE … [--versions 1-3]
+    cd scripts/bench && python -m attacks.lying_statistics FILE … [--versions 1-3] [--first 0.3,1]
 
 FILES are written by `bench_attacks.py --who liars --rounds FOLDER`. Lengths are for H inner steps: divided by
 sqrt(min(1, steps / H)), over the round's median. The *agreement* of a contribution is the median of its
@@ -28,8 +28,6 @@ SAMPLES = (1 << 12, 1 << 16, 1 << 18)
 """Elements of samples on which cosines are worked out as well, where a fragment has twice as many."""
 KEEP = 0.9
 """Share of an average over rounds that the next round leaves."""
-PRIOR = 1 / (1 - KEEP)
-"""Rounds that the trust with which everybody begins is worth: so many make a plain moving average."""
 FULL, NOTHING = 0.5, 0.1
 """Average of the relative agreement from which on a learner weighs in full, and below which it has no
 weight."""
@@ -37,6 +35,17 @@ LEAST = 1e-6
 """Least figure by which others are divided."""
 
 Matrix = list[list[float]]
+
+
+class Begins(Struct, frozen=True):
+    """Trust with which everybody begins."""
+
+    trust: float = 1.0
+    rounds: float = 1 / (1 - KEEP)
+    """Rounds that it is worth, above zero: the usual makes a plain moving average."""
+
+
+USUAL = Begins()
 
 
 class Seen(Struct, frozen=True):
@@ -145,14 +154,14 @@ def weight(trust: float) -> float:
     return min(1.0, max(0.0, (trust - NOTHING) / (FULL - NOTHING)))
 
 
-def trust_of(rounds: Iterable[Seen], agreement: Agreement = with_most, prior: float = PRIOR) -> Trust:
-    """Follow the trust in every learner, which begins with 1. `prior`: rounds that this is worth."""
+def trust_of(rounds: Iterable[Seen], agreement: Agreement = with_most, begins: Begins = USUAL) -> Trust:
+    """Follow the trust in every learner."""
     found: Trust = defaultdict(list)
     state: dict[tuple[int, int], tuple[float, float]] = {}
     for round_ in rounds:
         keys = [(round_.fragment, learner) for learner in round_.learners]
-        sums = [state.get(key, (prior, prior)) for key in keys]
-        weights = [weight(total / count if count else 1.0) for total, count in sums]
+        sums = [state.get(key, (begins.trust * begins.rounds, begins.rounds)) for key in keys]
+        weights = [weight(total / count) for total, count in sums]
         values = relative(agreement(round_.cosines, weights))
         for key, (total, count), value in zip(keys, sums, values, strict=True):
             total, count = KEEP * total + min(1.0, max(-1.0, value)), KEEP * count + 1
@@ -187,10 +196,10 @@ def cosines_of(run: Run, liars: int) -> Iterator[float]:
             yield from (round_.cosines[i][j] for j in range(i) if lying[i] + lying[j] == liars)
 
 
-def trusted(run: Run, agreement: Agreement, prior: float = PRIOR) -> list[str]:
+def trusted(run: Run, agreement: Agreement, begins: Begins = USUAL) -> list[str]:
     """Cells on trust: the least that an honest learner ever has, liars' at the end, and the versions until
     liars weigh half and nothing: until all do, in all fragments."""
-    trust = trust_of(run.rounds, agreement, prior)
+    trust = trust_of(run.rounds, agreement, begins)
     honest = [value for (_, learner), values in trust.items() if learner not in run.liars for value in values]
     liars = [values for (_, learner), values in trust.items() if learner in run.liars]
     if not liars:
@@ -204,7 +213,7 @@ def trusted(run: Run, agreement: Agreement, prior: float = PRIOR) -> list[str]:
     return [f"{min(honest):.2f}", f"{last:.2f}", f"{versions(0.5)}, {versions(0.0)}"]
 
 
-def row(run: Run, prior: float = PRIOR) -> list[str]:
+def row(run: Run, begins: Begins = USUAL) -> list[str]:
     """Cells of a run."""
     cells = [run.name, *(quantiles(cosines_of(run, liars)) for liars in (0, 1, 2))]
     for figure, after in (
@@ -213,7 +222,7 @@ def row(run: Run, prior: float = PRIOR) -> list[str]:
         (lambda seen_: seen_.momentum, 1),
     ):
         cells += [quantiles(values_of(run, liars, figure, after)) for liars in (False, True)]
-    return [*cells, *trusted(run, with_most, prior), *trusted(run, with_the_rest, prior)]
+    return [*cells, *trusted(run, with_most, begins), *trusted(run, with_the_rest, begins)]
 
 
 HEAD = [
@@ -230,15 +239,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--versions", metavar="FIRST-LAST", default="1-1000000")
-    parser.add_argument("--prior", type=float, default=PRIOR, help="rounds that the first trust is worth")
+    parser.add_argument(
+        "--first", metavar="TRUST,ROUNDS", help="the first trust, and rounds that it is worth"
+    )
     chosen = parser.parse_args()
     first, last = (int(word) for word in chosen.versions.split("-"))
+    begins = Begins(*map(float, chosen.first.split(","))) if chosen.first else USUAL
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
     for file in chosen.files:
         run = msgspec.json.decode(file.read_bytes(), type=Run)
         rounds = [round_ for round_ in run.rounds if first <= round_.number <= last]
         print(
-            "| " + " | ".join(row(msgspec.structs.replace(run, rounds=rounds), chosen.prior)) + " |",
+            "| " + " | ".join(row(msgspec.structs.replace(run, rounds=rounds), begins)) + " |",
             flush=True,
         )
 
