@@ -42,11 +42,12 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_the_honest_train_the_same_with_liars_and_alone_and_a_lie_costs_loss() -> None:
+def test_the_honest_train_the_same_with_liars_and_alone_and_a_lie_costs_little() -> None:
     alone, calm, flip, drift = (play(replace(TINY, attack=a), None) for a in (ALONE, CALM, "flip", "drift"))
     assert alone.honest_tokens == calm.honest_tokens == flip.honest_tokens == drift.honest_tokens
     assert calm.loss == pytest.approx(alone.loss, rel=0.1)
-    assert flip.loss > calm.loss + 0.1 and drift.loss > calm.loss + 0.05
+    assert alone.loss != calm.loss != flip.loss != drift.loss, "what is sent is another"
+    assert flip.loss == pytest.approx(calm.loss, rel=0.05), "a liar in five costs little"
     assert play(replace(TINY, attack=ALONE), None).loss == alone.loss, "equal settings, equal results"
 
 
