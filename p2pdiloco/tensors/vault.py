@@ -23,14 +23,14 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout, gather
-from p2pdiloco.tensors.merging.inputs import Findings, Given, add_up
-from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE, Accumulator
+from p2pdiloco.tensors.merging.inputs import Findings, Given
+from p2pdiloco.tensors.merging.making import UpdateMaker
 from p2pdiloco.tensors.merging.partial import Work, check_partial, encode_partial
 from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
 from p2pdiloco.tensors.own_contributions import OwnContributions, Residual
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
 from p2pdiloco.tensors.portable import norm
-from p2pdiloco.tensors.state import EMPTY, FirstLengths, FragmentState, Loan, Pin, check_stated, shorten
+from p2pdiloco.tensors.state import EMPTY, FirstLengths, FragmentState, Loan, Pin, check_stated
 from p2pdiloco.tensors.unsound import Unsound
 
 _MAX_STATE = 2.0**100
@@ -84,6 +84,8 @@ class Vault:
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
         self._sums = torch.zeros(largest)
         self.own = OwnContributions(self.layouts, self._contribution, self._delta, self._decoded)
+        codecs, scratch = (self._contribution, self._update), (self._delta, self._decoded, self._sums)
+        self.maker = UpdateMaker(self.layouts, period, *codecs, *scratch)
 
     @classmethod
     def of(cls, manifest: Manifest, layouts: Sequence[FragmentLayout]) -> Vault:
@@ -207,7 +209,7 @@ class Vault:
         Raises:
             UnusableInputs: as `merge`.
         """
-        accumulator, found = self._accumulate(fragment, inputs, partials, limits, seed)
+        accumulator, found = self.maker.add_up(fragment, inputs, partials, limits, seed)
         payload = encode_partial(accumulator)
         return PartialMerge(payload, content_digest(payload), found)
 
@@ -235,16 +237,10 @@ class Vault:
             invariant(not partials, "partials do not say how long their contributions are")
             longest_steps = max((given[2] for given in inputs), default=0)
         self._begin_next(fragment, number)
-        accumulator, found = self._accumulate(fragment, inputs, partials, limits, seed)
-        delta = self._delta[: self.layouts[fragment].numel]
-        accumulator.result(delta)
+        accumulator, found = self.maker.add_up(fragment, inputs, partials, limits, seed)
         left_out = self._left_out_of_updates(fragment)
-        if left_out is not None:
-            left_out.add_to(delta)
-        if partials or left_out is not None:
-            shorten(delta, limits.longest_update)
-        delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
-        update = self._update.encode(delta)
+        longest = limits.longest_update if partials or left_out is not None else None
+        update, delta = self.maker.encode(accumulator, longest, left_out)
         digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:
             left_out.pend(delta, self._decoded[: len(delta)])
@@ -338,19 +334,6 @@ class Vault:
         wrong = number is not None and number != state.number
         invariant(not wrong, f"fragment {fragment} is at version {state.number}, not {number}")
         return state
-
-    def _accumulate(
-        self,
-        fragment: int,
-        inputs: Sequence[Given],
-        partials: Sequence[Payload],
-        limits: MergeLimits,
-        seed: bytes,
-    ) -> tuple[Accumulator, Findings]:
-        layout = self.layouts[fragment]
-        accumulator = Accumulator(layout, self._period, self._sums, limits)
-        scratch = self._delta[: layout.numel]
-        return accumulator, add_up(accumulator, self._contribution, inputs, partials, scratch, seed)
 
     def _begin_next(self, fragment: int, number: int) -> None:
         self._committed(fragment, number - 1)

@@ -12,7 +12,8 @@ from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.digest import state_digest
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.vault import MAX_MAGNITUDE, Vault
+from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE
+from p2pdiloco.tensors.vault import Vault
 
 SPECS = [TensorSpec("emb", (40, 16), True), TensorSpec("w", (64, 32)), TensorSpec("b", (64,))]
 LAYOUTS = plan_fragments(SPECS, 2)

@@ -117,7 +117,8 @@ class Inbox:
         return bool(self._held)
 
     def ready(self) -> list[Held]:
-        """List the offers whose payload is here, in the order in which they are merged."""
+        """List the offers whose payload is here, in the order in which they are merged: that in which headers
+        name them. Sums depend on it, and whoever audits a version knows no other order."""
         here = [child for child, held in self._held.items() if held.ticket is not None]
         return [self._held[child] for child in sorted(here)]
 

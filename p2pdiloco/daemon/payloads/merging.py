@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,9 +17,11 @@ from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.merging.inputs import Findings, Input
 from p2pdiloco.tensors.payload import Payload
-from p2pdiloco.tensors.unsound import UnusableInputs
+from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 
 logger = logging.getLogger(__name__)
+SEED_BYTES = 16
+"""Size of the seed of a sample that nobody else draws."""
 Work = Coroutine[Any, Any, None]
 """Work to be run in the background. Payloads are held from the call on: the core may release the tickets
 before the work begins."""
@@ -89,21 +92,34 @@ class Merging:
 
     def apply(self, effect: ef.ApplyUpdate) -> Work:
         """Make the outer step of somebody else's update into the spare."""
-        return self._apply(effect, self._tickets.get(effect.ticket))
+        own = None if effect.own is None else self._tickets.in_memory(effect.own)
+        return self._apply(effect, self._tickets.get(effect.ticket), own)
 
-    async def _apply(self, effect: ef.ApplyUpdate, update: Buffer) -> None:
-        job, unsound = self._compute.vault.apply, False
+    async def _apply(self, effect: ef.ApplyUpdate, update: Buffer, own: Buffer | None) -> None:
+        vault, unsound, cosine = self._compute.vault, False, None
+
+        def apply() -> tuple[bytes, float | None]:
+            made = vault.apply(effect.fragment, effect.number, update, effect.longest_steps, effect.norm)
+            return made, None if own is None else self._cosine(effect.fragment, own, update)
+
         try:
-            digest = await self._compute.run(
-                job, effect.fragment, effect.number, update, effect.longest_steps, effect.norm
-            )
+            digest, cosine = await self._compute.run(apply)
         except RemoteError as error:
             logger.warning(
                 "fragment %(fragment)d: update %(number)d cannot be applied: %(error)s",
                 {"fragment": effect.fragment, "number": effect.number, "error": str(error)},
             )
             digest, unsound = b"", True
-        self._post(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound))
+        applied = ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound, cosine)
+        self._post(applied)
+
+    def _cosine(self, fragment: int, own: Buffer, update: Buffer) -> float | None:
+        """Compare our contribution with an update. None: it cannot be told, or read back: one that waits on
+        the disk is not."""
+        try:
+            return self._compute.vault.maker.cosine(fragment, own, update, secrets.token_bytes(SEED_BYTES))
+        except Unsound:
+            return None
 
     def drop_spare(self, effect: ef.DropSpare) -> Work:
         """Give up what is in the spare."""

@@ -51,6 +51,12 @@ class Sample:
         return whole.index_select(0, self._blocks).flatten().double()
 
 
+def cosine(a: Tensor, b: Tensor) -> float | None:
+    """Cosine of two samples, fp64; None: one of them is zero."""
+    lengths = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
+    return float(torch.dot(a, b)) / lengths if lengths else None
+
+
 def scores(samples: Sequence[Tensor]) -> list[int]:
     """Compute the score of every contribution by their samples; `UNMEASURED` for all, where there are too few
     or where not even most of them agree."""

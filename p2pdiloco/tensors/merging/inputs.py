@@ -47,17 +47,19 @@ def add_up(
     inputs: Sequence[Given],
     partials: Sequence[Payload],
     scratch: Tensor,
-    seed: bytes,
+    seed: bytes | None,
 ) -> Findings:
     """Add contributions, encoded by `codec`, and then partial merges to the sums. `scratch`: fp32 [numel];
-    `seed` draws the sample on which contributions are compared.
+    `seed` draws the sample on which contributions are compared; None: they are not, and scores are none.
 
     Raises:
         UnusableInputs: those at fault, by their place among both.
         StorageError: a payload that is not in memory cannot be read.
     """
     layout = accumulator.layout
-    sample, samples, lengths = Sample(layout.numel, seed), [], []
+    sample = None if seed is None else Sample(layout.numel, seed)
+    samples: list[Tensor] = []
+    lengths: list[float] = []
     faults: dict[int, Unsound] = {}
     for index, given in enumerate(inputs):
         payload, tokens, inner_steps, trust = Input(*given)
@@ -66,7 +68,8 @@ def add_up(
                 check_magnitude(codec, content, stop - start)
                 codec.decode(content, scratch[start:stop])
             lengths.append(accumulator.add(scratch, tokens, inner_steps, trust))
-            samples.append(sample.of(scratch))
+            if sample is not None:
+                samples.append(sample.of(scratch))
         except Unsound as error:
             faults[index] = error
     for index, payload in enumerate(partials, len(inputs)):

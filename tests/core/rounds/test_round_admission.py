@@ -128,3 +128,15 @@ def test_what_is_remembered_of_cut_streams_is_bounded() -> None:
         solo.feed(ev.Offered(number, learner, contribution(learner, solo.head)))
         solo.feed(ev.PayloadBroken(number, Verdict.CUT))
     assert len(solo.fragment.round.inbox._cut) == MAX_NOTED
+
+
+@pytest.mark.parametrize("order", [("p1", "p2", "p3"), ("p3", "p2", "p1"), ("p2", "p3", "p1")])
+def test_contributions_are_merged_in_the_order_of_the_header(order: tuple[str, ...]) -> None:
+    """Sums depend on it, and whoever audits the version knows no other order."""
+    solo = syncer(peers=("p1", "p2", "p3"))
+    effects = [effect for n, peer in enumerate(order, 1) for effect in solo.offer(peer, n)]
+    merge = found([*effects, *solo.ready(ticket=7)], ef.Merge)[0]
+    version = found(solo.merged(merge), ef.Persist)[0].record
+    assert isinstance(version, ef.UpdateRecord)
+    named = [part.learner for part in version.version.header.contributors]
+    assert [given.contributor.learner for given in merge.inputs] == named == sorted(named)

@@ -1,0 +1,117 @@
+"""Making of outer updates from contributions: by their syncer, and again by whoever audits it.
+
+Whoever has the contributions of a version makes the same bytes, with the weights and limits that its header
+states and in its order. Only a syncer that sends on what its earlier updates left out (`Residual`, sparse
+codecs) has something that nobody else has.
+
+Rules: docs/protocol/proofs.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
+from p2pdiloco.errors import invariant
+from p2pdiloco.hashing import content_digest
+from p2pdiloco.tensors.codec_base import Codec
+from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.merging.agreement import Sample, cosine
+from p2pdiloco.tensors.merging.inputs import Findings, Given, add_up
+from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE, Accumulator
+from p2pdiloco.tensors.own_contributions import Residual
+from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
+from p2pdiloco.tensors.state import shorten
+
+
+class UpdateMaker:
+    """Maker of outer updates, in memory that it shares with the vault: from the same thread.
+
+    Args:
+        delta, decoded, sums: scratch memory of the largest fragment's size, in use only within a call.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[FragmentLayout],
+        period: int,
+        contribution: Codec,
+        update: Codec,
+        delta: Tensor,
+        decoded: Tensor,
+        sums: Tensor,
+    ) -> None:
+        self._layouts, self._period = layouts, period
+        self._contribution, self._update = contribution, update
+        self._delta, self._decoded, self._sums = delta, decoded, sums
+
+    @property
+    def codec_name(self) -> str:
+        """Name of the codec of contributions."""
+        return self._contribution.name
+
+    def contribution_bytes(self, fragment: int) -> int:
+        """Size of every contribution to a fragment."""
+        return self._contribution.encoded_bytes(self._layouts[fragment].numel)
+
+    def add_up(
+        self,
+        fragment: int,
+        inputs: Sequence[Given],
+        partials: Sequence[Payload],
+        limits: MergeLimits,
+        seed: bytes | None,
+    ) -> tuple[Accumulator, Findings]:
+        """Add contributions up, then partials, in the given order. Raises: as `merging.inputs.add_up`."""
+        layout = self._layouts[fragment]
+        accumulator = Accumulator(layout, self._period, self._sums, limits)
+        scratch = self._delta[: layout.numel]
+        return accumulator, add_up(accumulator, self._contribution, inputs, partials, scratch, seed)
+
+    def encode(
+        self, accumulator: Accumulator, longest: float | None, left_out: Residual | None
+    ) -> tuple[bytearray, Tensor]:
+        """Encode the merge of what was added up: (update, what was encoded, valid until the next call).
+
+        `longest`: length to which it is cut; None: it is not. `left_out`: what our earlier updates left out,
+        which goes into this one.
+        """
+        delta = self._delta[: accumulator.layout.numel]
+        accumulator.result(delta)
+        if left_out is not None:
+            left_out.add_to(delta)
+        if longest is not None:
+            shorten(delta, longest)
+        delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
+        return self._update.encode(delta), delta
+
+    def remake(self, fragment: int, inputs: Sequence[Given], limits: MergeLimits = NO_LIMITS) -> bytes:
+        """Make the update of these contributions, at least one, in this order, and return its digest.
+        Neither state nor spare is touched. Of a run whose updates have a dense codec.
+
+        Raises:
+            UnusableInputs, StorageError: as `Vault.merge`.
+        """
+        invariant(not self._update.sparse, "what a sparse update has of earlier ones only its syncer knows")
+        accumulator, _ = self.add_up(fragment, inputs, (), limits, None)
+        return content_digest(self.encode(accumulator, None, None)[0])
+
+    def cosine(self, fragment: int, own: Payload, update: Payload, seed: bytes) -> float | None:
+        """Compare a contribution with an update on a sample that `seed` draws. None: one of them is zero
+        there.
+
+        Raises:
+            Unsound, StorageError: one of them cannot be read.
+        """
+        sample = Sample(self._layouts[fragment].numel, seed)
+        ours = sample.of(self._decode(fragment, self._contribution, own))
+        return cosine(ours, sample.of(self._decode(fragment, self._update, update)))
+
+    def _decode(self, fragment: int, codec: Codec, payload: Payload) -> Tensor:
+        decoded = self._decoded[: self._layouts[fragment].numel]
+        for content, start, stop in parts_of(codec, payload, len(decoded)):
+            check_magnitude(codec, content, stop - start)
+            codec.decode(content, decoded[start:stop])
+        return decoded

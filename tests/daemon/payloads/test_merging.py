@@ -1,0 +1,64 @@
+"""Outer steps that the core asks for: what it hears of our own contribution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from daemon_kit import signed_run
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.merging import Merging
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.run_files.runs import open_run
+from p2pdiloco.identity import Identity
+from p2pdiloco.tensors.codec import codec
+
+
+class Merger:
+    """The worker, and what it told the core."""
+
+    def __init__(self, folder: Path) -> None:
+        run, vault = open_run(signed_run(folder).signed, Identity.generate())
+        self.compute, self.tickets = Compute(vault, None), Tickets()
+        self.heard: list[Any] = []
+        self._merging = Merging(self.compute, self.tickets, self.heard.append)
+        self._numel = run.layouts[0].numel
+
+    def put(self, value: float) -> int:
+        """Ticket of an update, or a contribution, that is this everywhere."""
+        return self.tickets.put(codec("int8").encode(torch.full((self._numel,), value)))
+
+    async def apply(self, update: int, own: int | None) -> ev.UpdateApplied:
+        await self._merging.apply(ef.ApplyUpdate(0, 1, update, 24, None, own))
+        applied: ev.UpdateApplied = self.heard.pop()
+        return applied
+
+
+@pytest.fixture
+def merger(tmp_path: Path) -> Any:
+    made = Merger(tmp_path)
+    yield made
+    made.compute.close()
+
+
+async def test_the_core_hears_how_our_own_contribution_goes_with_the_update(merger: Merger) -> None:
+    update = merger.put(0.5)
+    alone = await merger.apply(update, None)
+    assert alone.cosine is None and not alone.unsound
+    for value, wanted in ((0.1, 1.0), (-0.3, -1.0)):
+        applied = await merger.apply(update, merger.put(value))
+        assert applied.cosine == pytest.approx(wanted) and applied.state_digest == alone.state_digest
+
+
+async def test_what_cannot_be_compared_does_not_stop_the_step(merger: Merger) -> None:
+    update = merger.put(0.5)
+    spilled, damaged = merger.put(0.5), merger.tickets.put(bytearray(b"damaged"))
+    merger.tickets.spilled(spilled, lambda _ticket: None)
+    for own in (merger.put(0.0), spilled, damaged):
+        applied = await merger.apply(update, own)
+        assert applied.cosine is None and applied.state_digest and not applied.unsound
