@@ -8,6 +8,7 @@ from p2pdiloco.core.api.events import ContributionReady, LearnerApplied, OfferAn
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
+from p2pdiloco.core.audits.auditor import Auditor
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import strange_after
 from p2pdiloco.core.chain.witnesses import Witnesses
@@ -44,7 +45,8 @@ class Fragment:
         self.seats = Seats(self.context, self.own, seats, self._request, now)
         self.publisher = self.seats.publisher
         self.siblings = ShownVersions(shared, self.chain)
-        self.follower = Follower(self.context, self.own, self.siblings, self._moved)
+        self.auditor = Auditor(self.context, self.own)
+        self.follower = Follower(self.context, self.own, self.siblings, self.auditor, self._moved)
         self._too_long = 0
         """Number of contributions of ours in a row that are too long to count in full."""
         self._open_call: Closing | None = None
@@ -81,6 +83,7 @@ class Fragment:
         self.touch()
         self.seats.poll_offices(now)
         self.follower.poll(now)
+        self.auditor.poll(now)
         if self._flushes and self.own.idle:
             self._flushes = False
             self._request()

@@ -13,6 +13,7 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
+from p2pdiloco.core.audits.distrust import Audits, Distrust
 from p2pdiloco.core.members.answers import Answers
 from p2pdiloco.core.members.claims import Claims
 from p2pdiloco.core.members.derived import Derived
@@ -102,6 +103,9 @@ class Shared:
         self._listed = self.roster = Roster(())
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
+        self.audits = Audits()
+        self.distrust = Distrust()
+        """Members that are counted on in no office: a merge of theirs was false."""
         self._records: list[WorkRecord] = []
         """Records of who has worked, one for each fragment."""
         self._answer_times: dict[int, AnswerTime] = {}

@@ -13,7 +13,8 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from p2pdiloco.core.api.types import LEAST_TRUST, NEVER, Contributor, Stamp
+from p2pdiloco.core.api.plausible import LEAST_TRUST
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.chain.scale import MOST_GAP
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
 from p2pdiloco.credits.records import HistoryRecord

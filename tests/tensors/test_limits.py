@@ -159,3 +159,26 @@ def test_whose_contribution_was_cut_is_known() -> None:
     assert made.merge(0, 1, inputs, limits=LIMITS).found.cut == (1,)
     assert made.merge_partial(0, inputs, [], LIMITS).found.cut == (1,)
     assert made.own.encode(0, torch.zeros(LAYOUT.numel), 100 * unit(1)).length == pytest.approx(100)
+
+
+def encoded(*lengths: float, steps: int = 4) -> list[tuple[bytes, int, int]]:
+    """Inputs of these lengths."""
+    made = (codec("fp32").encode(length * unit(seed)) for seed, length in enumerate(lengths))
+    return [(bytes(payload), 10 * steps, steps) for payload in made]
+
+
+def test_while_nothing_is_known_to_be_usual_contributions_are_cut_by_each_other() -> None:
+    limits = MergeLimits(1 << 40, 1e6, of_median=3.0)
+    made = vault().merge(0, 1, encoded(1.0, 2.0, 100.0, 7.0), limits=limits)
+    assert made.found.cut == (2, 3), "of more than three times the lower median, 2"
+    assert made.found.lengths == pytest.approx((1.0, 2.0, 100.0, 7.0)), "as they came"
+    alike = vault().merge(0, 1, encoded(1.0, 2.0, 6.0, 6.0), limits=limits)
+    assert alike.norm == pytest.approx(made.norm, rel=1e-5)
+    assert vault().merge(0, 1, encoded(1.0, 100.0), limits=limits).found.cut == (), "of two neither is told"
+    assert vault().merge(0, 1, encoded(1.0, 1.0, 100.0), limits=MergeLimits(1 << 40, 1e6)).found.cut == ()
+
+
+def test_work_of_few_steps_is_usual_though_it_is_short() -> None:
+    limits = MergeLimits(1 << 40, 1e6, of_median=3.0)
+    slow = encoded(0.5, 0.5, 0.5, steps=1)
+    assert vault().merge(0, 1, [*slow, *encoded(2.9)], limits=limits).found.cut == ()

@@ -87,6 +87,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Weight of a contribution at most, in usual ones."""
     expected_members: int = 0
     """Members that the run is to have at its start, by its manifest; 0: nobody knows."""
+    audited: bool = False
+    """True: merges can be made again: updates have a dense codec."""
     admits: bool = False
     """True: the run's owner lets members in, so that whoever says that it is confirmed was let in, and H
     inner steps weigh in full beside however slow ones, within `most_units`. False: anybody may say so."""

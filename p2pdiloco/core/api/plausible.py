@@ -5,6 +5,9 @@ Rules: docs/protocol/weights.md, section 1.
 
 from __future__ import annotations
 
+FULL_TRUST, LEAST_TRUST = 64, 1
+"""Most and least trust weight (`core.chain.trust_weight`): parts of a contribution's weight that count."""
+
 MAX_INNER_STEPS = 1 << 32
 """Limit of inner steps between two merges: no learner makes more. Bounds what one lie can add to token
 counts."""
@@ -18,6 +21,12 @@ MOST_PERIODS = 1 << 20
 def can_be_weighed(tokens: int, inner_steps: int) -> bool:
     """Tell whether a merge can weigh so many tokens in so many inner steps."""
     return tokens > 0 and 0 < inner_steps <= MAX_INNER_STEPS and tokens * tokens <= MAX_WEIGHT * inner_steps
+
+
+def weight_of(tokens: int, inner_steps: int, most_tokens: int, trust: int) -> float:
+    """Compute the weight of a contribution, tokens^2 / inner steps. Of the tokens at most `most_tokens`
+    weigh, and of that the share that its learner is trusted with."""
+    return min(tokens, most_tokens) * tokens / inner_steps * (trust / FULL_TRUST)
 
 
 def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int, period: int) -> bool:

@@ -260,6 +260,7 @@ class VoteRefusal(Reason):
     LIGHTER = "lighter", "our chain is heavier"
     COUNTED_ON = "counted-on", "the syncer in office is alive"
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
+    DISTRUSTED = "distrusted", "we made a merge of its again, and it was false"
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, and others stand", True
     CLOSING = "closing", "our round is closing"
 

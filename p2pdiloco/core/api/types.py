@@ -15,6 +15,8 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
+from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
+
 PeerId = Annotated[str, Meta(min_length=1, max_length=80)]
 GroupId = Annotated[str, Meta(min_length=1, max_length=64)]
 RunId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -79,6 +81,9 @@ class MergeLimits(Wire, frozen=True):
     """Tokens that it weighs at most."""
     longest: float
     """Length to which it is cut."""
+    of_median: float = 0.0
+    """Multiple of the usual length among the contributions that are added up together, to which it is cut as
+    well; 0: it is not."""
 
     @property
     def longest_update(self) -> float:
@@ -117,8 +122,6 @@ class WorkLabel(Wire, frozen=True):
     payload_digest: Digest
 
 
-FULL_TRUST, LEAST_TRUST = 64, 1
-"""Most and least trust weight (`core.chain.trust_weight`): parts of a contribution's weight that count."""
 UNMEASURED = -128
 """Score of a contribution in a round that is too small to tell how far anybody agrees with the others."""
 USUAL_SCORE, LEAST_SCORE, MOST_SCORE = 64, -64, 80

@@ -29,16 +29,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.reasons import VersionFault
-from p2pdiloco.core.api.types import (
-    LEAST_TRUST,
-    MAX_CONTRIBUTORS,
-    NO_LIMITS,
-    Contributor,
-    MergeLimits,
-    Stamp,
-    Watermark,
-)
+from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, NO_LIMITS, Contributor, MergeLimits, Stamp, Watermark
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.trust_weight import plausible
@@ -64,7 +57,8 @@ FASTEST = 8
 """Divisor of a step: unit and reach move by so small a part of the way to the newest value."""
 FINDING_VERSIONS, FINDING = 16, 2
 """Versions at a run's beginning in which the reach moves by a larger part: what is usual is not known yet.
-It comes from above: while learning rates warm up, lengths grow tenfold from one version to the next."""
+It comes from above: while learning rates warm up, lengths grow tenfold from one version to the next. So long
+a contribution is also cut by the others that are merged with it."""
 REACHES = 2.0**-20, 2.0**10
 """Least and largest reach, as multiples of version 0's length. No run needs others, and none gets stuck."""
 MOST_SEQUENCE = 1 << 16
@@ -104,7 +98,10 @@ def limits_after(chain: Chain, config: CoreConfig) -> MergeLimits:
     heaviest = heaviest_units(chain.marks.lately, config) * unit
     if config.admits:
         heaviest = max(heaviest, min(config.usual_tokens, config.most_units * unit))
-    return MergeLimits(min(round(heaviest), NO_LIMITS.most_tokens), longest_after(chain.header))
+    finding = chain.header.number < FINDING_VERSIONS and chain.header.reach
+    of_median = LONGEST if finding else 0.0
+    most_tokens = min(round(heaviest), NO_LIMITS.most_tokens)
+    return MergeLimits(most_tokens, longest_after(chain.header), of_median)
 
 
 def heaviest_units(learners: int, config: CoreConfig) -> float:

@@ -15,7 +15,8 @@ Rules: docs/protocol/weights.md, section 5.
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.types import FULL_TRUST, LEAST_SCORE, LEAST_TRUST, MOST_SCORE, UNMEASURED, USUAL_SCORE
+from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
+from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNMEASURED, USUAL_SCORE
 
 USUAL = 1024
 """Agreement of a usual learner, as a mean."""

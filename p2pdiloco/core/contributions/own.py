@@ -23,12 +23,12 @@ merged it lost against a heavier chain.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from p2pdiloco.core.api.effects import DiscardContribution, Offer, RetireSlot
 from p2pdiloco.core.api.events import Combined, CombineFailed, ContributionReady, OfferAnswered
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
-from p2pdiloco.core.api.types import ContributionHeader, SignedContribution, Stamp, Ticket
+from p2pdiloco.core.api.types import ContributionHeader, Contributor, SignedContribution, Stamp, Ticket
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.kept import KeptContributions, KeptPart
 from p2pdiloco.core.contributions.label import signed_label
@@ -286,6 +286,16 @@ class ContributionQueue:
             tokens=pending.ready.tokens,
             lost=not pending.attached,
         )
+
+    def ticket_in(self, parts: Iterable[Contributor]) -> Ticket | None:
+        """Find the payload of ours that is among these parts of a version; None: we have none in it, or not
+        as it was."""
+        for part in parts:
+            if part.learner == self._shared.me:
+                digest = part.payload_digest
+                found = (p.ready.ticket for p in self._queue if p.ready.payload_digest == digest)
+                return next(found, None)
+        return None
 
     # --- versions ------------------------------------------------------------------------------------
 

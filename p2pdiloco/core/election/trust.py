@@ -46,6 +46,8 @@ class Trust:
         if others := self._candidates.why_give_way(certificate, now, candidate=candidate):
             return f"the syncer {others}"
         view, syncer = self._shared.view, certificate.syncer
+        if self._shared.distrust.has(syncer, now):
+            return "a merge of the syncer's was false"
         if view.has_left(syncer):
             return "the syncer left"
         said = view.progress(syncer)

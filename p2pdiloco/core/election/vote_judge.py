@@ -95,6 +95,8 @@ class VoteJudge:
             return VoteRefusal.NOT_CONFIRMED
         if not self._electorate.decides(candidate, now):
             return VoteRefusal.NO_VOTER
+        if shared.distrust.has(candidate, now):
+            return VoteRefusal.DISTRUSTED
         if request.term > max(self._terms.newest, self._office.term) + 1:
             return VoteRefusal.FAR_AHEAD
         if request.term <= self._office.term:

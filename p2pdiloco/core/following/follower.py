@@ -26,6 +26,7 @@ from p2pdiloco.core.api.proofs import false_label
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.audits.auditor import Auditor
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext
@@ -77,6 +78,7 @@ class Follower:
         context: FragmentContext,
         own: ContributionQueue,
         siblings: ShownVersions,
+        auditor: Auditor,
         on_moved: Callable[[float], None],
     ) -> None:
         self._context = context
@@ -102,7 +104,7 @@ class Follower:
         self._attempts = 0
         self._retry_at_s = self._asked_s = 0.0
         self._need_state = False
-        self._on_moved = on_moved
+        self._auditor, self._on_moved = auditor, on_moved
 
     # --- questions -----------------------------------------------------------------------------------
 
@@ -253,8 +255,9 @@ class Follower:
         if not self._has_spare:
             self._take_spare()
         self._next, self._giver, self._unproven = event.version, event.peer, False
-        steps = header.longest_steps()
-        self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm))
+        steps, own = header.longest_steps(), self._auditor.own_part(header)
+        job = ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm, own)
+        self._shared.out.put(job)
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         if fault.forked:
@@ -326,6 +329,7 @@ class Follower:
         self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, event.ticket))
         self._chain.extend(version)
         self._moved("apply", version, now)
+        self._auditor.applied(version, event.cosine, now)
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""

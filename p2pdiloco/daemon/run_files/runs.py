@@ -213,6 +213,7 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
         largest_share=manifest.weight.largest_share,
         most_units=manifest.weight.most_units,
         expected_members=manifest.group.expected_members,
+        audited=not update.sparse,
         admits=manifest.admission.mode != "open",
         timing=timing,
     )

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNMEASURED, USUAL_SCORE
+from p2pdiloco.tensors.merging.merge import FEWEST
 
 BLOCK = 256
 """Elements of a block, that are next to each other."""
 BLOCKS = 256
 """Blocks of a sample: its cosines are off by about 1/256."""
-FEWEST = 3
-"""Least number of contributions of which a minority can be told from the others."""
 NOISE = 3.0
 """Least of the usual cosine that says anything, in deviations of a sample's between vectors without any."""
 

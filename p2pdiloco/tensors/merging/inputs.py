@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.core.api.types import FULL_TRUST
+from p2pdiloco.core.api.plausible import FULL_TRUST
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.merging.agreement import Sample, scores
 from p2pdiloco.tensors.merging.merge import Accumulator
@@ -61,12 +61,12 @@ def add_up(
     samples: list[Tensor] = []
     lengths: list[float] = []
     faults: dict[int, Unsound] = {}
+    if accumulator.compares:
+        accumulator.compare(_lengths(accumulator, codec, inputs, scratch), [given[2] for given in inputs])
     for index, given in enumerate(inputs):
         payload, tokens, inner_steps, trust = Input(*given)
         try:
-            for content, start, stop in parts_of(codec, payload, layout.numel):
-                check_magnitude(codec, content, stop - start)
-                codec.decode(content, scratch[start:stop])
+            _decode(codec, payload, scratch)
             lengths.append(accumulator.add(scratch, tokens, inner_steps, trust))
             if sample is not None:
                 samples.append(sample.of(scratch))
@@ -82,3 +82,23 @@ def add_up(
     if faults:
         raise UnusableInputs(faults)
     return Findings(tuple(accumulator.cut), tuple(lengths), tuple(scores(samples)))
+
+
+def _decode(codec: Codec, payload: Payload, out: Tensor) -> None:
+    """Decode a contribution, fp32 [numel]. Raises: Unsound, StorageError."""
+    for content, start, stop in parts_of(codec, payload, len(out)):
+        check_magnitude(codec, content, stop - start)
+        codec.decode(content, out[start:stop])
+
+
+def _lengths(accumulator: Accumulator, codec: Codec, inputs: Sequence[Given], scratch: Tensor) -> list[float]:
+    """Measure contributions before any is added; those that are unsound have none."""
+    found = []
+    for given in inputs:
+        try:
+            _decode(codec, given[0], scratch)
+        except Unsound:
+            found.append(0.0)
+        else:
+            found.append(accumulator.measure(scratch).whole)
+    return found

@@ -23,19 +23,16 @@ Rules: docs/protocol/rounds.md, section 5.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.core.api.plausible import can_be_weighed
+from p2pdiloco.core.api.plausible import FULL_TRUST, can_be_weighed, weight_of
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import (
-    FULL_TRUST,
-    NO_LIMITS,
-    MergeLimits,
-)
+from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.portable import add_scaled, norm, scale, scratch, whole_norm
@@ -44,6 +41,8 @@ from p2pdiloco.tensors.unsound import Unsound
 DEGENERATE = 1e-3
 """Least length of a mean direction that is stretched: shorter ones cancel out (256 orthogonal ones have
 0.06)."""
+FEWEST = 3
+"""Least number of contributions of which a minority can be told from the others."""
 MIN_LENGTH = 2.0**-60
 """Least length of a pseudo-gradient that has a direction. A shorter one is below one rounding of any
 parameter."""
@@ -65,7 +64,7 @@ def contribution_weight(
     """
     if not can_be_weighed(tokens, inner_steps):
         raise Unsound(Verdict.IMPLAUSIBLE_TOKENS, f"{tokens} tokens in {inner_steps} inner steps")
-    return min(tokens, most_tokens) * tokens / inner_steps * (trust / FULL_TRUST)
+    return weight_of(tokens, inner_steps, most_tokens, trust)
 
 
 def contribution_reach(
@@ -109,7 +108,7 @@ class Accumulator:
         limits: MergeLimits = NO_LIMITS,
     ) -> None:
         self.layout = layout
-        self._period, self._limits = period, limits
+        self._period, self._limits, self._longest = period, limits, limits.longest
         self.weight = 0.0
         """Sum of w."""
         self.reach = 0.0
@@ -138,7 +137,7 @@ class Accumulator:
         most_tokens = self._limits.most_tokens
         weight = contribution_weight(tokens, inner_steps, most_tokens, trust)
         reach = contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
-        lengths = Lengths.of(delta, self._slices)
+        lengths = self.measure(delta)
         shown = self._cut(lengths.whole)
         pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
         for index, (piece, part, length) in enumerate(pieces):
@@ -161,16 +160,34 @@ class Accumulator:
         else:
             scale(delta[part], factor, out=self.sums[part])
 
+    @property
+    def compares(self) -> bool:
+        """True: contributions are to be measured before the first is added (`compare`)."""
+        return self._limits.of_median > 0
+
+    def measure(self, delta: Tensor) -> Lengths:
+        """Measure a pseudo-gradient, fp32 [layout.numel]."""
+        return Lengths.of(delta, self._slices)
+
+    def compare(self, lengths: Sequence[float], inner_steps: Sequence[int]) -> None:
+        """Cut what comes by what is usual among contributions of these lengths, too, if the limits say so:
+        their lower median, each as if it was of H inner steps."""
+        if len(lengths) < FEWEST:
+            return
+        steps = (min(1.0, each / self._period) for each in inner_steps)
+        usual = sorted(length / math.sqrt(share) for length, share in zip(lengths, steps, strict=True))
+        self._longest = min(self._longest, self._limits.of_median * usual[(len(usual) - 1) // 2])
+
     def _cut(self, length: float) -> float:
         """Find the share that is left of a pseudo-gradient of this length: 1, as a rule."""
         if length > self._limits.absurd:
             raise Unsound(
                 Verdict.OUT_OF_RANGE, f"length {length:.3g}, the limit is {self._limits.longest:.3g}"
             )
-        if length <= self._limits.longest:
+        if length <= self._longest:
             return 1.0
         self.cut.append(self.contributions)
-        return self._limits.longest / length
+        return self._longest / length
 
     def combine(
         self, weight: float, reach: float, contributions: int, norms: Sequence[float], sums: Tensor

@@ -8,7 +8,8 @@ from msgspec import Struct, structs
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.types import FULL_TRUST, NO_LIMITS, Contributor, MergeLimits, Stamp
+from p2pdiloco.core.api.plausible import FULL_TRUST
+from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain

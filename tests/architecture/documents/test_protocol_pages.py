@@ -12,8 +12,8 @@ from arch_source import ROOT, docstrings, sources
 from p2pdiloco.adapters.net import allowance, framing, kept_streams, places
 from p2pdiloco.core.api import messages, types
 from p2pdiloco.core.api.config import Timing
+from p2pdiloco.core.api.plausible import FULL_TRUST
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.api.types import FULL_TRUST
 from p2pdiloco.core.chain import scale, watermarks
 from p2pdiloco.core.contributions import kept, own
 from p2pdiloco.core.members import view

@@ -11,8 +11,9 @@ from scenes import syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NEVER, Contributor, Stamp, Watermark
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
 from p2pdiloco.core.api.types import (
-    FULL_TRUST,
     LEAST_SCORE,
-    LEAST_TRUST,
     MOST_SCORE,
     NEVER,
     UNMEASURED,

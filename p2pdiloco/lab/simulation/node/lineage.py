@@ -98,6 +98,8 @@ class OuterUpdate:
     """The merged pseudo-gradient, encoded."""
     longest_steps: int = 0
     """Inner steps of the longest contribution, as its syncer told them to the outer step."""
+    false: bool = False
+    """True: it is not the merge of its parts, though it says so."""
 
     @staticmethod
     def of(
@@ -106,11 +108,13 @@ class OuterUpdate:
         parts: tuple[MergedPart, ...],
         matter: bytes = b"",
         longest_steps: int = 0,
+        false: bool = False,
     ) -> OuterUpdate:
         """Encode a merge."""
         text = repr((fragment, number, [(p.learner, p.stamp, p.first, p.end) for p in parts]))
+        text += "false" * false
         digest = hashlib.sha256(text.encode() + matter).digest()
-        return OuterUpdate(fragment, number, parts, digest, matter, longest_steps)
+        return OuterUpdate(fragment, number, parts, digest, matter, longest_steps, false)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,17 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.api.effects import ApplyUpdate, Combine, CommitVersion, FetchState, Merge, MergePartial
+from p2pdiloco.core.api.effects import (
+    ApplyUpdate,
+    Audit,
+    Combine,
+    CommitVersion,
+    FetchState,
+    Merge,
+    MergePartial,
+)
 from p2pdiloco.core.api.events import (
+    Audited,
     Combined,
     Measured,
     Merged,
@@ -17,6 +26,7 @@ from p2pdiloco.core.api.events import (
     StateFetched,
     UpdateApplied,
 )
+from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.node.learner import CommittedVersion
@@ -136,7 +146,8 @@ class Worker:
             if error > MAX_GROUPED_ERROR:
                 where = f"{self._host.peer} fragment {fragment} version {number}"
                 raise Violation("global-merge", f"{where}: off by {error:.2g} of the mean length")
-        return OuterUpdate.of(fragment, number, self._parts(effect), matter, steps)
+        false = self._host.peer in self._host.world.false_syncers
+        return OuterUpdate.of(fragment, number, self._parts(effect), matter, steps, false)
 
     def merge_partial(self, effect: MergePartial) -> None:
         """Add a group's contributions up."""
@@ -203,12 +214,31 @@ class Worker:
         state = host.stores[effect.fragment].state.apply(update, host.world.substance)
         if host.world.faults.chance(host.world.plan.mix.miscompute):
             state = state.miscomputed()
-        host.later(self._work_s(), self._applied, effect, state, generation)
+        cosine = float(not update.false) if effect.own is not None else None
+        host.later(self._work_s(), self._applied, effect, state, generation, cosine)
 
-    def _applied(self, effect: ApplyUpdate, state: FragmentLineage, generation: int) -> None:
+    def _applied(
+        self, effect: ApplyUpdate, state: FragmentLineage, generation: int, cosine: float | None
+    ) -> None:
         host = self._host
         host.stores[effect.fragment].fill_spare(generation, state)
-        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, state.digest))
+        key = effect.fragment, effect.number, effect.ticket
+        host.feed(UpdateApplied(*key, state.digest, cosine=cosine))
+
+    def audit(self, effect: Audit) -> None:
+        """Make a merge again, from what its learners or its syncer still have."""
+        self._host.later(self._host.world.auditing.uniform(0.1, 2.0), self._audited, effect)
+
+    def _audited(self, effect: Audit) -> None:
+        host, header = self._host, effect.version.header
+        up = {other.peer for other in host.world.up_hosts()}
+        there = header.syncer in up or all(part.learner in up for part in header.contributors)
+        found = host.stores[effect.fragment].log.get(header.number)
+        if not there or found is None or found[0] != effect.version:
+            outcome = AuditOutcome.MISSING
+        else:
+            outcome = AuditOutcome.DIFFERENT if found[1].false else AuditOutcome.SAME
+        host.feed(Audited(effect.fragment, header.number, header.digest(), outcome))
 
     def fetch_state(self, effect: FetchState) -> None:
         """Pull a whole fragment into the spare copy."""

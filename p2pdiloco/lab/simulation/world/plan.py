@@ -309,6 +309,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_groups(seed, draw_config(rng, count, min(budget_bytes, 1e6)), count)
+    config = replace(config, audited=stream(seed, "audits").random() < 0.5)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=stream(seed, "admission").random() < 0.5)
     if mix.perjurers:  # candidates cross each other's path often: else nobody could vote twice

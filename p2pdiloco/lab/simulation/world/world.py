@@ -75,6 +75,9 @@ class World:
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
+        self.false_syncers: set[str] = set()
+        """Nodes whose versions have updates that are no merge of their contributions."""
+        self.auditing = stream(plan.seed, "auditing")
         self.full: set[str] = set()
         """Nodes of the healed core whose disk is full for ever."""
         self.genesis = tuple(

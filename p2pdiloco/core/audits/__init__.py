@@ -1,0 +1,1 @@
+"""Audits: merges of others made again, and what follows if one was false."""

@@ -1,0 +1,119 @@
+"""Auditor of one fragment: has versions of others merged again, and draws the conclusion.
+
+A version is audited because it looks wrong to us, or by lot.
+
+- *Suspicion.* Whose contribution is in a version knows how far the update should go its way, whatever all
+  others sent: they are nearly orthogonal to it, and have a little of it. An update that goes less than half
+  as far is not their merge, as a rule. That is free, and finds at once what does harm.
+- *Lot.* Each attending learner draws for itself, so that no syncer can foresee or avoid it.
+
+One version is audited at a time by a node. In runs of several groups there is no audit yet.
+
+Rules: docs/protocol/proofs.md, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from p2pdiloco.core.api.effects import Audit
+from p2pdiloco.core.api.events import Audited
+from p2pdiloco.core.api.plausible import weight_of
+from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.types import Contributor, MergeLimits, Ticket
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions.own import ContributionQueue
+
+DRAWN = 0.04
+"""Share of versions that somebody audits by lot: each costs the contributions of one round once more."""
+SUSPICIOUS = 0.5
+"""Share of the cosine that its contributor expects of an update; with less it is audited."""
+LEAST_COSINE = 0.05
+"""Least expected cosine from which anything can be concluded."""
+
+
+class Auditor:
+    """Auditor of the versions that this node applies."""
+
+    def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
+        self._context = context
+        self._own = own
+        self._shared = context.shared
+        self._rng = random.Random(context.shared.rng.random() if context.shared.config.audited else 0)
+        self._suspected: SignedVersion | None = None
+        """Newest version that waits until another audit is done, as it looks wrong."""
+        self._under_way: SignedVersion | None = None
+
+    @property
+    def _audits(self) -> bool:
+        """True: versions can be audited."""
+        return self._shared.config.audited and not self._context.grouped
+
+    def own_part(self, header: VersionHeader) -> Ticket | None:
+        """Find our own contribution to a version, which is to be compared with its update; None: there is
+        none, or nothing is compared."""
+        return self._own.ticket_in(header.contributors) if self._audits else None
+
+    def applied(self, version: SignedVersion, cosine: float | None, now: float) -> None:
+        """Look at a version of another member that was just applied. `cosine`: of our own contribution in it
+        with the update; None: there is none."""
+        header, shared = version.header, self._shared
+        if not self._audits or header.syncer == shared.me:
+            return
+        if cosine is not None:
+            expected = expected_cosine(header.contributors, shared.me, header.limits)
+            if expected > LEAST_COSINE and cosine < SUSPICIOUS * expected:
+                self._suspected = version
+                words = f"version {header.number} hardly goes the way of our contribution to it"
+                figures = {"cosine": round(cosine, 4), "expected": round(expected, 4)}
+                shared.out.record("audit", header.fragment, words, peer=header.syncer, **figures)
+        if self._suspected is None and self._drawn():
+            self._begin(version)
+        self.poll(now)
+
+    def _drawn(self) -> bool:
+        return self._rng.random() * max(1, self._context.chain.marks.lately) < DRAWN
+
+    def poll(self, now: float) -> None:
+        """Begin with what waits, if nothing is under way."""
+        if self._suspected is not None:
+            version, self._suspected = self._suspected, None
+            if not self._begin(version):
+                self._suspected = version
+
+    def _begin(self, version: SignedVersion) -> bool:
+        if not self._shared.audits.begin(self._context.index):
+            return False
+        self._under_way = version
+        self._shared.out.put(Audit(self._context.index, version))
+        return True
+
+    def audited(self, event: Audited, now: float) -> None:
+        """Take in what came of an audit."""
+        version = self._under_way
+        if version is None or version.header.digest() != event.digest:
+            return
+        self._under_way = None
+        self._shared.audits.end(self._context.index)
+        header = version.header
+        self._shared.out.record(
+            "audit",
+            header.fragment,
+            f"version {header.number}: {event.outcome}",
+            peer=header.syncer,
+            number=header.number,
+            outcome=event.outcome.value,
+        )
+        if event.outcome is AuditOutcome.DIFFERENT:
+            self._shared.distrust.add(header.syncer, now)
+
+
+def expected_cosine(parts: tuple[Contributor, ...], learner: str, limits: MergeLimits) -> float:
+    """Compute the cosine of that learner's contribution with the merge of all, if contributions are
+    orthogonal; 0 if none is that learner's."""
+    most = limits.most_tokens
+    weights = {p.learner: weight_of(p.tokens, p.inner_steps, most, p.trust) for p in parts}
+    whole = math.sqrt(math.fsum(weight * weight for weight in weights.values()))
+    return weights.get(learner, 0.0) / whole if whole else 0.0

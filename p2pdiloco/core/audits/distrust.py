@@ -1,0 +1,50 @@
+"""Distrust of members whose merge this node made again, and found false.
+
+It is this node's own finding, and moves nobody else. But whoever is harmed by a false merge sees that, and
+makes it again for itself.
+
+Rules: docs/protocol/proofs.md, section 3.
+"""
+
+from __future__ import annotations
+
+from p2pdiloco.bounded import BoundedDict
+
+DISTRUST_S = 3600.0
+"""Time for which a member is not counted on, and gets no vote of ours."""
+MAX_DISTRUSTED = 256
+
+
+class Distrust:
+    """Members that this node counts on in no office, each for a time."""
+
+    def __init__(self) -> None:
+        self._until_s: BoundedDict[str, float] = BoundedDict(MAX_DISTRUSTED)
+
+    def add(self, peer: str, now: float) -> None:
+        """Begin to distrust that peer, or go on."""
+        self._until_s[peer] = now + DISTRUST_S
+
+    def has(self, peer: str, now: float) -> bool:
+        """Tell whether that peer is distrusted now."""
+        until_s = self._until_s.get(peer)
+        return until_s is not None and now < until_s
+
+
+class Audits:
+    """Permission to audit: one version of all fragments at a time."""
+
+    def __init__(self) -> None:
+        self._fragment: int | None = None
+
+    def begin(self, fragment: int) -> bool:
+        """Ask for it. False: another audit is under way."""
+        if self._fragment is not None:
+            return False
+        self._fragment = fragment
+        return True
+
+    def end(self, fragment: int) -> None:
+        """Give it back."""
+        if self._fragment == fragment:
+            self._fragment = None
