@@ -9,7 +9,7 @@ A version is audited because it looks wrong to us, or by lot.
 
 One version is audited at a time by a node. In runs of several groups there is no audit yet.
 
-Rules: docs/protocol/proofs.md, section 3.
+Rules: docs/protocol/audits.md, section 1.
 """
 
 from __future__ import annotations

@@ -1,0 +1,113 @@
+"""Which versions are audited, one at a time, and what follows."""
+
+from __future__ import annotations
+
+import pytest
+from kit import Solo, child, config, found, reasons
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.messages import Announce
+from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.types import NO_LIMITS, Contributor, Stamp
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.audits import auditor
+from p2pdiloco.core.audits.auditor import expected_cosine
+from p2pdiloco.core.audits.distrust import DISTRUST_S, Distrust
+
+Effects = list[ef.Effect]
+
+PEERS = ("p1", "p2", "p3")
+
+
+@pytest.fixture(autouse=True)
+def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+
+
+def node(**run: object) -> Solo:
+    return Solo(config(2, audited=True, **run), PEERS)
+
+
+def version(solo: Solo, fragment: int = 0, syncer: str = "p1") -> SignedVersion:
+    return child(solo.core.fragments[fragment].chain.header, syncer, ("me", "p1", "p2", "p3"))
+
+
+def applied(solo: Solo, cosine: float | None, fragment: int = 0, syncer: str = "p1") -> Effects:
+    """A version becomes ours whose update goes so far the way of our own contribution to it."""
+    made = version(solo, fragment, syncer)
+    effects = solo.message(syncer, Announce(fragment, made.header.head(), syncer))
+    for pull in found(effects, ef.FetchUpdate):
+        effects += solo.feed(ev.UpdateFetched(fragment, pull.peer, made, 900))
+    for job in found(effects, ef.ApplyUpdate):
+        done = ev.UpdateApplied(fragment, job.number, 900, made.header.state_digest, cosine=cosine)
+        effects += solo.feed(done)
+    return effects
+
+
+def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome) -> Effects:
+    header = audit.version.header
+    return solo.feed(ev.Audited(audit.fragment, header.number, header.digest(), how))
+
+
+def test_an_update_that_hardly_goes_our_way_is_audited() -> None:
+    assert not found(applied(node(), 0.5), ef.Audit), "of four equal ones half is expected"
+    assert not found(applied(node(), 0.3), ef.Audit)
+    assert not found(applied(node(), None), ef.Audit), "nothing of ours is in it"
+    effects = applied(node(), 0.1)
+    assert [audit.version.header.number for audit in found(effects, ef.Audit)] == [1]
+    assert "hardly goes the way" in reasons(effects, "audit")[0]
+
+
+def test_nothing_is_audited_that_cannot_be() -> None:
+    sparse = Solo(config(2, audited=False), PEERS)
+    assert not found(applied(sparse, 0.0), ef.Audit)
+
+
+def test_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    assert found(applied(node(), None), ef.Audit)
+
+
+def test_one_is_under_way_and_the_newest_waits() -> None:
+    solo = node()
+    (first,) = found(applied(solo, 0.0), ef.Audit)
+    assert not found(applied(solo, 0.0, fragment=1), ef.Audit)
+    assert not found(applied(solo, 0.0, fragment=1), ef.Audit)
+    effects = outcome(solo, first, AuditOutcome.SAME) + solo.feed(ev.Tick()) + solo.wait(1.0)
+    assert [(a.fragment, a.version.header.number) for a in found(effects, ef.Audit)] == [(1, 2)]
+
+
+@pytest.mark.parametrize("how", list(AuditOutcome))
+def test_only_who_made_a_false_merge_is_distrusted(how: AuditOutcome) -> None:
+    solo = node()
+    (audit,) = found(applied(solo, 0.0), ef.Audit)
+    assert str(how) in reasons(outcome(solo, audit, how), "audit")[0]
+    assert solo.core.shared.distrust.has("p1", solo.now) == (how is AuditOutcome.DIFFERENT)
+
+
+def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
+    solo = node()
+    (audit,) = found(applied(solo, 0.0), ef.Audit)
+    solo.feed(ev.Audited(0, 1, bytes(32), AuditOutcome.DIFFERENT))
+    assert not solo.core.shared.distrust.has("p1", solo.now)
+    outcome(solo, audit, AuditOutcome.SAME)
+    outcome(solo, audit, AuditOutcome.DIFFERENT)
+    assert not solo.core.shared.distrust.has("p1", solo.now)
+
+
+def test_distrust_ends() -> None:
+    distrust = Distrust()
+    distrust.add("p1", 5.0)
+    assert distrust.has("p1", 4.0 + DISTRUST_S) and not distrust.has("p1", 5.0 + DISTRUST_S)
+    assert not distrust.has("p2", 5.0)
+
+
+def test_the_expected_cosine_follows_from_weights() -> None:
+    def part(who: str, tokens: int = 40, **fields: int) -> Contributor:
+        return Contributor(who, Stamp(1, 1), tokens, 4, **fields)
+
+    assert expected_cosine((part("me"),), "me", NO_LIMITS) == 1.0
+    assert expected_cosine(tuple(part(f"p{i}") for i in range(4)), "p0", NO_LIMITS) == 0.5
+    assert expected_cosine((part("me", trust=1), part("p1")), "me", NO_LIMITS) < 0.02
+    assert expected_cosine((part("p1"),), "me", NO_LIMITS) == 0.0
