@@ -245,10 +245,6 @@ def unheard_in_our_group() -> Effects:
     return below.member.core.handle(ev.MessageReceived("stranger", request), below.swarm.now)
 
 
-def of_false_merges() -> Effects:
-    return after(lambda solo: solo.core.shared.distrust.add("p1", solo.now), 1)
-
-
 VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
     VoteRefusal.OTHER_EPOCH: lambda: asked(Solo(peers=PEERS), 1, group="0/0/1"),
     VoteRefusal.NOT_HEARD_OF: unheard_in_our_group,
@@ -265,7 +261,7 @@ VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
     ),
     VoteRefusal.COUNTED_ON: lambda: after(lambda solo: solo.elect("p2"), 2),
     VoteRefusal.NOT_PROVEN: ahead_by_its_own_word,
-    VoteRefusal.DISTRUSTED: of_false_merges,
+    VoteRefusal.DISTRUSTED: lambda: after(lambda s: s.core.shared.distrust.add("p1", s.now), 1),
     VoteRefusal.OUT_OF_TURN: made_nothing_of_it,
     VoteRefusal.CLOSING: in_the_middle_of_a_round,
 }
