@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 import mutation_links
+import mutation_proofs
 import mutation_scale
 import mutation_standing
 from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
@@ -34,7 +35,7 @@ from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.lab.simulation.node.worker import Worker
 
-__all__ = ["MUTATIONS", "mutation_links", "mutation_scale", "mutation_standing"]
+__all__ = ["MUTATIONS", "mutation_links", "mutation_proofs", "mutation_scale", "mutation_standing"]
 
 change = msgspec.structs.replace
 

@@ -72,6 +72,10 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(f"\n{answered_by} is {clean(report.rest.words)}", "yellow")
     if report.transfer is not None:
         text.append(f"\n{answered_by}: {transfer_text(report.transfer)}")
+    for liar in report.excluded:
+        text.append(
+            f"\n{clean(liar.name) or f'…{short_peer(liar.peer)}'} is excluded: {clean(liar.reason)}", "red"
+        )
     if report.link:
         text.append(f"\n{clean(report.link)}", "yellow")
     if report.start is not None:

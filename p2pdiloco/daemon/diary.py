@@ -31,14 +31,15 @@ LOUD = frozenset(
         "fork",
         "refusal",
         "cut",
+        "excluded",
         "election",
         "learner",
     ]
 )
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
-TOLD = frozenset({"join", "leave", "learner", "fork"})
+TOLD = frozenset({"join", "leave", "learner", "fork", "excluded"})
 """Kinds that the log tells without being asked for all."""
-PUBLIC = frozenset({"join", "silent", "leave", "suspicion", "fork", "refusal"})
+PUBLIC = frozenset({"join", "silent", "leave", "suspicion", "fork", "refusal", "excluded"})
 """Kinds whose reasons are words of ours, so that whoever asks for a status may read them. Others may say what
 went wrong on this machine, with paths and names of its own."""
 UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
@@ -94,6 +95,8 @@ class Diary:
             peer = values.get("syncer") or values.get("peer") or values.get("candidate")
             if isinstance(peer, str) and peer:
                 text += f" ({self.label(peer)})"
+            if record.kind == "excluded" and isinstance(peer, str):
+                text = f"{self.label(peer)} is excluded: {record.reason}"
             level = logging.INFO if record.kind in TOLD else logging.DEBUG
             if record.kind == "cut" and "peer" not in values:
                 level = logging.WARNING

@@ -18,6 +18,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.logs import Audience
+from p2pdiloco.daemon.display.own_rows import TransferRow, excluded_rows
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
@@ -29,7 +30,6 @@ from p2pdiloco.daemon.display.snapshot import (
     PeerRow,
     RestRow,
     StatusReport,
-    TransferRow,
     sane_loss,
     status_of,
 )
@@ -191,6 +191,7 @@ class Report:
             start=self._core.grounds,
             rest=self._owner.rest_row() if self._owner is not None else None,
             transfer=self._owner.transfer_row() if self._owner is not None else None,
+            excluded=excluded_rows(self._core.shared.excluded, lambda peer: self._diary.names.get(peer, "")),
         )
 
     def stands(self) -> wire.Stands:

@@ -107,8 +107,8 @@ class FalseLabel(Wire, frozen=True, tag=True):
     def words(self) -> str:
         """Say for people what it did."""
         header = self.version.header
-        what = f"a contribution that {self.part.learner[-6:]} did not sign"
-        return f"it put {what} into version {header.number} of fragment {header.fragment}"
+        where = f"version {header.number} of fragment {header.fragment}"
+        return f"it put work that its learner did not sign into {where}"
 
     def holds(self, run: str, verify: Verify) -> bool:
         """Tell whether it proves what it says. At most two signatures are checked."""

@@ -122,7 +122,7 @@ class Gossip:
         if not self._excluded.add(proof):
             return False
         shared.out.put(KeepProofs(self._excluded.proofs))
-        shared.out.record("excluded", None, f"excluded for good: {proof.words()}", peer=culprit)
+        shared.out.record("excluded", None, proof.words(), peer=culprit)
         if culprit == shared.me:
             shared.out.put(CastOut(proof.words()))
             return True

@@ -17,6 +17,7 @@ from msgspec import Meta, field
 from p2pdiloco.core.api.amendments import Going
 from p2pdiloco.core.following.beginning import Grounds
 from p2pdiloco.daemon.display.bounds import MAX_LOSS, HexDigest, Line, Natural, Row, Seconds, Text, Words
+from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow, TransferRow
 from p2pdiloco.daemon.display.series import Events, Points
 from p2pdiloco.daemon.rest.reasons import RestReason
 from p2pdiloco.errors import RemoteError
@@ -163,18 +164,6 @@ class RestRow(Row, frozen=True, kw_only=True):
     """True: all that was made is merged."""
 
 
-class TransferRow(Row, frozen=True, kw_only=True):
-    """Row of the bytes that this node moved in a calendar month, over all its lives
-    (docs/topics/limits.md)."""
-
-    month: Words = ""
-    """Month as "2026-11", by the node's clock."""
-    sent_bytes: Natural = 0
-    received_bytes: Natural = 0
-    budget_bytes: Natural = 0
-    """Bytes both ways that its owner permits; 0: no bound."""
-
-
 class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Everything that the live view of one node shows, taken by the daemon a few times a second."""
 
@@ -239,6 +228,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Reason why the learner rests by the wish of its machine's owner; None: it does not."""
     transfer: TransferRow | None = None
     """Bytes of this month; None: they are not counted (yet)."""
+    excluded: Annotated[tuple[ExcludedRow, ...], Meta(max_length=MAX_EXCLUDED_ROWS)] = ()
+    """Peers of which this node has a proof that they lied."""
     in_last_merge: bool = False
     merged_age_s: Seconds | None = None
     """Part of this node in the last merges, as in `PeerRow`."""
@@ -299,6 +290,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Version that came last, curve and marks, as in `NodeSnapshot`; their times are by that node's clock."""
     clock_s: Seconds = 0.0
     """Seconds since 1970 by the answering node's clock."""
+    excluded: Annotated[tuple[ExcludedRow, ...], Meta(max_length=MAX_EXCLUDED_ROWS)] = ()
+    """Peers that the answering node excludes."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -349,6 +342,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         curve=snapshot.curve,
         marks=snapshot.marks,
         clock_s=snapshot.clock_s,
+        excluded=snapshot.excluded,
     )
 
 

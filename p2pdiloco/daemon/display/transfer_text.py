@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.daemon.display.snapshot import TransferRow
+from p2pdiloco.daemon.display.own_rows import TransferRow
 from p2pdiloco.daemon.display.wording import size
 from p2pdiloco.printable import clean
 

@@ -22,7 +22,7 @@ from p2pdiloco.config.owner.own_limits import (
     flag_of,
     value_text,
 )
-from p2pdiloco.daemon.display.snapshot import TransferRow
+from p2pdiloco.daemon.display.own_rows import TransferRow
 from p2pdiloco.daemon.display.wording import size
 from p2pdiloco.daemon.rest.governor import Governor
 from p2pdiloco.daemon.rest.kept_wishes import LimitRow, combined, load_wishes, save_wishes, with_changes

@@ -70,7 +70,7 @@ def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> N
     assert excluded(solo) == ("p1",) and found(effects, ef.CommitVersion), (
         "it takes the heavier one all the same"
     )
-    assert reasons(effects, "excluded") == ["excluded for good: it signed two versions 1 of fragment 0"]
+    assert reasons(effects, "excluded") == ["it signed two versions 1 of fragment 0"]
 
 
 def test_who_hears_of_a_sibling_shows_its_own() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from p2pdiloco.core.api.proofs import TwoVotes
+from p2pdiloco.core.api.types import Vote, VoteBody
+from p2pdiloco.daemon.admission.gate import Gate, NotAdmitted
 from p2pdiloco.daemon.admission.papers import AdmissionFault, Notice, admission, grant, signed
+from p2pdiloco.daemon.admission.queries import AdmissionShown, ShowAdmission
 from p2pdiloco.daemon.admission.register import Charter, Register
 from p2pdiloco.identity import Identity
 
@@ -60,3 +64,25 @@ def test_the_owners_own_nodes_are_admitted_by_its_key_alone() -> None:
         book.take_notice(signed(Notice(RUN, 1, revoked=(OWNER.peer_id,)), OWNER))
         assert book.fault(ONE) is None
     assert take(register(mode="list"), ONE) is AdmissionFault.NOT_LISTED
+
+
+@pytest.mark.parametrize("mode", ["open", "invite"])
+def test_who_is_shown_to_have_lied_is_shut_out_like_the_banned(mode: str) -> None:
+    lie = TwoVotes(*(Vote(VoteBody(RUN, "all", 0, 3, who, ONE), b"") for who in (TWO, THREE)))
+    proofs = {}
+    charter = Charter(RUN, OWNER.peer_id, mode)  # type: ignore[arg-type]
+    book = Register(charter, clock=lambda: 0.0, proof_of=proofs.get)
+    assert take(book, ONE) is None and book.fault(ONE) is None and not book.is_banned(ONE)
+    proofs[ONE] = lie
+    assert book.fault(ONE) is AdmissionFault.EXCLUDED and book.is_banned(ONE)
+    assert take(book, ONE) is AdmissionFault.EXCLUDED, "whatever it shows"
+    assert ONE not in [shown.peer for shown in book.newest(9)]
+    gate = Gate(book, None, lambda _what: None)
+    for check in (gate.check, gate.check_not_banned):
+        with pytest.raises(NotAdmitted) as refused:
+            check(ONE)
+        assert refused.value.reason == "excluded"
+    shown = gate.answer(ONE, ShowAdmission(RUN, None, 0))
+    assert isinstance(shown, AdmissionShown) and shown.proof == lie, "and it hears why"
+    other = gate.answer(TWO, ShowAdmission(RUN, admission(GRANT, TWO, KEY), 0))
+    assert isinstance(other, AdmissionShown) and other.proof is None

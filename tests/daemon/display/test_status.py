@@ -18,6 +18,7 @@ from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display import snapshot as snapshot_module
 from p2pdiloco.daemon.display.header import age_text
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging
+from p2pdiloco.daemon.display.own_rows import ExcludedRow
 from p2pdiloco.daemon.display.progress import progress_text
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
@@ -63,6 +64,21 @@ def test_status_says_how_far_the_run_is_what_its_owner_says_and_how_old_a_loss_i
     text = "\n".join(printed(render_status(report), 80))
     assert progress_text(course) in text and "the owner says: update by Friday" in text
     assert age_text(300.0) and f"(held-out){age_text(300.0)}" in text
+
+
+def test_status_and_log_say_who_is_excluded_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = ExcludedRow(peer="12D3liar", name="n3", reason="it signed two versions 41 of fragment 2")
+    report = decode_status(encode_status(status_of(replace(snapshot(), excluded=(row,)))))
+    assert report.excluded == (row,)
+    words = "n3 is excluded: it signed two versions 41 of fragment 2"
+    assert words in "\n".join(printed(render_status(report), 80))
+    names = Names()
+    names["12D3liar"] = "n3"
+    recent = RecentLines()
+    diary = Diary(ME, "n0", names, EventsLog(tmp_path / "events.jsonl"), recent)
+    with caplog.at_level(logging.INFO):
+        diary.on_record(Record("excluded", None, row.reason, (("peer", "12D3liar"),)))
+    assert words in caplog.text
 
 
 def test_status_of_an_empty_run_and_hostile_words() -> None:

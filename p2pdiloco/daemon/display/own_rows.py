@@ -1,0 +1,37 @@
+"""Rows of a report beside those of members and fragments: this month's bytes, who is excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pdiloco.core.proofs.excluded import Excluded
+from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
+
+MAX_EXCLUDED_ROWS = 32
+
+
+class TransferRow(Row, frozen=True, kw_only=True):
+    """Row of the bytes that this node moved in a calendar month, over all its lives
+    (docs/topics/limits.md)."""
+
+    month: Words = ""
+    """Month as "2026-11", by the node's clock."""
+    sent_bytes: Natural = 0
+    received_bytes: Natural = 0
+    budget_bytes: Natural = 0
+    """Bytes both ways that its owner permits; 0: no bound."""
+
+
+class ExcludedRow(Row, frozen=True, kw_only=True):
+    """Row of a peer that is shown to have lied (docs/protocol/proofs.md)."""
+
+    peer: Text
+    name: Text = ""
+    reason: Line = ""
+    """Words on what it did."""
+
+
+def excluded_rows(excluded: Excluded, name_of: Callable[[str], str]) -> tuple[ExcludedRow, ...]:
+    """Make the rows of those who were found out last."""
+    pairs = list(zip(excluded.peers, excluded.proofs, strict=True))[-MAX_EXCLUDED_ROWS:]
+    return tuple(ExcludedRow(peer=peer, name=name_of(peer), reason=proof.words()) for peer, proof in pairs)

@@ -1,0 +1,46 @@
+"""Deliberate bugs in what is done about lies that can be proved, and where the simulator should miss it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mutation_kit import Patch, each_effect, mutation
+from p2pdiloco.core.api import effects as fx
+from p2pdiloco.core.api.types import signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.node import Core
+from p2pdiloco.core.proofs.gossip import Gossip
+from p2pdiloco.core.proofs.seen_votes import SeenVotes
+from p2pdiloco.core.proofs.siblings import ShownVersions
+
+
+@mutation("liars", 4, 12, "only-liars")
+def two_versions_are_not_compared(patch: Patch) -> None:
+    patch.set(ShownVersions, "seen", lambda self, giver, version: None)
+
+
+@mutation("liars", 4, 12, "only-liars")
+def two_votes_are_not_compared(patch: Patch) -> None:
+    patch.set(SeenVotes, "_compare", lambda self, vote, others, giver: False)
+
+
+@mutation("liars", 4, 6, "only-liars")
+def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
+    patch.set(Gossip, "_audience", lambda self, now: [])
+    patch.set(Gossip, "heard", lambda self, sender, message, now: None)
+
+
+@mutation("calm", 3, 2, "one-version")
+def a_syncer_saves_two_versions_of_one_parent(patch: Patch) -> None:
+    def alter(core: Core, effect: Any) -> list[Any]:
+        if not isinstance(effect, fx.Persist) or not isinstance(effect.record, fx.UpdateRecord):
+            return [effect]
+        version = effect.record.version
+        header = msgspec.structs.replace(version.header, state_digest=bytes(32))
+        other = SignedVersion(header, core.shared.crypto.sign(signed_bytes("version", header)))
+        record = msgspec.structs.replace(effect.record, version=other)
+        return [fx.Persist(-1, record, ()), effect]
+
+    each_effect(patch, alter)
