@@ -216,6 +216,25 @@ def test_what_it_made_is_followed_where_others_hold_it() -> None:
     assert found(effects, ef.ApplyUpdate)
 
 
+def test_nothing_brings_it_back_into_the_view() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    view, now = solo.core.shared.view, solo.now
+    view.listed("p1", 9, now)
+    view.remember(["p1"], now)
+    assert not view.may_come("p1", now) and not view.heard("p1", progress(()), now)
+    assert "p1" not in view.may_fork(now, Roster(()), None)
+
+
+def test_its_word_on_versions_counts_no_more_though_we_had_its_certificate() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    heads = solo.fragment.follower.heads
+    assert heads.counts("p1", solo.now)
+    told(solo)
+    assert not heads.counts("p1", solo.now) and heads.counts("p2", solo.now)
+
+
 def test_a_proof_about_nobody_is_not_even_checked() -> None:
     chain = branch(12, learners=("p1", "p2", "p3", "p4"))
     solo = Solo(peers=PEERS, restored=saved(chain))
@@ -267,6 +286,12 @@ def test_who_excludes_others_than_we_do_is_told_ever_more_rarely() -> None:
     assert pauses == sorted(pauses) and 4.0 <= pauses[0] < pauses[-1]
     solo.now += 100.0
     assert not sent(solo.hear("p2", proofs=solo.core.shared.excluded.mark), msg.Proven), "it knows by now"
+
+
+def test_who_excludes_somebody_that_we_do_not_is_greeted_so_that_it_tells_us() -> None:
+    solo = Solo(peers=PEERS)
+    assert sent(solo.hear("p2", proofs=77), msg.Progress, "p2")
+    assert not sent(solo.hear("p2", proofs=77), msg.Progress, "p2"), "not at every heartbeat"
 
 
 def test_our_heartbeat_says_whom_we_exclude() -> None:
