@@ -198,12 +198,12 @@ def a_merged_contribution_is_admitted_again(patch: Patch) -> None:
     patch.set(Inbox, "fits", lambda self, held: True)
 
 
-def merge_inputs(patch: Patch, alter: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
-    """Let workers merge other inputs than those that they were given, and measured."""
+def merge_inputs(patch: Patch, kind: type, alter: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Let workers merge other inputs than those that they were given, and measured. `kind`: of merge."""
     usual = Worker._parts
 
     def parts(self: Worker, effect: Any) -> tuple[Any, ...]:
-        wrong = isinstance(effect, fx.Merge) and len(effect.inputs) > 1
+        wrong = isinstance(effect, kind) and len(effect.inputs) > 1
         return usual(self, change(effect, inputs=alter(effect.inputs)) if wrong else effect)
 
     patch.set(Worker, "_parts", parts)
@@ -211,12 +211,12 @@ def merge_inputs(patch: Patch, alter: Callable[[tuple[Any, ...]], tuple[Any, ...
 
 @mutation("calm", 3, 5, "nothing-twice")
 def one_input_is_merged_twice(patch: Patch) -> None:
-    merge_inputs(patch, lambda inputs: (*inputs, inputs[0]))
+    merge_inputs(patch, fx.Merge, lambda inputs: (*inputs, inputs[0]))
 
 
 @mutation("calm", 3, 10, "right-base", "stuck")
 def one_input_is_left_out_of_the_merge(patch: Patch) -> None:
-    merge_inputs(patch, lambda inputs: inputs[1:])
+    merge_inputs(patch, fx.Merge, lambda inputs: inputs[1:])
 
 
 @mutation("calm", 3, 5, "nothing-twice", "right-base", "stuck")
@@ -312,12 +312,7 @@ def a_partial_that_was_merged_is_admitted_again(patch: Patch) -> None:
 
 @mutation("calm", 7, 10, "right-base", "stuck")
 def a_group_leaves_a_member_out_of_its_partial(patch: Patch) -> None:
-    def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.MergePartial) and len(effect.inputs) > 1:
-            return [change(effect, inputs=effect.inputs[1:])]
-        return [effect]
-
-    each_effect(patch, alter)
+    merge_inputs(patch, fx.MergePartial, lambda inputs: inputs[1:])
 
 
 @mutation("storm", 7, 40, "one-syncer", "one-vote", "durable-first")

@@ -120,7 +120,7 @@ def child(
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
     before = TABLES.get(parent.digest(), marks_of(()))
     unsigned = (
-        replace(p, after=before.stamp(p.learner), trust=before.trust(p.learner))
+        replace(p, after=before.stamp(p.learner), trust=before.mean(p.learner).trust(p.score))
         for p in odd.pop("contributors", parts)
     )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from core_swarm import Member, Swarm
 from kit import RUN, Solo, child, config, contribution, digest, found, genesis, sign, signed_part
-from scenes import one_round, shown_a_lie, syncer
+from scenes import next_part, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -161,11 +161,7 @@ class Above:
         learners = sorted(
             peer for leaf in self.seat.electorate.children[group or self.child] for peer in leaves[leaf]
         )
-        marks, trust = [(who, self.chain.watermark(who)) for who in learners], self.chain.marks.trust
-        return tuple(
-            signed_part(Contributor(who, Stamp(1, mark.sequence + 1), 40, 4, mark, trust=trust(who)))
-            for who, mark in marks
-        )
+        return tuple(signed_part(next_part(self.chain, learner)) for learner in learners)
 
     def label(self, **odd: Any) -> PartialHeader:
         """Acceptable, but for what is odd."""

@@ -11,7 +11,8 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.proofs import TwoVotes
-from p2pdiloco.core.api.types import NEVER, Stamp, Watermark
+from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Stamp, Watermark
+from p2pdiloco.core.chain.chain import Chain
 
 FAR = branch(9, learners=("p1", "p2"))
 """Nine versions: more than the update log keeps."""
@@ -75,3 +76,10 @@ def serve(solo: Solo, effects: list[ef.Effect]) -> list[ef.Effect]:
             far = FAR[copy.number]
             effects += solo.feed(ev.StateFetched(0, copy.peer, far, table(far)))
     return done
+
+
+def next_part(chain: Chain, learner: str) -> Contributor:
+    """That learner's next contribution, of H inner steps, as a syncer of this chain states it."""
+    mark, mean = chain.watermark(learner), chain.marks.mean(learner)
+    stamp = Stamp(1, mark.sequence + 1)
+    return Contributor(learner, stamp, 40, 4, mark, trust=mean.trust(UNMEASURED))

@@ -11,6 +11,7 @@ from msgspec import Struct
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
     WHOLE_RUN,
@@ -161,6 +162,8 @@ class MergeInput(Struct, frozen=True):
 
     contributor: Contributor
     ticket: Ticket
+    mean: Mean = Mean()
+    """Agreement of its learner so far."""
 
 
 class Merge(Effect, frozen=True):

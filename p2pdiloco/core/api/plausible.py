@@ -6,7 +6,7 @@ Rules: docs/protocol/weights.md, section 1.
 from __future__ import annotations
 
 FULL_TRUST, LEAST_TRUST = 64, 1
-"""Most and least trust weight (`core.chain.trust_weight`): parts of a contribution's weight that count."""
+"""Most and least trust weight (`core.api.trust_weight`): parts of a contribution's weight that count."""
 
 MAX_INNER_STEPS = 1 << 32
 """Limit of inner steps between two merges: no learner makes more. Bounds what one lie can add to token

@@ -168,7 +168,7 @@ class Watermark(Wire, frozen=True):
     voter: Count = 0
     """Version since which it votes; 0: it does not yet (`core.chain.watermarks`)."""
     agreement: Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)] = 0
-    """Slow mean of how far its contributions agree with the others' (`core.chain.trust_weight`)."""
+    """Slow mean of how far its contributions agree with the others' (`core.api.trust_weight`)."""
 
 
 def table_digest(table: tuple[Watermark, ...]) -> bytes:

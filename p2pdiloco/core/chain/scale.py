@@ -12,8 +12,8 @@ more than a generous member's work would.
 - *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more than
   a third of a merge to which all others bring usual ones (the run may say other numbers). Where members are
   known, by invite or list, H inner steps weigh in full: there an honest learner may be much the fastest
-- length: a contribution is cut to three times the reach
-- who is not trusted (`core.chain.trust_weight`) counts and measures nothing
+- length: a contribution is cut to three times the reach, and three times what is usual in its round
+- who is not trusted (`core.api.trust_weight`) counts and measures nothing
 
 The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half of a
 round cannot move them, and of two the smaller counts.
@@ -31,10 +31,10 @@ from msgspec import Struct
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.reasons import VersionFault
+from p2pdiloco.core.api.trust_weight import plausible
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, NO_LIMITS, Contributor, MergeLimits, Stamp, Watermark
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.trust_weight import plausible
 from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 
 COUNTED_UNITS = 8
@@ -57,8 +57,7 @@ FASTEST = 8
 """Divisor of a step: unit and reach move by so small a part of the way to the newest value."""
 FINDING_VERSIONS, FINDING = 16, 2
 """Versions at a run's beginning in which the reach moves by a larger part: what is usual is not known yet.
-It comes from above: while learning rates warm up, lengths grow tenfold from one version to the next. So long
-a contribution is also cut by the others that are merged with it."""
+It comes from above: while learning rates warm up, lengths grow tenfold from one version to the next."""
 REACHES = 2.0**-20, 2.0**10
 """Least and largest reach, as multiples of version 0's length. No run needs others, and none gets stuck."""
 MOST_SEQUENCE = 1 << 16
@@ -98,8 +97,7 @@ def limits_after(chain: Chain, config: CoreConfig) -> MergeLimits:
     heaviest = heaviest_units(chain.marks.lately, config) * unit
     if config.admits:
         heaviest = max(heaviest, min(config.usual_tokens, config.most_units * unit))
-    finding = chain.header.number < FINDING_VERSIONS and chain.header.reach
-    of_median = LONGEST if finding else 0.0
+    of_median = LONGEST if chain.header.reach else 0.0
     most_tokens = min(round(heaviest), NO_LIMITS.most_tokens)
     return MergeLimits(most_tokens, longest_after(chain.header), of_median)
 
@@ -226,10 +224,10 @@ def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreC
 
 
 def measured(chain: Chain, part: Contributor) -> bool:
-    """Tell whether a part of a merge has the trust weight that follows from the chain, and measurements that
-    can be."""
+    """Tell whether a part of a merge has measurements that can be, and the trust weight that follows from its
+    score and the chain."""
     can_be_so = 0.0 <= part.length < math.inf and plausible(part.score)
-    return can_be_so and part.trust == chain.marks.trust(part.learner)
+    return can_be_so and part.trust == chain.marks.mean(part.learner).trust(part.score)
 
 
 # --- what a version states --------------------------------------------------------------------------------

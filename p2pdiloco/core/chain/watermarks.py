@@ -18,8 +18,8 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
+from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
-from p2pdiloco.core.chain.trust_weight import BEGINS, agreement_after, trust_of
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -79,10 +79,10 @@ class Marks:
         mark = self._by.get(learner)
         return mark.first if mark else None
 
-    def trust(self, learner: str) -> int:
-        """Compute the trust weight of that learner's next contribution."""
+    def mean(self, learner: str) -> Mean:
+        """Find how far that learner's contributions agree with the others'."""
         mark = self._by.get(learner)
-        return trust_of(mark.agreement if mark else BEGINS)
+        return Mean(mark.agreement, mark.merges) if mark else Mean()
 
     @cached_property
     def lately(self) -> int:
@@ -108,7 +108,7 @@ class Marks:
         for part in contributors:
             old = table.get(part.learner)
             first, merges, voter = (old.first, old.merges, old.voter) if old else (number, 0, 0)
-            agreement = agreement_after(old.agreement if old else BEGINS, part.score)
+            agreement = self.mean(part.learner).after(part.score)
             table[part.learner] = Watermark(
                 part.learner, part.stamp, number, first, merges + 1, voter, agreement
             )

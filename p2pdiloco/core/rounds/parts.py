@@ -16,6 +16,8 @@ from p2pdiloco.core.api.types import ContributionHeader, Contributor, Ticket
 from p2pdiloco.core.chain.watermarks import Marks
 from p2pdiloco.core.rounds.handover import Job
 
+NOTHING_FOUND = Measured(0.0)
+
 
 class MergedParts:
     """Contributions and partial merges of a closed round, in the order in which they are merged."""
@@ -28,7 +30,7 @@ class MergedParts:
                 continue
             if isinstance(held.header, ContributionHeader):
                 part = held.parts[0]
-                inputs.append(MergeInput(replace(part, trust=marks.trust(part.learner)), held.ticket))
+                inputs.append(MergeInput(part, held.ticket, marks.mean(part.learner)))
             else:
                 partials.append(held.ticket)
                 self._inner += held.parts
@@ -37,13 +39,16 @@ class MergedParts:
 
     def listed(self, measured: Sequence[Measured] = ()) -> tuple[Contributor, ...]:
         """List all contributions by learner, with what was measured of the inputs; empty: nothing was."""
-        parts = [each.contributor for each in self.inputs]
-        if measured:
-            pairs = zip(parts, measured, strict=True)
-            parts = [replace(part, length=found.length, score=found.score) for part, found in pairs]
+        found = measured or [NOTHING_FOUND] * len(self.inputs)
+        parts = [_stated(given, each) for given, each in zip(self.inputs, found, strict=True)]
         return tuple(sorted([*parts, *self._inner], key=lambda part: part.learner))
 
     def seed(self) -> bytes:
         """Compute what nobody knows before all of it is here: it draws the sample on which contributions are
         compared."""
         return merkle.root([part.named() for part in self.listed()])
+
+
+def _stated(given: MergeInput, found: Measured) -> Contributor:
+    trust = given.mean.trust(found.score)
+    return replace(given.contributor, trust=trust, length=found.length, score=found.score)

@@ -10,7 +10,7 @@ from typing import Any
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Contributor, Ticket
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, StorageError
@@ -38,7 +38,7 @@ class Merging:
     def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Payload]]:
         tickets = self._tickets
         return (
-            [_input(given.contributor, tickets.payload(given.ticket)) for given in effect.inputs],
+            [_input(given, tickets.payload(given.ticket)) for given in effect.inputs],
             [tickets.payload(ticket) for ticket in effect.partials],
         )
 
@@ -126,8 +126,9 @@ class Merging:
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
 
 
-def _input(part: Contributor, payload: Payload) -> Input:
-    return Input(payload, part.tokens, part.inner_steps, part.trust)
+def _input(given: ef.MergeInput, payload: Payload) -> Input:
+    part = given.contributor
+    return Input(payload, part.tokens, part.inner_steps, mean=given.mean)
 
 
 def _measured(found: Findings) -> tuple[ev.Measured, ...]:

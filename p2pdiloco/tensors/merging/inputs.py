@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from p2pdiloco.core.api.plausible import FULL_TRUST
+from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.merging.agreement import Sample, scores
-from p2pdiloco.tensors.merging.merge import Accumulator
+from p2pdiloco.tensors.merging.merge import Accumulator, Lengths
 from p2pdiloco.tensors.merging.partial import decode_partial
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
@@ -24,10 +26,12 @@ class Input(NamedTuple):
     tokens: int
     inner_steps: int
     trust: int = FULL_TRUST
-    """Trust weight (`core.chain.trust_weight`)."""
+    """Trust weight (`core.api.trust_weight`)."""
+    mean: Mean | None = None
+    """Agreement of its learner so far, which gives the trust weight with the score that is found here."""
 
 
-Given = tuple[Payload, int, int] | tuple[Payload, int, int, int]
+Given = tuple[Payload, int, int] | tuple[Payload, int, int, int] | tuple[Payload, int, int, int, Mean | None]
 """An input: of a learner that is trusted in full, where it does not say."""
 
 
@@ -56,32 +60,54 @@ def add_up(
         UnusableInputs: those at fault, by their place among both.
         StorageError: a payload that is not in memory cannot be read.
     """
-    layout = accumulator.layout
-    sample = None if seed is None else Sample(layout.numel, seed)
+    sample = None if seed is None else Sample(accumulator.layout.numel, seed)
+    lengths: list[Lengths] = []
     samples: list[Tensor] = []
-    lengths: list[float] = []
     faults: dict[int, Unsound] = {}
-    if accumulator.compares:
-        accumulator.compare(_lengths(accumulator, codec, inputs, scratch), [given[2] for given in inputs])
     for index, given in enumerate(inputs):
-        payload, tokens, inner_steps, trust = Input(*given)
         try:
-            _decode(codec, payload, scratch)
-            lengths.append(accumulator.add(scratch, tokens, inner_steps, trust))
-            if sample is not None:
-                samples.append(sample.of(scratch))
+            _decode(codec, given[0], scratch)
         except Unsound as error:
             faults[index] = error
+        else:
+            lengths.append(accumulator.measure(scratch))
+            samples += [sample.of(scratch)] if sample is not None else []
+    found = Findings((), tuple(each.whole for each in lengths), tuple(scores(samples)))
+    if not faults:
+        faults = _add(accumulator, codec, inputs, lengths, found, scratch)
     for index, payload in enumerate(partials, len(inputs)):
         try:
-            part = decode_partial(layout, payload, scratch)
+            part = decode_partial(accumulator.layout, payload, scratch)
         except Unsound as error:
             faults[index] = error
         else:
             accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
     if faults:
         raise UnusableInputs(faults)
-    return Findings(tuple(accumulator.cut), tuple(lengths), tuple(scores(samples)))
+    return replace(found, cut=tuple(accumulator.cut))
+
+
+def _add(
+    accumulator: Accumulator,
+    codec: Codec,
+    inputs: Sequence[Given],
+    lengths: Sequence[Lengths],
+    found: Findings,
+    scratch: Tensor,
+) -> dict[int, Unsound]:
+    """Add contributions that were looked at; returns what is at fault."""
+    faults: dict[int, Unsound] = {}
+    accumulator.compare(found.lengths, [given[2] for given in inputs])
+    for index, given in enumerate(inputs):
+        payload, tokens, inner_steps, trust, mean = Input(*given)
+        if mean is not None:
+            trust = mean.trust(found.scores[index])
+        _decode(codec, payload, scratch)
+        try:
+            accumulator.add(scratch, tokens, inner_steps, trust, lengths[index])
+        except Unsound as error:
+            faults[index] = error
+    return faults
 
 
 def _decode(codec: Codec, payload: Payload, out: Tensor) -> None:
@@ -89,16 +115,3 @@ def _decode(codec: Codec, payload: Payload, out: Tensor) -> None:
     for content, start, stop in parts_of(codec, payload, len(out)):
         check_magnitude(codec, content, stop - start)
         codec.decode(content, out[start:stop])
-
-
-def _lengths(accumulator: Accumulator, codec: Codec, inputs: Sequence[Given], scratch: Tensor) -> list[float]:
-    """Measure contributions before any is added; those that are unsound have none."""
-    found = []
-    for given in inputs:
-        try:
-            _decode(codec, given[0], scratch)
-        except Unsound:
-            found.append(0.0)
-        else:
-            found.append(accumulator.measure(scratch).whole)
-    return found

@@ -57,7 +57,7 @@ def contribution_weight(
 ) -> float:
     """Weight of a contribution, w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled
     DiLoCo). Of the tokens at most `most_tokens` weigh, and of that the share that its learner is trusted with
-    (`core.chain.trust_weight`).
+    (`core.api.trust_weight`).
 
     Raises:
         Unsound: "implausible-tokens" (see `can_be_weighed`, which who admits contributions asks, too).
@@ -127,8 +127,15 @@ class Accumulator:
         contribution, which overwrites it."""
         self._work = scratch(layout.numel)
 
-    def add(self, delta: Tensor, tokens: int, inner_steps: int, trust: int = FULL_TRUST) -> float:
-        """Take in one pseudo-gradient, fp32 [layout.numel], not kept. Returns its length.
+    def add(
+        self,
+        delta: Tensor,
+        tokens: int,
+        inner_steps: int,
+        trust: int = FULL_TRUST,
+        lengths: Lengths | None = None,
+    ) -> None:
+        """Take in one pseudo-gradient, fp32 [layout.numel], not kept. `lengths`: if they were measured.
 
         Raises:
             Unsound: "implausible-tokens" (see `contribution_weight`), "out-of-range" (absurdly long).
@@ -137,7 +144,7 @@ class Accumulator:
         most_tokens = self._limits.most_tokens
         weight = contribution_weight(tokens, inner_steps, most_tokens, trust)
         reach = contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
-        lengths = self.measure(delta)
+        lengths = lengths or self.measure(delta)
         shown = self._cut(lengths.whole)
         pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
         for index, (piece, part, length) in enumerate(pieces):
@@ -151,7 +158,6 @@ class Accumulator:
         self.weight += weight
         self.reach += reach
         self.contributions += 1
-        return lengths.whole
 
     def _add(self, part: slice, delta: Tensor, factor: float) -> None:
         """Add a part of a pseudo-gradient, times this, to the sums."""
@@ -160,11 +166,6 @@ class Accumulator:
         else:
             scale(delta[part], factor, out=self.sums[part])
 
-    @property
-    def compares(self) -> bool:
-        """True: contributions are to be measured before the first is added (`compare`)."""
-        return self._limits.of_median > 0
-
     def measure(self, delta: Tensor) -> Lengths:
         """Measure a pseudo-gradient, fp32 [layout.numel]."""
         return Lengths.of(delta, self._slices)
@@ -172,7 +173,7 @@ class Accumulator:
     def compare(self, lengths: Sequence[float], inner_steps: Sequence[int]) -> None:
         """Cut what comes by what is usual among contributions of these lengths, too, if the limits say so:
         their lower median, each as if it was of H inner steps."""
-        if len(lengths) < FEWEST:
+        if not self._limits.of_median or len(lengths) < FEWEST:
             return
         steps = (min(1.0, each / self._period) for each in inner_steps)
         usual = sorted(length / math.sqrt(share) for length, share in zip(lengths, steps, strict=True))

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.plausible import FULL_TRUST
+from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import scale
@@ -89,7 +90,7 @@ class MergedRun:
         sound, refused = list(parts), []
         while sound:
             try:
-                inputs = [Input(*part.content[:3], self._trust(chain, part.learner)) for part in sound]
+                inputs = [Input(*part.content[:3], mean=self._mean(chain, part.learner)) for part in sound]
                 made = self._vault.merge(fragment, number, inputs, limits=limits, seed=seed)
             except UnusableInputs as error:
                 refused += [sound[index].learner for index in error.faults]
@@ -100,8 +101,8 @@ class MergedRun:
             return Merged(made, tuple(sound[index].learner for index in made.found.cut), tuple(refused))
         return None
 
-    def _trust(self, chain: Chain, learner: str) -> int:
-        return chain.marks.trust(learner) if self._cuts else FULL_TRUST
+    def _mean(self, chain: Chain, learner: str) -> Mean | None:
+        return chain.marks.mean(learner) if self._cuts else None
 
     def _extend(self, fragment: int, parts: Sequence[Part], made: MergeResult) -> None:
         """Take in the version that was made of these."""
@@ -113,7 +114,7 @@ class MergedRun:
                 Stamp(1, number),
                 *p.content[1:3],
                 after=chain.watermark(p.learner),
-                trust=self._trust(chain, p.learner),
+                trust=mean.trust(score) if (mean := self._mean(chain, p.learner)) else FULL_TRUST,
                 length=length,
                 score=score,
             )

@@ -9,6 +9,7 @@ import pytest
 from kit import branch, child, genesis
 
 from p2pdiloco.core.api import versions
+from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import (
     NEVER,
     UNMEASURED,
@@ -18,7 +19,6 @@ from p2pdiloco.core.api.types import (
     Watermark,
 )
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.trust_weight import BEGINS, agreement_after
 from p2pdiloco.core.chain.watermarks import REMEMBERED, WATERMARK_VERSIONS, marks_of
 from p2pdiloco.errors import InvariantViolation
 
@@ -123,7 +123,7 @@ def test_weight_is_tokens_then_term_then_digest() -> None:
 def test_watermarks_follow_the_contributors() -> None:
     chain = grown(1)
     header = child(chain.header, learners=("p1", "p2")).header
-    marks, once = chain.marks_after(header).table, agreement_after(BEGINS, UNMEASURED)
+    marks, once = chain.marks_after(header).table, Mean().after(UNMEASURED)
     first = Watermark("p1", Stamp(1, 2), 2, 1, 2, 2, once + 8)
     assert marks == (first, Watermark("p2", Stamp(1, 2), 2, 2, 1, 0, once))
     assert chain.watermark("p1") == Stamp(1, 1) and chain.watermark("p2") == NEVER

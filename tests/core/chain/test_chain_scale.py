@@ -241,9 +241,9 @@ def test_what_one_makes_others_take() -> None:
                 each,
                 each // 10,
                 chain.watermark(f"p{i}"),
-                trust=chain.marks.trust(f"p{i}"),
+                trust=chain.marks.mean(f"p{i}").trust(i * number % 144 - 64),
                 length=float(number % 7) / 3,
-                score=i * number % 150 - 64,
+                score=i * number % 144 - 64,
             )
             for i, each in enumerate(tokens)
         )

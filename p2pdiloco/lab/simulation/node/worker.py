@@ -29,6 +29,7 @@ from p2pdiloco.core.api.events import (
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.rounds.parts import NOTHING_FOUND
 from p2pdiloco.lab.simulation.node.learner import CommittedVersion
 from p2pdiloco.lab.simulation.node.lineage import (
     Displacement,
@@ -79,14 +80,14 @@ class Worker:
         """Merge contributions into a new state."""
         host = self._host
         before = host.stores[effect.fragment].state
-        update = self._update(effect, before)
+        measured = self._measured(effect)
+        update = self._update(effect, before, measured)
         state = before.apply(update, host.world.substance)
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
             host.later(self._work_s(), self._merge_failed, effect, generation)
             return
-        measured = self._measured(effect)
         host.later(self._work_s(), self._merged, effect, update, state, measured, generation)
 
     def _merge_failed(self, effect: Merge, generation: int) -> None:
@@ -113,13 +114,16 @@ class Worker:
             parts += tickets.partial(ticket).parts
         return tuple(parts)
 
-    def _matter(self, effect: Merge | MergePartial) -> tuple[list[Work], list[bytes], tuple[Work, ...]]:
+    def _matter(
+        self, effect: Merge | MergePartial, measured: tuple[Measured, ...]
+    ) -> tuple[list[Work], list[bytes], tuple[Work, ...]]:
         """Payloads of contributions, of partial merges, and of all the contributions in both."""
         tickets, inputs = self._host.tickets, []
-        for part in effect.inputs:
+        for part, found in zip(effect.inputs, measured or [NOTHING_FOUND] * len(effect.inputs), strict=True):
             who = part.contributor
             matter = tickets.contribution(part.ticket).matter
-            inputs.append((matter, who.tokens, who.inner_steps, who.trust))
+            trust = part.mean.trust(found.score)
+            inputs.append((matter, who.tokens, who.inner_steps, trust))
         partials = [tickets.partial(ticket) for ticket in effect.partials]
         flat = tuple(inputs) + tuple(work for partial in partials for work in partial.flat)
         return inputs, [partial.matter for partial in partials], flat
@@ -127,18 +131,18 @@ class Worker:
     def _measured(self, effect: Merge | MergePartial) -> tuple[Measured, ...]:
         """Find what a merge tells of its inputs; none, where there are none."""
         digests = [part.contributor.payload_digest for part in effect.inputs]
-        inputs = self._matter(effect)[0]
+        inputs = self._matter(effect, ())[0]
         substance = self._host.world.substance
         return substance.measure(effect.fragment, inputs, digests, effect.seed) if inputs else ()
 
-    def _update(self, effect: Merge, before: FragmentLineage) -> OuterUpdate:
+    def _update(self, effect: Merge, before: FragmentLineage, measured: tuple[Measured, ...]) -> OuterUpdate:
         """Make the update that the syncer publishes.
 
         Raises:
             Violation: groups make another merge than all contributions at once.
         """
         fragment, number, substance = effect.fragment, effect.number, self._host.world.substance
-        inputs, partials, flat = self._matter(effect)
+        inputs, partials, flat = self._matter(effect, measured)
         steps = effect.longest_steps
         matter = substance.merge(fragment, number, before.matter, inputs, partials, steps)
         if partials:
@@ -151,10 +155,11 @@ class Worker:
 
     def merge_partial(self, effect: MergePartial) -> None:
         """Add a group's contributions up."""
-        inputs, partials, flat = self._matter(effect)
+        measured = self._measured(effect)
+        inputs, partials, flat = self._matter(effect, measured)
         matter = self._host.world.substance.partial(effect.fragment, inputs, partials)
         whole = PartialSum(effect.fragment, self._parts(effect), matter, flat)
-        self._host.later(self._work_s(), self._partial_merged, effect, whole, self._measured(effect))
+        self._host.later(self._work_s(), self._partial_merged, effect, whole, measured)
 
     def _partial_merged(
         self, effect: MergePartial, whole: PartialSum, measured: tuple[Measured, ...]

@@ -5,8 +5,9 @@ syncer measures of every contribution how far it agrees with the others of its r
 (`tensors.merging.agreement`), and states it in the header. The table of watermarks keeps a slow mean of that
 for every learner (`Watermark.agreement`). It follows from the parent's table and the header: all members work
 it out anew.
-The mean *before* a version decides what a contribution to it weighs: so partial merges compose, and one odd
-contribution of an honest learner costs it nothing.
+The mean decides what a contribution weighs, its own score included: so a liar does harm in no round, and one
+odd contribution of an honest learner costs it nothing. It follows from the parent and from what the syncer
+states, so that partial merges compose.
 
 A newcomer begins with half of the weight. Nobody has none: where all are doubted, all count alike.
 
@@ -14,6 +15,8 @@ Rules: docs/protocol/weights.md, section 5.
 """
 
 from __future__ import annotations
+
+from msgspec import Struct
 
 from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNMEASURED, USUAL_SCORE
@@ -25,8 +28,9 @@ BEGINS = 102
 NONE_AT, ALL_AT = 0, 205
 """Mean agreement up to which a learner has the least weight, and from which on it has all, a fifth of the
 usual: an honest learner whose data are quite different from the others' has a sixth (docs/lab/liars.md)."""
-SLOWNESS = 8
-"""Divisor of a step: the mean moves by so small a part of the way to the newest figure."""
+SLOWNESS, FIRST_SLOWNESS = 8, 2
+"""Divisor of a step: the mean moves by so small a part of the way to the newest figure. It begins with a
+larger one, and grows by one in each round: what a newcomer begins with is worth no more than one score."""
 FORGIVEN = 8
 """Step of the mean towards all of the weight in a round too small to be measured."""
 
@@ -37,11 +41,22 @@ def trust_of(agreement: int) -> int:
     return LEAST_TRUST + (FULL_TRUST - LEAST_TRUST) * share // (ALL_AT - NONE_AT)
 
 
-def agreement_after(agreement: int, score: int) -> int:
-    """Compute the mean agreement once a contribution with that score is merged."""
-    if score == UNMEASURED:
-        return max(agreement, min(agreement + FORGIVEN, ALL_AT))
-    return agreement + (score * USUAL // USUAL_SCORE - agreement) // SLOWNESS
+class Mean(Struct, frozen=True):
+    """Mean agreement of a learner in one fragment, and of how many contributions it is."""
+
+    agreement: int = BEGINS
+    merges: int = 0
+
+    def after(self, score: int) -> int:
+        """Compute the mean agreement once a contribution with that score is merged."""
+        if score == UNMEASURED:
+            return max(self.agreement, min(self.agreement + FORGIVEN, ALL_AT))
+        slowness = min(FIRST_SLOWNESS + self.merges, SLOWNESS)
+        return self.agreement + (score * USUAL // USUAL_SCORE - self.agreement) // slowness
+
+    def trust(self, score: int) -> int:
+        """Compute the trust weight of a contribution with that score."""
+        return trust_of(self.after(score))
 
 
 def plausible(score: int) -> bool:

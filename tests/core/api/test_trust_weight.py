@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
+from p2pdiloco.core.api.trust_weight import BEGINS, Mean, plausible, trust_of
 from p2pdiloco.core.api.types import (
     LEAST_SCORE,
     MOST_SCORE,
@@ -14,16 +15,15 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Stamp,
 )
-from p2pdiloco.core.chain.trust_weight import BEGINS, agreement_after, plausible, trust_of
 from p2pdiloco.core.chain.watermarks import marks_of
 
 
 def rounds(*scores: int, begins: int = BEGINS) -> list[int]:
-    """Trust weights after these rounds."""
-    agreement, found = begins, []
+    """Trust weights in these rounds, of a newcomer unless it begins with more."""
+    mean, found = Mean(begins, 0 if begins == BEGINS else 100), []
     for score in scores:
-        agreement = agreement_after(agreement, score)
-        found.append(trust_of(agreement))
+        found.append(mean.trust(score))
+        mean = Mean(mean.after(score), mean.merges + 1)
     return found
 
 
@@ -32,13 +32,17 @@ def test_a_newcomer_begins_with_half_and_has_all_soon() -> None:
     assert rounds(USUAL_SCORE) == [FULL_TRUST]
 
 
-@pytest.mark.parametrize(("score", "within"), [(-USUAL_SCORE, 1), (0, 35)])
+@pytest.mark.parametrize(("score", "within"), [(-USUAL_SCORE, 1), (0, 24)])
 def test_who_goes_elsewhere_has_next_to_nothing_soon(score: int, within: int) -> None:
     assert rounds(*[score] * within)[-1] == LEAST_TRUST
-    saved = agreement_after(0, 0)
-    for _ in range(100):
-        saved = agreement_after(saved, MOST_SCORE)
-    assert rounds(*[score] * (within + 17), begins=saved)[-1] == LEAST_TRUST
+    saved = Mean()
+    for merges in range(100):
+        saved = Mean(saved.after(MOST_SCORE), merges)
+    assert rounds(*[score] * (within + 22), begins=saved.agreement)[-1] == LEAST_TRUST
+
+
+def test_noise_weighs_little_from_its_first_round_on() -> None:
+    assert all(weight < FULL_TRUST / 3 for weight in rounds(0, 0, 0, 0))
 
 
 def test_one_odd_contribution_costs_an_honest_learner_nothing() -> None:
@@ -49,13 +53,13 @@ def test_one_odd_contribution_costs_an_honest_learner_nothing() -> None:
 def test_rounds_that_are_too_small_to_be_measured_forgive_slowly_and_up_to_all_only() -> None:
     found = rounds(*[UNMEASURED] * 200, begins=-USUAL_SCORE)
     assert found[5] == LEAST_TRUST and found[-1] == FULL_TRUST and found == sorted(found)
-    assert agreement_after(1200, UNMEASURED) == 1200
+    assert Mean(1200, 9).after(UNMEASURED) == 1200
 
 
 def test_the_mean_stays_within_what_a_table_can_say() -> None:
     low, high = BEGINS, BEGINS
-    for _ in range(1000):
-        low, high = agreement_after(low, LEAST_SCORE), agreement_after(high, MOST_SCORE)
+    for merges in range(1000):
+        low, high = Mean(low, merges).after(LEAST_SCORE), Mean(high, merges).after(MOST_SCORE)
     assert -1100 < low < 0 < high < 1400
     assert [plausible(s) for s in (UNMEASURED, LEAST_SCORE - 1, LEAST_SCORE, MOST_SCORE, MOST_SCORE + 1)] == [
         True,
@@ -68,12 +72,13 @@ def test_the_mean_stays_within_what_a_table_can_say() -> None:
 
 def test_the_table_keeps_it_and_it_counts_for_the_next_version() -> None:
     marks = marks_of(())
-    assert marks.trust("p1") == trust_of(BEGINS)
+    assert marks.mean("p1") == Mean()
     for number in range(1, 9):
         parts = tuple(
             Contributor(who, Stamp(1, number), 40, 4, NEVER, score=score)
             for who, score in (("liar", -USUAL_SCORE), ("p1", USUAL_SCORE))
         )
         marks = marks.after(number, parts)
-    assert (marks.trust("p1"), marks.trust("liar")) == (FULL_TRUST, LEAST_TRUST)
+    weights = [marks.mean(who).trust(UNMEASURED) for who in ("p1", "liar")]
+    assert weights == [FULL_TRUST, LEAST_TRUST] and marks.mean("liar").merges == 8
     assert marks.digest != marks_of(m for m in marks.table if m.learner == "p1").digest
