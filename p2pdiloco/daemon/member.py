@@ -206,11 +206,16 @@ class Member:
 
     def _open_streams(self) -> None:
         held, transport, post = self.holdings, self.peer.transport, self.post.put
-        self.chain = OwnChain(self.core, self.run.layouts, held.updates, held.store, held.disk_io)
+        in_memory_bytes = 0 if held.memory_is_bounded else IN_MEMORY_BYTES
+        own = held.kept, held.tickets, held.compute, held.disk_io, post, in_memory_bytes
+        self.kept = KeptPayloads(*own)
+        files = held.updates, held.store, held.disk_io
+        self.chain = OwnChain(self.core, self.run.layouts, *files, self.kept)
         self.transfers = Transfers(
             self.chain, transport, held.compute, held.tickets, post, self.meters, held.memory, held.spool
         )
         held.memory.count(held.tickets, held.updates, self.transfers)
+        held.memory.give_way_by(self.transfers.merged)
 
     def _make_learner(self) -> None:
         held = self.holdings
@@ -239,14 +244,13 @@ class Member:
         compute, tickets, post = held.compute, held.tickets, self.post.put
         parts = compute, tickets, held.updates, held.durable, link, self.keeper
         self.committing = Committing(self._me, *parts)
-        in_memory_bytes = 0 if held.memory_is_bounded else IN_MEMORY_BYTES
         hands = Hands(
             tickets=tickets,
             outbound=self.outbound,
             transfers=self.transfers,
             learner=link,
-            kept=KeptPayloads(held.kept, tickets, compute, held.disk_io, post, in_memory_bytes),
-            merging=Merging(compute, tickets, post),
+            kept=self.kept,
+            merging=Merging(compute, tickets, post, self.transfers.merged.keep),
             committing=self.committing,
             durable=held.durable,
             record=self.diary.on_record,

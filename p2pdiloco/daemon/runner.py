@@ -89,6 +89,7 @@ class Runner:
             ef.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
             ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
             ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
+            ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
             ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
             ef.CommitVersion: lambda e: spawn(hands.committing.commit(e)),
             ef.Record: hands.record,

@@ -104,6 +104,15 @@ class PullState(Wire, frozen=True, tag=True):
     """True: nothing but the rest of `have` will do."""
 
 
+class PullContribution(Wire, frozen=True, tag=True):
+    """Request for the payload of a contribution, to merge it again (`daemon.bulk.audits`). It comes without
+    a header."""
+
+    run: RunId
+    fragment: Count
+    payload_digest: Digest
+
+
 class PullManifest(Wire, frozen=True, tag=True):
     """Request for the signed manifest of a run."""
 
@@ -280,7 +289,9 @@ class Reading(Wire, frozen=True, tag=True):
 
 
 Push = PushContribution | PushPartial
-Pull = PullUpdate | PullState | PullManifest | PullInitial | PullTokenizer | PullProbe | PullHistory
+Bulk = PullUpdate | PullState | PullContribution
+"""Pulls that members serve."""
+Pull = Bulk | PullManifest | PullInitial | PullTokenizer | PullProbe | PullHistory
 OpenPull = PullManifest | PullInitial | PullTokenizer | PullProbe | PullHistory
 """Pulls of whoever is no member yet."""
 

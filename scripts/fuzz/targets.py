@@ -276,6 +276,7 @@ def _wire_seeds() -> list[bytes]:
         wire.PushContribution(OFFER),
         wire.PullUpdate(RUN, 0, 4),
         wire.PullState(RUN, 0, 4),
+        wire.PullContribution(RUN, 0, bytes(32)),
         wire.PullManifest(RUN),
         wire.StatusQuery(RUN),
         wire.NameQuery(RUN, "bob"),

@@ -162,6 +162,7 @@ class PullRefusal(Reason):
     UNKNOWN_FRAGMENT = "unknown-fragment"
     NOT_HERE = "not-here"
     BEYOND_THE_END = "beyond-the-end"
+    NOT_A_MEMBER = "not-a-member"
 
 
 @direct_members

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from p2pdiloco.core.api.effects import Combine, DiscardContribution, Spill
 from p2pdiloco.core.api.events import Combined, ContributionReady
-from p2pdiloco.core.api.types import Stamp
+from p2pdiloco.core.api.types import Stamp, Ticket
 from p2pdiloco.core.shared import Shared
 
 IN_MEMORY = 2
@@ -48,6 +48,10 @@ class KeptContributions:
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def find(self, digest: bytes) -> Ticket | None:
+        """Find a contribution by the digest of its payload."""
+        return next((p.ready.ticket for p in self._parts if p.ready.payload_digest == digest), None)
 
     def add(self, first: Stamp, stamp: Stamp, ready: ContributionReady, number: int) -> None:
         """Keep a contribution that was merged into our chain's version `number`, or a later one. `first`: the

@@ -85,6 +85,12 @@ class ContributionQueue:
         """True: merged contributions are kept."""
         return len(self._kept) > 0
 
+    def find(self, digest: bytes) -> Ticket | None:
+        """Find a contribution, merged or not, by the digest of its payload; None: it is beyond doubt, or not
+        ours."""
+        waiting = (p.ready.ticket for p in self._queue if p.ready.payload_digest == digest)
+        return next(waiting, None) or self._kept.find(digest)
+
     def unmerged(self) -> Unmerged:
         """Describe what is left if we end here."""
         whole_at, slot = [self._chain.watermark(self._shared.me)], None

@@ -13,11 +13,13 @@ from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
+from p2pdiloco.daemon.payloads.kept_payloads import KeptPayloads
 from p2pdiloco.daemon.payloads.memory import most_update_bytes
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.payload import Payload
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,9 @@ class ChainView(Versions, Protocol):
     async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
         """Get an outer update of our chain; None: it is not, or no longer, to be had."""
 
+    async def contribution_of(self, fragment: int, digest: bytes) -> Payload | None:
+        """Get a contribution of ours by its payload's digest; None: it is not, or no longer, to be had."""
+
 
 class OwnChain:
     """View of a member's own chain: its core, and the updates that it keeps in memory and on the disk."""
@@ -77,14 +82,16 @@ class OwnChain:
         updates: UpdateLog,
         store: RunStore,
         io: Executor,
+        kept: KeptPayloads,
     ) -> None:
-        """`io`: the thread for the disk."""
+        """`io`: the thread for the disk; `kept`: payloads of our own contributions."""
         self.run = core.shared.config.run
         self._core = core
         self._layouts = layouts
         self._updates = updates
         self._store = store
         self._io = io
+        self._kept = kept
 
     @property
     def may_serve(self) -> bool:
@@ -134,3 +141,8 @@ class OwnChain:
             logger.error("%s", error)
             return None
         return saved if saved is not None and saved[0] == wanted else None
+
+    async def contribution_of(self, fragment: int, digest: bytes) -> Payload | None:
+        """See `ChainView`: merged ones are kept until no fork can lack them."""
+        ticket = self._core.fragments[fragment].own.find(digest)
+        return None if ticket is None else await self._kept.read(ticket)

@@ -20,6 +20,9 @@ from p2pdiloco.core.api.reasons import PullRefusal, Verdict, VersionFault
 from p2pdiloco.core.api.types import SignedPartial
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import BulkBudgets
+from p2pdiloco.daemon.bulk.audits.auditing import Auditing
+from p2pdiloco.daemon.bulk.audits.giving import GivingContributions
+from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.bulk.failing import failure_of
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn
@@ -77,24 +80,30 @@ class Transfers:
         self.fanout = Fanout(transport.peer_id, meters.uplink.given, now)
         self.pulling = Pulling(chain, transport, memory, self.pushes_in, meters.downlink)
         self.gathering = Gathering(self.pulling, now)
+        self.merged = MergedPayloads(tickets)
+        self.giving = GivingContributions(chain, self.merged, memory, self.courtesy)
+        self.auditing = Auditing(chain, transport, compute, self.merged, memory, spool, post)
 
     @property
     def bytes_in(self) -> int:
         """Payload bytes received so far."""
-        return self.pulling.bytes_in + self.copying.bytes_in + self.pushes_in.bytes_in
+        audited = self.auditing.bytes_in
+        return self.pulling.bytes_in + self.copying.bytes_in + self.pushes_in.bytes_in + audited
 
     @property
     def bytes_out(self) -> int:
         """Payload bytes given out or pushed so far."""
-        return self._bytes_out + self.donating.bytes_out
+        return self._bytes_out + self.donating.bytes_out + self.giving.bytes_out
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of payloads that are arriving or were not checked yet, and of what is kept of cut streams.
+        """Bytes of payloads that are arriving or were not checked yet, of what is kept of cut streams, and of
+        contributions that are audited or kept for it.
 
         Fetches under way are not in it.
         """
-        return self.pushes_in.held_bytes + self.pulling.unfinished.held_bytes + self._checked_bytes
+        audits = self.merged.held_bytes + self.giving.held_bytes + self.auditing.held_bytes
+        return self.pushes_in.held_bytes + self.pulling.unfinished.held_bytes + self._checked_bytes + audits
 
     def counters(self) -> dict[str, int]:
         """Count for people: payload bytes by kind, and how updates and states were shared."""
@@ -109,6 +118,8 @@ class Transfers:
             "updates_from_others": self.gathering.from_others,
             "spooled_bytes": self.pushes_in.spooled_bytes,
             "states_pinned": self.donating.pins,
+            "contributions_given_bytes": self.giving.bytes_out,
+            "contributions_audited_bytes": self.auditing.bytes_in,
         }
 
     # --- what peers ask ------------------------------------------------------------------------------
@@ -121,8 +132,12 @@ class Transfers:
         """Post a message for the core. Raises: RemoteError."""
         self._post(ev.MessageReceived(sender, decode_message(self._chain.run, data)))
 
-    async def on_pull(self, sender: str, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
-        """Serve a peer an update or a state. Raises: PutOff (no member, and it had enough)."""
+    async def on_pull(self, sender: str, pull: wire.Bulk) -> PullSource | Refusal:
+        """Serve a peer an update, a state or a contribution. Raises: PutOff (no member, and it had
+        enough)."""
+        if isinstance(pull, wire.PullContribution):
+            reason = self._why_not_serve(pull.run, pull.fragment)
+            return refuse(reason) if reason is not None else await self.giving.serve(sender, pull)
         if isinstance(pull, wire.PullUpdate):
             return await self._serve_update(sender, pull)
         return await self._serve_state(sender, pull)

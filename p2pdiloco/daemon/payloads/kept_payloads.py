@@ -90,6 +90,18 @@ class KeptPayloads:
         payload = self._tickets.in_memory(ticket)
         return (lambda: self._files.load(ticket)) if payload is None else (lambda: payload)
 
+    async def read(self, ticket: int) -> Buffer | None:
+        """Return the payload of a contribution of ours, from the disk if it is there. None: it cannot be
+        read."""
+        here = self._tickets.in_memory(ticket)
+        if here is not None:
+            return here
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._io, self._files.load, ticket)
+        except StorageError as error:
+            logger.debug("a merged contribution cannot be given: %s", error)
+            return None
+
     async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> None:
         """Add payloads up in the tensors thread; of those on the disk, one at a time is in memory."""
         key = (effect.fragment, effect.attempt)

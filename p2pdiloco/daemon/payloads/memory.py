@@ -34,6 +34,13 @@ class Holder(Protocol):
         """Bytes that it holds at this moment."""
 
 
+class GivesWay(Holder, Protocol):
+    """Holder of payloads that are kept only while nothing else wants the memory."""
+
+    def give_up(self) -> None:
+        """Let go of them."""
+
+
 class Memory:
     """Budget of payloads: how much of it is used, and how often it did not suffice."""
 
@@ -41,6 +48,7 @@ class Memory:
         """`most_bytes`: size of the budget; 0: no bound."""
         self.most_bytes = most_bytes or math.inf
         self._holders: list[Holder] = []
+        self._give_way: list[GivesWay] = []
         self._reserved_bytes = 0
         self.fetch_bytes = fetch_bytes
         """Bytes that are kept free of what peers push, so that a node whose inbox is full can follow
@@ -73,20 +81,27 @@ class Memory:
         """Bytes that are held now, or promised to what is under way."""
         return self._reserved_bytes + sum(holder.held_bytes for holder in self._holders)
 
+    def give_way_by(self, holder: GivesWay) -> None:
+        """Let this holder, which is counted, make room when nothing else can."""
+        self._give_way.append(holder)
+
     def refuse(self) -> None:
         """Count what did not fit."""
         self.refused += 1
 
     def fits_push(self, size_bytes: int) -> bool:
-        """Tell whether a pushed payload of this size may come."""
-        return (
-            self.claimed_bytes + size_bytes + max(0, self.fetch_bytes - self._reserved_bytes)
-            <= self.most_bytes
-        )
+        """Tell whether a pushed payload of this size may come. What gives way has done so then."""
+        return self.fits_fetch(size_bytes + max(0, self.fetch_bytes - self._reserved_bytes))
 
     def fits_fetch(self, size_bytes: int) -> bool:
-        """Tell whether something of at most this size may be fetched now."""
-        return self.claimed_bytes + size_bytes <= self.most_bytes
+        """Tell whether something of at most this size may be fetched now. What gives way has done so
+        then."""
+        over = self.claimed_bytes + size_bytes - self.most_bytes
+        if 0 < over <= sum(holder.held_bytes for holder in self._give_way):
+            for holder in self._give_way:
+                holder.give_up()
+            return self.claimed_bytes + size_bytes <= self.most_bytes
+        return over <= 0
 
     @contextlib.contextmanager
     def fetching(self, size_bytes: int) -> Iterator[None]:

@@ -30,8 +30,16 @@ before the work begins."""
 class Merging:
     """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare`."""
 
-    def __init__(self, compute: Compute, tickets: Tickets, post: Callable[[ev.Event], None]) -> None:
+    def __init__(
+        self,
+        compute: Compute,
+        tickets: Tickets,
+        post: Callable[[ev.Event], None],
+        keep: Callable[[int, list[tuple[bytes, int, Payload]]], None] = lambda _fragment, _merged: None,
+    ) -> None:
+        """`keep`: keeps the contributions that were merged, (digest, ticket, payload), for audits."""
         self._compute = compute
+        self._keep = keep
         self._tickets = tickets
         self._post = post
 
@@ -63,6 +71,10 @@ class Merging:
         except (UnusableInputs, StorageError) as error:
             self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
+        if not partials and self._compute.vault.maker.repeatable:
+            given = zip(effect.inputs, inputs, strict=True)
+            named = [(part.contributor.payload_digest, part.ticket, each.payload) for part, each in given]
+            self._keep(effect.fragment, named)
         ticket = self._tickets.put(done.update)
         self._post(
             ev.Merged(

@@ -51,6 +51,10 @@ class Tickets:
         invariant(ticket in self._payloads, f"ticket {ticket} is not open")
         return self._payloads[ticket]
 
+    def is_open(self, ticket: int) -> bool:
+        """Tell whether a ticket's payload counts here: it is neither released nor spilled."""
+        return ticket in self._payloads
+
     def get(self, ticket: int) -> Buffer:
         """Return the payload of a ticket that is in memory, as all are that no peer pushed."""
         payload = self.payload(ticket)

@@ -167,6 +167,10 @@ class BulkMember:
         update = await self.compute.run(lambda: self.world.ledger.updates[fragment, number])
         return self.world.ledger.versions[fragment, number], update
 
+    async def contribution_of(self, fragment: int, digest: bytes) -> Buffer | None:
+        """See `ChainView`: nobody audits here."""
+        return None
+
     def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
         """See `ChainView`."""
         versions = self.world.ledger.versions

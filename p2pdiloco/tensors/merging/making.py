@@ -52,6 +52,11 @@ class UpdateMaker:
         """Name of the codec of contributions."""
         return self._contribution.name
 
+    @property
+    def repeatable(self) -> bool:
+        """True: whoever has its contributions can make an update again."""
+        return not self._update.sparse
+
     def contribution_bytes(self, fragment: int) -> int:
         """Size of every contribution to a fragment."""
         return self._contribution.encoded_bytes(self._layouts[fragment].numel)
@@ -94,7 +99,7 @@ class UpdateMaker:
         Raises:
             UnusableInputs, StorageError: as `Vault.merge`.
         """
-        invariant(not self._update.sparse, "what a sparse update has of earlier ones only its syncer knows")
+        invariant(self.repeatable, "what a sparse update has of earlier ones only its syncer knows")
         accumulator, _ = self.add_up(fragment, inputs, (), limits, None)
         return content_digest(self.encode(accumulator, None, None)[0])
 

@@ -21,11 +21,14 @@ class PaperChain:
         """Peers that hold every version."""
         self.updates: dict[int, Any] = {}
         """(version, payload) by number."""
+        self.contributions: dict[bytes, Any] = {}
+        """Our own payloads, by digest."""
+        self.strangers: set[str] = set()
         self._head = head
         self._state_bytes, self._update_bytes = state_bytes, update_bytes
 
-    def is_member(self, _peer: str) -> bool:
-        return True
+    def is_member(self, peer: str) -> bool:
+        return peer not in self.strangers
 
     def head(self, _fragment: int) -> Any:
         return self._head
@@ -41,6 +44,9 @@ class PaperChain:
 
     def most_update_bytes(self, _fragment: int) -> int:
         return self._update_bytes
+
+    async def contribution_of(self, _fragment: int, digest: bytes) -> Any:
+        return self.contributions.get(digest)
 
     async def update_of(self, _fragment: int, number: int) -> Any:
         return self.updates.get(number)

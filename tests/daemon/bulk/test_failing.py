@@ -24,12 +24,14 @@ PULLS = {
     PullRefusal.UNKNOWN_FRAGMENT: FetchFailure.FALSE,
     PullRefusal.NOT_HERE: FetchFailure.FALSE,
     PullRefusal.BEYOND_THE_END: FetchFailure.FALSE,
+    PullRefusal.NOT_A_MEMBER: FetchFailure.FALSE,
 }
 UNHEARD = {
     Unheard.BUSY: FetchFailure.BUSY,
     Unheard.NOT_READY: FetchFailure.NOT_READY,
     Unheard.NOT_ADMITTED: FetchFailure.NOT_READY,
     Unheard.BANNED: FetchFailure.NOT_READY,
+    Unheard.EXCLUDED: FetchFailure.NOT_READY,
 }
 
 

@@ -1,0 +1,1 @@
+"""Audits of versions: contributions given to whoever asks, fetched, and merged again."""

@@ -1,0 +1,269 @@
+"""Audits: a version's contributions are fetched, and merged again.
+
+Each is asked of its learner, and then of the version's syncer. Digest and content are judged before it
+counts. What finds no place in a small share of memory lies in scratch on the disk, as what peers push.
+
+Rules: docs/protocol/proofs.md, section 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.versions import VersionHeader
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
+from p2pdiloco.daemon.bulk.chain_view import ChainView
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.memory import Memory
+from p2pdiloco.errors import RemoteError, StorageError, TransportError
+from p2pdiloco.ports import Transport
+from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.payload import Payload, digest_of, memory_bytes
+from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
+
+logger = logging.getLogger(__name__)
+AUDIT_S = 60.0
+"""Time that an audit has to get the contributions, from when the core asks for it."""
+SOURCE_S = 25.0
+"""Time that one peer has for one contribution, while there is another peer to ask."""
+PAUSE_S = 10.0
+"""Longest pause in a stream before it counts as cut."""
+STREAMS = 3
+"""Number of contributions that are on their way here at one time."""
+MAX_WAITING = 4
+"""Number of audits that wait for the one under way."""
+SHARE_BYTES = 128 << 20
+"""Bytes of contributions that stay in memory until they are merged; the others go to the disk."""
+
+
+class _Arrival:
+    """Sink of one contribution. Implements `ports.PullSink`."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self.payload = bytearray()
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        """See `ports.PullSink.begin`."""
+        if header or payload_bytes > self._most:
+            raise RemoteError("oversized", f"{payload_bytes} bytes of a contribution, at most {self._most}")
+        self.payload = bytearray(payload_bytes)
+
+    def write(self, offset: int, chunk: memoryview) -> None:
+        """See `ports.PullSink.write`."""
+        self.payload[offset : offset + len(chunk)] = chunk
+
+
+class _Fetched:
+    """Contributions of one audit that are here."""
+
+    def __init__(self, header: VersionHeader) -> None:
+        self.header = header
+        self.payloads: dict[bytes, Payload] = {}
+        """Payloads by digest."""
+        self.memory_bytes = 0
+        """Bytes of memory that they take, with those that are arriving."""
+        self.outcome: AuditOutcome | None = None
+        """Outcome, if there is no need to merge."""
+        learners: dict[bytes, list[str]] = {}
+        for part in header.contributors:
+            learners.setdefault(part.payload_digest, []).append(part.learner)
+        self._wanted = iter(learners.items())
+
+    def wanted(self) -> Iterator[tuple[bytes, list[str]]]:
+        """Go through those that nobody fetches yet, (digest, its learners), as long as all others came."""
+        for each in self._wanted:
+            if self.outcome is not None:
+                return
+            yield each
+
+
+class Auditing:
+    """Auditing: carries out `Audit`, one after the other."""
+
+    def __init__(
+        self,
+        chain: ChainView,
+        transport: Transport,
+        compute: Compute,
+        merged: MergedPayloads,
+        memory: Memory,
+        spool: Spool | None,
+        post: Callable[[ev.Event], None],
+    ) -> None:
+        """`spool`: place for what finds none in memory; None: an audit of so much does without."""
+        self._chain, self._transport, self._compute = chain, transport, compute
+        self._merged, self._memory, self._spool = merged, memory, spool
+        self._post = post
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self.held_bytes = 0
+        """Bytes of memory of contributions that are being audited."""
+        self.bytes_in = 0
+
+    async def audit(self, effect: ef.Audit) -> None:
+        """Merge the contributions of a version again, and tell the core how that compares."""
+        header = effect.version.header
+        outcome = AuditOutcome.MISSING
+        if self._waiting <= MAX_WAITING:
+            self._waiting += 1
+            try:
+                outcome = await self._in_turn(header, asyncio.get_running_loop().time() + AUDIT_S)
+            finally:
+                self._waiting -= 1
+        self._post(ev.Audited(effect.fragment, header.number, header.digest(), outcome))
+
+    async def _in_turn(self, header: VersionHeader, until_s: float) -> AuditOutcome:
+        fetched = _Fetched(header)
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            return AuditOutcome.MISSING
+        try:
+            async with asyncio.timeout_at(until_s), asyncio.TaskGroup() as group:
+                for _ in range(STREAMS):
+                    group.create_task(self._fetch_all(fetched))
+            return fetched.outcome or await self._merge(fetched)
+        except TimeoutError:
+            return fetched.outcome or AuditOutcome.MISSING
+        finally:
+            self._give_back(fetched, fetched.memory_bytes)
+            self._turn.release()
+
+    async def _merge(self, fetched: _Fetched) -> AuditOutcome:
+        header = fetched.header
+        if not header.contributors or header.limits.most_tokens < 1:
+            return AuditOutcome.DIFFERENT  # an update is no merge of nothing
+        inputs = [
+            Input(fetched.payloads[part.payload_digest], part.tokens, part.inner_steps, part.trust)
+            for part in header.contributors
+        ]
+        remake, contributions = self._compute.vault.maker.remake, fetched.payloads
+
+        def compare() -> AuditOutcome:
+            try:
+                same = remake(header.fragment, inputs, header.limits) == header.update_digest
+            except UnusableInputs:
+                same = False
+            if same:
+                return AuditOutcome.SAME
+            # It is about to cost somebody its place: not for a damaged disk or memory of ours.
+            intact = all(digest_of(payload) == digest for digest, payload in contributions.items())
+            return AuditOutcome.DIFFERENT if intact else AuditOutcome.MISSING
+
+        try:
+            return await self._compute.run(compare)
+        except StorageError as error:
+            logger.warning("%s", error)
+            return AuditOutcome.MISSING
+
+    # --- getting contributions -------------------------------------------------------------------------
+
+    async def _fetch_all(self, fetched: _Fetched) -> None:
+        for digest, learners in fetched.wanted():
+            try:
+                payload = await self._fetch(fetched, digest, learners)
+            except Unsound:
+                # It is what the header names: no honest syncer merges that.
+                fetched.outcome = AuditOutcome.DIFFERENT
+                return
+            if payload is None:
+                fetched.outcome = fetched.outcome or AuditOutcome.MISSING
+                return
+            fetched.payloads[digest] = payload
+
+    async def _fetch(self, fetched: _Fetched, digest: bytes, learners: list[str]) -> Payload | None:
+        """Get a contribution: from here, or from whoever has it. None: nobody gives it, or there is no room.
+
+        Raises: Unsound.
+        """
+        header, fragment = fetched.header, fetched.header.fragment
+        here = self._merged.get(fragment, digest) or await self._chain.contribution_of(fragment, digest)
+        if here is not None and await self._is_sound(fragment, digest, here):
+            return here
+        size = self._compute.vault.maker.contribution_bytes(fragment)
+        if not self._memory.fits_push(size):
+            self._memory.refuse()
+            return None
+        fetched.memory_bytes += size
+        self.held_bytes += size
+        sources = self._sources(header, learners)
+        for number, peer in enumerate(sources, 1):
+            payload = await self._pull(peer, header, digest, size, last=number == len(sources))
+            if payload is not None:
+                return await self._place(fetched, payload, size)
+        return None
+
+    def _sources(self, header: VersionHeader, learners: list[str]) -> list[str]:
+        """List whom to ask: its learner, then the syncer; a learner that there is no connection to comes
+        last, since to look for it may take long."""
+        connected = set(self._transport.connected())
+        near = [peer for peer in learners if peer in connected]
+        far = [peer for peer in learners if peer not in connected]
+        ordered = dict.fromkeys([*near, header.syncer, *far])
+        return [peer for peer in ordered if peer != self._transport.peer_id]
+
+    async def _pull(
+        self, peer: str, header: VersionHeader, digest: bytes, size: int, last: bool
+    ) -> Payload | None:
+        """Ask one peer. None: it did not give it. Raises: Unsound."""
+        request = wire.PullContribution(self._chain.run, header.fragment, digest)
+        arrival = _Arrival(size)
+        try:
+            async with asyncio.timeout(None if last else SOURCE_S):
+                refusal = await self._transport.pull_into(peer, wire.encode(request), arrival, PAUSE_S)
+            if refusal is not None:
+                raise wire.refused(refusal)
+        except (TransportError, RemoteError, TimeoutError) as error:
+            logger.debug("no contribution to audit from %s: %s", peer, error)
+            return None
+        self.bytes_in += len(arrival.payload)
+        if await self._is_sound(header.fragment, digest, arrival.payload):
+            return arrival.payload
+        logger.debug("not the contribution that was asked for: %s", peer)
+        return None
+
+    async def _is_sound(self, fragment: int, digest: bytes, payload: Payload) -> bool:
+        """Judge a payload in the tensors thread. False: it is another one, or cannot be read. Raises: Unsound
+        (it is the one, and no contribution)."""
+        vault = self._compute.vault
+
+        def judge() -> bool:
+            if digest_of(payload) != digest:
+                return False
+            vault.check_payload(fragment, payload, vault.maker.codec_name)
+            return True
+
+        try:
+            return await self._compute.run(judge)
+        except StorageError as error:
+            logger.warning("%s", error)
+            return False
+
+    async def _place(self, fetched: _Fetched, payload: Payload, size: int) -> Payload | None:
+        """Leave a payload in memory, or move it to the disk. None: there is no room."""
+        if fetched.memory_bytes <= SHARE_BYTES or not memory_bytes(payload):
+            return payload
+        if self._spool is None or not self._spool.fits(size):
+            return None
+        assert isinstance(payload, bytearray)
+        scratch = self._spool.take(len(payload))
+        try:
+            await scratch.write(0, memoryview(payload))
+        except StorageError as error:
+            logger.warning("%s", error)
+            return None
+        self._give_back(fetched, size)
+        return scratch
+
+    def _give_back(self, fetched: _Fetched, size: int) -> None:
+        fetched.memory_bytes -= size
+        self.held_bytes -= size

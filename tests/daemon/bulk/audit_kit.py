@@ -1,0 +1,158 @@
+"""Nodes that audit each other's merges: everything real beneath the core, on the network in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from chain_kit import PaperChain
+from daemon_kit import signed_run
+
+from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits, Stamp
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.links.meters import LinkMeters
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.memory import Memory
+from p2pdiloco.daemon.payloads.merging import Merging
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.run_files.runs import Run, open_run
+from p2pdiloco.hashing import content_digest
+from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork
+from p2pdiloco.ports import Refusal
+from p2pdiloco.tensors.codec import codec
+
+LIMITS = MergeLimits(most_tokens=300, longest=0.1)
+"""Limits that cut every contribution, and some tokens."""
+
+
+class AuditNode:
+    """A node of one run that gives contributions, and audits."""
+
+    def __init__(self, hub: MemoryNetwork, run: Run, folder: Path) -> None:
+        identity = Identity.generate()
+        self.run, self.vault = open_run(run.signed, identity)
+        self.name = identity.peer_id
+        self.transport = hub.transport(self.name)
+        self.compute, self.tickets = Compute(self.vault, None), Tickets()
+        self.heard: list[Any] = []
+        self.chain: Any = PaperChain()
+        self.chain.run = self.run.id
+        self.memory, self.spool = Memory(), Spool(folder, spare_bytes=0)
+        meters = LinkMeters(self.transport)
+        parts = self.chain, self.transport, self.compute, self.tickets, self.heard.append, meters
+        self.transfers = Transfers(*parts, self.memory, self.spool)
+        self.memory.count(self.tickets, self.transfers)
+        self.memory.give_way_by(self.transfers.merged)
+        self.merging = Merging(self.compute, self.tickets, self.heard.append, self.transfers.merged.keep)
+        self.door = FrontDoor()
+        self.door.enter(self.run.id, self.transfers, None)  # type: ignore[arg-type]
+
+    @property
+    def given_bytes(self) -> int:
+        return self.transfers.giving.bytes_out
+
+    def contribute(self, seed: int) -> bytearray:
+        """A payload of ours, which we keep."""
+        numel = self.run.layouts[0].numel
+        delta = torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 0.01
+        payload = codec(self.run.manifest.codec.contribution).encode(delta)
+        self.chain.contributions[content_digest(payload)] = payload
+        return payload
+
+    def label(self, payload: bytes | bytearray, n: int) -> Contributor:
+        """What a syncer states of our contribution."""
+        done = 200 + 100 * n, 20 + n
+        digest = content_digest(payload)
+        return Contributor(self.name, Stamp(1, 1), *done, payload_digest=digest, trust=64 - 10 * n)
+
+    async def audit(self, version: SignedVersion) -> AuditOutcome:
+        """What an audit finds."""
+        await self.transfers.auditing.audit(ef.Audit(0, version))
+        found: ev.Audited = self.heard.pop()
+        assert (found.fragment, found.number) == (0, version.header.number)
+        assert found.digest == version.header.digest()
+        return found.outcome
+
+    async def ask(self, holder: AuditNode, digest: bytes, fragment: int = 0) -> bytearray:
+        """Pull a contribution. Raises: what the wire says."""
+        request = wire.encode(wire.PullContribution(self.run.id, fragment, digest))
+        answer = await self.transport.pull(holder.name, request, 1 << 24, 5.0)
+        if isinstance(answer, Refusal):
+            raise wire.refused(answer)
+        return answer[1]
+
+    async def close(self) -> None:
+        await self.transport.close()
+        self.compute.close()
+        self.spool.close()
+
+
+class AuditTown:
+    """A syncer, learners, and an auditor; `async with`."""
+
+    def __init__(self, folder: Path, learners: int = 3) -> None:
+        self.hub, run = MemoryNetwork(), signed_run(folder)
+        made = [AuditNode(self.hub, run, folder) for _ in range(learners + 2)]
+        self.syncer, self.auditor, *self.learners = made
+        self.nodes = made
+        self.learners.sort(key=lambda node: node.name)
+        self.payloads = [learner.contribute(seed) for seed, learner in enumerate(self.learners)]
+
+    async def __aenter__(self) -> AuditTown:
+        for node in self.nodes:
+            await node.transport.start(node.door)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self.nodes:
+            node.transfers.merged.give_up()
+            await node.close()
+
+    async def version(self, payloads: Sequence[Any] = (), **changes: Any) -> SignedVersion:
+        """What the syncer makes of the learners' contributions. `changes`: of the header."""
+        syncer, given = self.syncer, payloads or self.payloads
+        parts = [node.label(p, n) for n, (node, p) in enumerate(zip(self.learners, given, strict=True))]
+        tickets = [syncer.tickets.put(payload, pushed=True) for payload in given]
+        inputs = tuple(map(ef.MergeInput, parts, tickets))
+        await syncer.merging.merge(ef.Merge(0, 1, 1, inputs, (), 24, LIMITS, b"seed"))
+        merged: ev.Merged = syncer.heard.pop()
+        for ticket in [*tickets, merged.ticket]:
+            syncer.tickets.release(ticket)
+        assert len(merged.cut) == len(given)
+        facts = {"update_digest": merged.update_digest, "contributors": tuple(parts), "limits": LIMITS}
+        return self.named(**(facts | changes))
+
+    def named(self, **facts: Any) -> SignedVersion:
+        """A version of the syncer's with these facts."""
+        header = VersionHeader(
+            **{
+                "run": self.syncer.run.id,
+                "group": WHOLE_RUN,
+                "fragment": 0,
+                "number": 1,
+                "parent": bytes(32),
+                "term": 1,
+                "syncer": self.syncer.name,
+                "tokens": 1,
+                "state_digest": bytes(32),
+                "update_bytes": 1,
+                "codec": self.syncer.run.manifest.codec.update,
+            }
+            | facts
+        )
+        return SignedVersion(header, b"")
+
+    def gone(self, *nodes: AuditNode) -> None:
+        """These nodes vanish."""
+        for node in nodes:
+            self.hub.kill(node.name)

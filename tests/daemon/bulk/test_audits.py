@@ -1,0 +1,232 @@
+"""Audits over the network: whom the contributions come from, and what is found."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audit_kit import AuditNode, AuditTown
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
+from p2pdiloco.core.api.types import MergeLimits
+from p2pdiloco.daemon.bulk.audits import auditing, giving, merged
+from p2pdiloco.daemon.bulk.audits.auditing import Auditing
+from p2pdiloco.daemon.wire import PullRefused
+from p2pdiloco.hashing import content_digest
+
+SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[AuditTown]:
+    async with AuditTown(tmp_path) as made:
+        yield made
+        for node in made.nodes:
+            node.transfers.merged.give_up()
+            gc.collect()
+            assert (len(node.tickets), node.memory.claimed_bytes, node.spool.held_bytes) == (0, 0, 0)
+
+
+def given(nodes: list[AuditNode]) -> list[bool]:
+    """Who gave anything."""
+    return [node.given_bytes > 0 for node in nodes]
+
+
+async def test_the_contributions_come_from_their_learners(town: AuditTown) -> None:
+    version = await town.version()
+    assert await town.auditor.audit(version) is SAME
+    assert given(town.learners) == [True, True, True] and not town.syncer.given_bytes
+    assert town.auditor.transfers.bytes_in == sum(map(len, town.payloads))
+    assert town.auditor.vault.version(0) == 0, "neither state nor spare is touched"
+
+
+async def test_of_a_learner_that_is_gone_the_syncer_gives_it(town: AuditTown) -> None:
+    version = await town.version()
+    town.gone(town.learners[1])
+    assert await town.auditor.audit(version) is SAME
+    assert given(town.learners) == [True, False, True]
+    assert town.syncer.given_bytes == len(town.payloads[1])
+
+
+async def test_a_contribution_that_nobody_gives_is_missing(town: AuditTown) -> None:
+    version = await town.version()
+    town.gone(town.learners[1], town.syncer)
+    assert await town.auditor.audit(version) is MISSING
+
+
+async def test_a_learner_audits_with_its_own(town: AuditTown) -> None:
+    version = await town.version()
+    assert await town.learners[0].audit(version) is SAME
+    assert given(town.learners) == [False, True, True]
+
+
+async def test_a_copy_is_fetched_once(town: AuditTown) -> None:
+    version = await town.version([town.payloads[0], town.payloads[0], town.payloads[2]])
+    town.gone(town.learners[0])
+    assert await town.auditor.audit(version) is SAME
+    assert town.syncer.given_bytes == len(town.payloads[0])
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"update_digest": content_digest(b"noise")},
+        {"limits": MergeLimits(300, 0.05)},
+        {"limits": MergeLimits(0, 0.5)},
+        {"contributors": ()},
+    ],
+)
+async def test_an_update_that_is_not_their_merge_is_found(town: AuditTown, lie: dict[str, Any]) -> None:
+    assert await town.auditor.audit(await town.version(**lie)) is DIFFERENT
+
+
+@pytest.mark.parametrize("poison", [b"short", "nan"])
+async def test_no_honest_syncer_merges_what_is_no_contribution(town: AuditTown, poison: Any) -> None:
+    version = await town.version()
+    poisoned = bytearray(poison if poison != "nan" else bytes(len(town.payloads[0]) - 4) + b"\0\0\xc0\x7f")
+    learner = town.learners[0]
+    learner.chain.contributions[content_digest(poisoned)] = poisoned
+    labels = [learner.label(poisoned, 0), *version.header.contributors[1:]]
+    facts = {"update_digest": version.header.update_digest, "contributors": tuple(labels)}
+    assert await town.auditor.audit(town.named(**facts)) is DIFFERENT
+
+
+async def test_false_bytes_of_a_learner_do_not_count(town: AuditTown) -> None:
+    version = await town.version()
+    liar, payload = town.learners[0], town.payloads[0]
+    liar.chain.contributions[content_digest(payload)] = town.payloads[1]
+    assert await town.auditor.audit(version) is SAME
+    assert liar.given_bytes and town.syncer.given_bytes == len(payload)
+    liar.chain.contributions[content_digest(payload)] = bytes(len(payload) + 1)
+    town.gone(town.syncer)
+    assert await town.auditor.audit(version) is MISSING, "nor does what is too long"
+
+
+async def test_a_learner_that_says_nothing_holds_nothing_up(
+    town: AuditTown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = await town.version()
+
+    async def silence(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(auditing, "SOURCE_S", 0.05)
+    town.learners[0].chain.contribution_of = silence
+    assert await town.auditor.audit(version) is SAME
+    assert town.syncer.given_bytes == len(town.payloads[0])
+    monkeypatch.setattr(auditing, "AUDIT_S", 0.1)
+    town.syncer.chain.contribution_of = silence
+    town.syncer.transfers.merged.give_up()
+    assert await town.auditor.audit(version) is MISSING
+
+
+async def test_what_finds_no_place_in_memory_lies_on_the_disk(
+    town: AuditTown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "SHARE_BYTES", 0)
+    version, spool = await town.version(), town.auditor.spool
+    taken: list[int] = []
+    take = spool.take
+    monkeypatch.setattr(spool, "take", lambda size: taken.append(size) or take(size))
+    assert await town.auditor.audit(version) is SAME
+    assert taken == [len(town.payloads[0])] * 3
+    monkeypatch.setattr(spool, "fits", lambda _size: False)
+    assert await town.auditor.audit(version) is MISSING
+
+
+async def test_an_audit_takes_no_memory_that_is_wanted(town: AuditTown) -> None:
+    version, memory = await town.version(), town.auditor.memory
+    memory.fetch_bytes, memory.most_bytes = 100, 100 + len(town.payloads[0]) - 1
+    assert await town.auditor.audit(version) is MISSING
+    assert memory.refused
+
+
+async def test_a_damage_of_our_own_accuses_nobody(town: AuditTown, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = await town.version()
+    place = Auditing._place
+
+    async def damaged(self: Auditing, fetched: Any, payload: Any, size: int) -> Any:
+        payload[0] ^= 1
+        return await place(self, fetched, payload, size)
+
+    monkeypatch.setattr(Auditing, "_place", damaged)
+    assert await town.auditor.audit(version) is MISSING
+
+
+async def test_audits_take_turns_and_few_wait(town: AuditTown) -> None:
+    version = await town.version()
+    many = [town.auditor.audit(version) for _ in range(auditing.MAX_WAITING + 3)]
+    found = await asyncio.gather(*many)
+    assert found.count(SAME) == auditing.MAX_WAITING + 1 and found.count(MISSING) == 2
+
+
+async def test_contributions_are_given_to_members_and_within_bounds(town: AuditTown) -> None:
+    version = await town.version()
+    learner, auditor, digest = town.learners[0], town.auditor, content_digest(town.payloads[0])
+
+    async def refusal(holder: AuditNode, digest: bytes, fragment: int = 0) -> PullRefusal:
+        with pytest.raises(PullRefused) as caught:
+            await auditor.ask(holder, digest, fragment)
+        return caught.value.why
+
+    assert version.header.contributors[0].payload_digest == digest
+    assert await refusal(learner, bytes(32)) is PullRefusal.NOT_HERE
+    assert await refusal(learner, digest, 999) is PullRefusal.UNKNOWN_FRAGMENT
+    learner.chain.strangers.add(auditor.name)
+    assert await refusal(learner, digest) is PullRefusal.NOT_A_MEMBER
+    learner.chain.strangers.clear()
+    learner.chain.may_serve = False
+    assert await refusal(learner, digest) is PullRefusal.NOT_READY
+    learner.chain.may_serve = True
+    for _ in range(giving.COPIES):
+        assert await auditor.ask(learner, digest) == town.payloads[0]
+    assert await refusal(learner, digest) is PullRefusal.BUSY
+    assert await town.learners[1].ask(learner, digest) == town.payloads[0]
+
+
+async def test_a_syncer_keeps_what_it_merged_last_for_a_while(
+    town: AuditTown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, memory, size = town.syncer.transfers.merged, town.syncer.memory, len(town.payloads[0])
+    first = content_digest(town.payloads[0])
+    await town.version()
+    assert kept.held_bytes == memory.claimed_bytes == 3 * size
+    other = [learner.contribute(7 + n) for n, learner in enumerate(town.learners)]
+    await town.version(other)
+    assert kept.held_bytes == 3 * size and kept.get(0, first) is None, "those of the version before are gone"
+    memory.most_bytes = 4 * size
+    assert not memory.fits_push(5 * size) and kept.held_bytes, "nothing is won by letting go"
+    assert memory.fits_push(2 * size) and kept.held_bytes == 0, "whatever comes is more important"
+    monkeypatch.setattr(merged, "MOST_MEMORY_BYTES", 2 * size)
+    await town.version()
+    assert kept.held_bytes == 2 * size and kept.get(0, first) is None, "the oldest goes"
+
+
+async def test_what_was_merged_is_not_kept_for_long(town: AuditTown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged, "KEEP_S", 0.0)
+    await town.version()
+    await until(lambda: town.syncer.memory.claimed_bytes == 0, "it goes by itself")
+
+
+async def test_members_audit_what_they_merged(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as swarm:
+        one = await swarm.member("one", genesis=True)
+        two = await swarm.member("two")
+        members = [one, two]
+        for _ in range(2):
+            await swarm.round(*members)
+        syncer = await swarm.syncer(*members)
+        auditor = two if syncer is one else one
+        version = auditor.chain_of(0).logged(auditor.number())
+        assert version is not None and version.header.contributors
+        heard: list[Any] = []
+        held, transfers = auditor.holdings, auditor.transfers
+        parts = auditor.chain, auditor.transport, held.compute, transfers.merged, held.memory, held.spool
+        await Auditing(*parts, heard.append).audit(ef.Audit(0, version))
+        assert heard[0].outcome is SAME
