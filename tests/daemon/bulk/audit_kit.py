@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from chain_kit import PaperChain
 from daemon_kit import signed_run
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits, Stamp
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
@@ -70,10 +72,9 @@ class AuditNode:
         return payload
 
     def label(self, payload: bytes | bytearray, n: int) -> Contributor:
-        """What a syncer states of our contribution."""
+        """What we say of our contribution."""
         done = 200 + 100 * n, 20 + n
-        digest = content_digest(payload)
-        return Contributor(self.name, Stamp(1, 1), *done, payload_digest=digest, trust=64 - 10 * n)
+        return Contributor(self.name, Stamp(1, 1), *done, payload_digest=content_digest(payload))
 
     async def audit(self, version: SignedVersion) -> AuditOutcome:
         """What an audit finds."""
@@ -123,12 +124,18 @@ class AuditTown:
         syncer, given = self.syncer, payloads or self.payloads
         parts = [node.label(p, n) for n, (node, p) in enumerate(zip(self.learners, given, strict=True))]
         tickets = [syncer.tickets.put(payload, pushed=True) for payload in given]
-        inputs = tuple(map(ef.MergeInput, parts, tickets))
+        means = [Mean(60 * n, n) for n in range(len(parts))]
+        inputs = tuple(map(ef.MergeInput, parts, tickets, means))
         await syncer.merging.merge(ef.Merge(0, 1, 1, inputs, (), 24, LIMITS, b"seed"))
         merged: ev.Merged = syncer.heard.pop()
         for ticket in [*tickets, merged.ticket]:
             syncer.tickets.release(ticket)
         assert len(merged.cut) == len(given)
+        parts = [
+            replace(part, trust=mean.trust(found.score))
+            for part, mean, found in zip(parts, means, merged.measured, strict=True)
+        ]
+        assert len({part.trust for part in parts}) > 1
         facts = {"update_digest": merged.update_digest, "contributors": tuple(parts), "limits": LIMITS}
         return self.named(**(facts | changes))
 
