@@ -354,7 +354,7 @@ def what_was_merged_is_forgotten_at_once(patch: Patch) -> None:
     patch.set(KeptContributions, "add", forget)
 
 
-@mutation("calm", 4, 20, "stuck", "one-syncer", "nothing-lost")
+@mutation("calm", 4, 30, "stuck", "one-syncer", "nothing-lost")
 def a_newcomer_counts_at_once(patch: Patch) -> None:
     """Votes, stands and gives its empty state to others before it has caught up."""
     init = Core.__init__
