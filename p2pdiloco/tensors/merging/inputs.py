@@ -66,7 +66,7 @@ def add_up(
     faults: dict[int, Unsound] = {}
     for index, given in enumerate(inputs):
         try:
-            _decode(codec, given[0], scratch)
+            decode(codec, given[0], scratch)
         except Unsound as error:
             faults[index] = error
         else:
@@ -102,7 +102,7 @@ def _add(
         payload, tokens, inner_steps, trust, mean = Input(*given)
         if mean is not None:
             trust = mean.trust(found.scores[index])
-        _decode(codec, payload, scratch)
+        decode(codec, payload, scratch)
         try:
             accumulator.add(scratch, tokens, inner_steps, trust, lengths[index])
         except Unsound as error:
@@ -110,7 +110,7 @@ def _add(
     return faults
 
 
-def _decode(codec: Codec, payload: Payload, out: Tensor) -> None:
+def decode(codec: Codec, payload: Payload, out: Tensor) -> None:
     """Decode a contribution, fp32 [numel]. Raises: Unsound, StorageError."""
     for content, start, stop in parts_of(codec, payload, len(out)):
         check_magnitude(codec, content, stop - start)

@@ -19,10 +19,10 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merging.agreement import Sample, cosine
-from p2pdiloco.tensors.merging.inputs import Findings, Given, add_up
+from p2pdiloco.tensors.merging.inputs import Findings, Given, add_up, decode
 from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.own_contributions import Residual
-from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
+from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.state import shorten
 
 
@@ -116,7 +116,5 @@ class UpdateMaker:
 
     def _decode(self, fragment: int, codec: Codec, payload: Payload) -> Tensor:
         decoded = self._decoded[: self._layouts[fragment].numel]
-        for content, start, stop in parts_of(codec, payload, len(decoded)):
-            check_magnitude(codec, content, stop - start)
-            codec.decode(content, decoded[start:stop])
+        decode(codec, payload, decoded)
         return decoded

@@ -11,7 +11,7 @@ from chain_kit import PaperChain
 from daemon_kit import signed_run
 from msgspec.structs import replace
 
-from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.adapters.disk.spool import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
@@ -32,6 +32,7 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import Refusal
 from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.payload import digest_of
 
 LIMITS = MergeLimits(most_tokens=300, longest=0.1)
 """Limits that cut every contribution, and some tokens."""
@@ -71,10 +72,17 @@ class AuditNode:
         self.chain.contributions[content_digest(payload)] = payload
         return payload
 
-    def label(self, payload: bytes | bytearray, n: int) -> Contributor:
+    async def spooled(self, payloads: Sequence[bytearray]) -> list[Scratch]:
+        """Payloads that were pushed to us and lie on the disk."""
+        made = [self.spool.take(len(payload)) for payload in payloads]
+        for scratch, payload in zip(made, payloads, strict=True):
+            await scratch.write(0, memoryview(payload))
+        return made
+
+    def label(self, payload: Any, n: int) -> Contributor:
         """What we say of our contribution."""
         done = 200 + 100 * n, 20 + n
-        return Contributor(self.name, Stamp(1, 1), *done, payload_digest=content_digest(payload))
+        return Contributor(self.name, Stamp(1, 1), *done, payload_digest=digest_of(payload))
 
     async def audit(self, version: SignedVersion) -> AuditOutcome:
         """What an audit finds."""
@@ -116,7 +124,7 @@ class AuditTown:
 
     async def __aexit__(self, *_: object) -> None:
         for node in self.nodes:
-            node.transfers.merged.give_up()
+            node.transfers.merged.forget()
             await node.close()
 
     async def version(self, payloads: Sequence[Any] = (), **changes: Any) -> SignedVersion:

@@ -19,6 +19,7 @@ from p2pdiloco.daemon.bulk.audits import auditing, giving, merged
 from p2pdiloco.daemon.bulk.audits.auditing import Auditing
 from p2pdiloco.daemon.wire import PullRefused
 from p2pdiloco.hashing import content_digest
+from p2pdiloco.tensors.payload import digest_of
 
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
 
@@ -28,7 +29,7 @@ async def town(tmp_path: Path) -> AsyncIterator[AuditTown]:
     async with AuditTown(tmp_path) as made:
         yield made
         for node in made.nodes:
-            node.transfers.merged.give_up()
+            node.transfers.merged.forget()
             gc.collect()
             assert (len(node.tickets), node.memory.claimed_bytes, node.spool.held_bytes) == (0, 0, 0)
 
@@ -208,6 +209,24 @@ async def test_a_syncer_keeps_what_it_merged_last_for_a_while(
     assert kept.held_bytes == 2 * size and kept.get(0, first) is None, "the oldest goes"
 
 
+async def test_what_a_syncer_keeps_on_the_disk_is_given_from_there(
+    town: AuditTown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncer, size = town.syncer, len(town.payloads[0])
+    version = await town.version(await syncer.spooled(town.payloads))
+    assert syncer.transfers.merged.held_bytes == 0 and syncer.spool.held_bytes == 3 * size
+    town.gone(*town.learners)
+    assert await town.auditor.audit(version) is SAME
+    assert syncer.given_bytes == 3 * size
+    syncer.memory.most_bytes = size - 1
+    assert await town.auditor.audit(version) is MISSING, "what is read must have room"
+    monkeypatch.setattr(merged, "MOST_SCRATCH_BYTES", size)
+    await town.version(await syncer.spooled(town.payloads))
+    gc.collect()
+    assert syncer.spool.held_bytes == size
+    syncer.transfers.merged.forget()
+
+
 async def test_what_was_merged_is_not_kept_for_long(town: AuditTown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged, "KEEP_S", 0.0)
     await town.version()
@@ -221,12 +240,16 @@ async def test_members_audit_what_they_merged(tmp_path: Path) -> None:
         members = [one, two]
         for _ in range(2):
             await swarm.round(*members)
-        syncer = await swarm.syncer(*members)
-        auditor = two if syncer is one else one
-        version = auditor.chain_of(0).logged(auditor.number())
-        assert version is not None and version.header.contributors
+        version = one.chain_of(0).logged(one.number())
+        assert version is not None and len(version.header.contributors) == 2
+        for member in members:
+            parts = [part for part in version.header.contributors if part.learner == member.core.shared.me]
+            own = await member.chain.contribution_of(0, parts[0].payload_digest)
+            assert own is not None and digest_of(own) == parts[0].payload_digest
+        assert await one.chain.contribution_of(0, bytes(32)) is None
+        auditor = next(m for m in members if m.core.shared.me != version.header.syncer)
         heard: list[Any] = []
-        held, transfers = auditor.holdings, auditor.transfers
-        parts = auditor.chain, auditor.transport, held.compute, transfers.merged, held.memory, held.spool
-        await Auditing(*parts, heard.append).audit(ef.Audit(0, version))
-        assert heard[0].outcome is SAME
+        held, merges = auditor.holdings, auditor.transfers.merged
+        tools = auditor.chain, auditor.transport, held.compute, merges, held.memory, held.spool
+        await Auditing(*tools, heard.append).audit(ef.Audit(0, version))
+        assert [event.outcome for event in heard] == [SAME]

@@ -111,6 +111,17 @@ async def test_the_sum_of_what_is_on_the_disk_and_what_is_not(rig: Rig) -> None:
     assert torch.allclose(rig.decoded(payload), wanted, atol=tolerance)
 
 
+async def test_a_contribution_is_read_from_wherever_it_is(rig: Rig) -> None:
+    (here, _), (away, _), (lost, _) = (rig.add(seed) for seed in range(3))
+    wanted = bytes(rig.tickets.get(away))
+    for ticket in (away, lost):
+        await rig.spill(Spill(0, ticket))
+    (rig.folder / f"{lost}.payload").write_bytes(b"damaged")
+    assert await rig.kept.read(here) is rig.tickets.get(here)
+    assert await rig.kept.read(away) == wanted and not rig.tickets.is_open(away)
+    assert await rig.kept.read(lost) is None
+
+
 async def test_one_alone_is_sent_again_bit_by_bit(rig: Rig) -> None:
     ticket, _ = rig.add(1)
     before = bytes(rig.tickets.get(ticket))

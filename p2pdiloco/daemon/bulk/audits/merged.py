@@ -66,6 +66,10 @@ class MergedPayloads:
         for key in [key for key, kept in self._kept.items() if memory_bytes(kept.payload)]:
             del self._kept[key]
 
+    def forget(self) -> None:
+        """Let go of everything."""
+        self._kept.clear()
+
     def _bound(self) -> None:
         """Let go of the oldest beyond the bounds of memory and of scratch."""
         memory = sum(memory_bytes(each.payload) for each in self._kept.values())
