@@ -42,12 +42,14 @@ async def test_a_stranger_reads_and_does_nothing_else(tmp_path: Path) -> None:
         payload = rogue.payload(a)
         contribution = rogue.sign(rogue.header(a, payload))
         assert await refused(rogue.push(a, contribution, payload)) == "not-admitted"
-        for pull in (wire.PullUpdate(swarm.run.id, 0, 1), wire.PullState(swarm.run.id, 0, 1)):
+        run, one = swarm.run.id, bytes(32)
+        asked = wire.PullUpdate(run, 0, 1), wire.PullState(run, 0, 1), wire.PullContribution(run, 0, one)
+        for pull in asked:
             assert await refused(rogue.transport.pull(me, wire.encode(pull), 1 << 20, 2.0)) == "not-admitted"
         assert await refused(rogue.transport.pull(me, b"\xff" * 99, 0, 2.0)) == "not-admitted"
         assert await refused(rogue.transport.push(me, b"\xff" * 99, (b"x",), 2.0)) == "not-admitted"
         assert await refused(rogue.transport.send(me, wire.MESSAGE + b"\xff" * 99, 2.0)) == "not-admitted"
-        assert a.report.status(0.0).refusals["not-admitted"] == 7
+        assert a.report.status(0.0).refusals["not-admitted"] == 8
         # What a newcomer reads before it joins:
         manifest = await rogue.transport.pull(me, wire.encode(wire.PullManifest(swarm.run.id)), 0, 2.0)
         assert not isinstance(manifest, Refusal)

@@ -41,11 +41,9 @@ LIMITS = MergeLimits(most_tokens=300, longest=0.1)
 class AuditNode:
     """A node of one run that gives contributions, and audits."""
 
-    def __init__(self, hub: MemoryNetwork, run: Run, folder: Path) -> None:
-        identity = Identity.generate()
-        self.run, self.vault = open_run(run.signed, identity)
-        self.name = identity.peer_id
-        self.transport = hub.transport(self.name)
+    def __init__(self, transport: Any, run: Run, folder: Path) -> None:
+        self.run, self.vault = open_run(run.signed, Identity.generate())
+        self.transport, self.name = transport, transport.peer_id
         self.compute, self.tickets = Compute(self.vault, None), Tickets()
         self.heard: list[Any] = []
         self.chain: Any = PaperChain()
@@ -107,19 +105,15 @@ class AuditNode:
 
 
 class AuditTown:
-    """A syncer, learners, and an auditor; `async with`."""
+    """An auditor, a syncer, and learners; `async with`."""
 
-    def __init__(self, folder: Path, learners: int = 3) -> None:
-        self.hub, run = MemoryNetwork(), signed_run(folder)
-        made = [AuditNode(self.hub, run, folder) for _ in range(learners + 2)]
-        self.syncer, self.auditor, *self.learners = made
-        self.nodes = made
+    def __init__(self, *nodes: AuditNode) -> None:
+        self.nodes = nodes
+        self.auditor, self.syncer, *self.learners = nodes
         self.learners.sort(key=lambda node: node.name)
         self.payloads = [learner.contribute(seed) for seed, learner in enumerate(self.learners)]
 
     async def __aenter__(self) -> AuditTown:
-        for node in self.nodes:
-            await node.transport.start(node.door)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -167,7 +161,16 @@ class AuditTown:
         )
         return SignedVersion(header, b"")
 
-    def gone(self, *nodes: AuditNode) -> None:
+    async def gone(self, *nodes: AuditNode) -> None:
         """These nodes vanish."""
         for node in nodes:
-            self.hub.kill(node.name)
+            await node.transport.close()
+
+
+async def memory_town(folder: Path) -> AuditTown:
+    """One with three learners, on the network in memory."""
+    hub, run = MemoryNetwork(), signed_run(folder)
+    nodes = [AuditNode(hub.transport(Identity.generate().peer_id), run, folder) for _ in range(5)]
+    for node in nodes:
+        await node.transport.start(node.door)
+    return AuditTown(*nodes)

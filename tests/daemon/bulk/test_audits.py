@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_kit import AuditNode, AuditTown
+from audit_kit import AuditNode, AuditTown, memory_town
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.core.api import effects as ef
@@ -30,7 +30,7 @@ def left_over(node: AuditNode) -> tuple[int, int, int]:
 
 @pytest.fixture
 async def town(tmp_path: Path) -> AsyncIterator[AuditTown]:
-    async with AuditTown(tmp_path) as made:
+    async with await memory_town(tmp_path) as made:
         yield made
         for node in made.nodes:
             node.transfers.merged.forget()
@@ -52,7 +52,7 @@ async def test_the_contributions_come_from_their_learners(town: AuditTown) -> No
 
 async def test_of_a_learner_that_is_gone_the_syncer_gives_it(town: AuditTown) -> None:
     version = await town.version()
-    town.gone(town.learners[1])
+    await town.gone(town.learners[1])
     assert await town.auditor.audit(version) is SAME
     assert given(town.learners) == [True, False, True]
     assert town.syncer.given_bytes == len(town.payloads[1])
@@ -60,7 +60,7 @@ async def test_of_a_learner_that_is_gone_the_syncer_gives_it(town: AuditTown) ->
 
 async def test_a_contribution_that_nobody_gives_is_missing(town: AuditTown) -> None:
     version = await town.version()
-    town.gone(town.learners[1], town.syncer)
+    await town.gone(town.learners[1], town.syncer)
     assert await town.auditor.audit(version) is MISSING
 
 
@@ -72,7 +72,7 @@ async def test_a_learner_audits_with_its_own(town: AuditTown) -> None:
 
 async def test_a_copy_is_fetched_once(town: AuditTown) -> None:
     version = await town.version([town.payloads[0], town.payloads[0], town.payloads[2]])
-    town.gone(town.learners[0])
+    await town.gone(town.learners[0])
     assert await town.auditor.audit(version) is SAME
     assert town.syncer.given_bytes == len(town.payloads[0])
 
@@ -108,7 +108,7 @@ async def test_false_bytes_of_a_learner_do_not_count(town: AuditTown) -> None:
     assert await town.auditor.audit(version) is SAME
     assert liar.given_bytes and town.syncer.given_bytes == len(payload)
     liar.chain.contributions[content_digest(payload)] = bytes(len(payload) + 1)
-    town.gone(town.syncer)
+    await town.gone(town.syncer)
     assert await town.auditor.audit(version) is MISSING, "nor does what is too long"
 
 
@@ -218,7 +218,7 @@ async def test_what_a_syncer_keeps_on_the_disk_is_given_from_there(
     syncer, size = town.syncer, len(town.payloads[0])
     version = await town.version(await syncer.spooled(town.payloads))
     assert syncer.transfers.merged.held_bytes == 0 and syncer.spool.held_bytes == 3 * size
-    town.gone(*town.learners)
+    await town.gone(*town.learners)
     assert await town.auditor.audit(version) is SAME
     assert syncer.given_bytes == 3 * size
     syncer.memory.most_bytes = size - 1

@@ -205,6 +205,7 @@ async def test_a_bootstrap_serves_manifests_and_the_list_and_nothing_else(tmp_pa
         (wire.PullManifest("f" * 64), PullRefusal.UNKNOWN_RUN),
         (wire.PullUpdate(run.id, 0, 1), PullRefusal.NOT_READY),
         (wire.PullState(run.id, 0, 1), PullRefusal.NOT_READY),
+        (wire.PullContribution(run.id, 0, bytes(32)), PullRefusal.NOT_READY),
     ):
         refusal = await door.on_pull("peer", wire.encode(pull))
         assert isinstance(refusal, Refusal)
