@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ from audit_kit import AuditNode, AuditTown, memory_town
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
 from p2pdiloco.core.api.types import MergeLimits
+from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk.audits import auditing, giving, merged
 from p2pdiloco.daemon.bulk.audits.auditing import Auditing
+from p2pdiloco.daemon.post import Post
+from p2pdiloco.daemon.runner import Hands, Runner
 from p2pdiloco.daemon.wire import PullRefused
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.payload import digest_of
@@ -48,6 +53,25 @@ async def test_the_contributions_come_from_their_learners(town: AuditTown) -> No
     assert given(town.learners) == [True, True, True] and not town.syncer.given_bytes
     assert town.auditor.transfers.bytes_in == sum(map(len, town.payloads))
     assert town.auditor.vault.version(0) == 0, "neither state nor spare is touched"
+
+
+async def test_the_runner_carries_out_what_the_core_asks_for(town: AuditTown) -> None:
+    node, wanted = town.auditor, [ef.Audit(0, await town.version())]
+    core: Any = SimpleNamespace(
+        handle=lambda _event, _now: wanted,
+        next_deadline=lambda: asyncio.get_running_loop().time() + 1000.0,
+    )
+    post, background = Post(), Background()
+    hands: Any = dict.fromkeys(Hands.__struct_fields__) | {
+        "tickets": node.tickets,
+        "transfers": node.transfers,
+    }
+    runner = Runner(core, post, background, Hands(**hands))
+    post.put(ev.Tick())
+    await until(lambda: node.heard, "it is told")
+    assert [event.outcome for event in node.heard] == [SAME]
+    runner.close()
+    await background.close()
 
 
 async def test_of_a_learner_that_is_gone_the_syncer_gives_it(town: AuditTown) -> None:
