@@ -30,10 +30,14 @@ def most_steps(header: ContributionHeader) -> ContributionHeader:
     return structs.replace(header, tokens=factor * header.tokens, inner_steps=factor * header.inner_steps)
 
 
-def noise(delta: Tensor) -> Tensor:
-    """Make noise of twenty times the length."""
-    made = torch.randn_like(delta)
-    return made * (20 * delta.norm() / made.norm())
+def noise(times: float) -> Callable[[Tensor], Tensor]:
+    """Make noise of so many times the length, whatever was merged."""
+
+    def instead(delta: Tensor) -> Tensor:
+        made = torch.randn_like(delta)
+        return made * (times * delta.norm() / made.norm())
+
+    return instead
 
 
 BY_A_MEMBER: Mapping[str, Lie] = {
@@ -41,7 +45,8 @@ BY_A_MEMBER: Mapping[str, Lie] = {
     "member-claims": Lie(label=most_steps),
     "member-claims-flipped": Lie(delta=lambda delta: -delta, label=most_steps),
     "member-x100": Lie(delta=lambda delta: delta * 100),
-    "member-false-update": Lie(merged=noise),
+    "member-false-update": Lie(merged=noise(20.0)),
+    "member-quiet-false-update": Lie(merged=noise(1.0)),
     "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
     "member-offices": Lie(usurps=True, boasts=True),
     "member-idle": Lie(usurps=True),
