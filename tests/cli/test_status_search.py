@@ -44,7 +44,7 @@ class Network:
         transport, door = self._transport(), FrontDoor()
         if state is not None:
             report = StatusReport(run_name="test", run_id=run, answered_by=transport.peer_id, state=state)
-            door.enter(RUN, None, SimpleNamespace(status=lambda now: report))
+            door.enter(RUN, None, SimpleNamespace(status=lambda now, audience: report))
         await transport.start(door)
         summary = wire.RunSummary(RUN, "test", transport.peer_id)
         await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((summary,))), 60)
