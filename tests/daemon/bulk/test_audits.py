@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,6 +108,9 @@ async def test_a_copy_is_fetched_once(town: AuditTown) -> None:
         {"update_digest": content_digest(b"noise")},
         {"limits": MergeLimits(300, 0.05)},
         {"limits": MergeLimits(0, 0.5)},
+        {"limits": MergeLimits(300, math.nan)},
+        {"limits": MergeLimits(300, 0.0)},
+        {"limits": MergeLimits(300, 0.1, math.nan)},
         {"contributors": ()},
     ],
 )

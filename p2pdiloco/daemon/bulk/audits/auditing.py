@@ -140,8 +140,8 @@ class Auditing:
 
     async def _merge(self, fetched: _Fetched) -> AuditOutcome:
         header = fetched.header
-        if not header.contributors or header.limits.most_tokens < 1:
-            return AuditOutcome.DIFFERENT  # an update is no merge of nothing
+        if not _can_be_merged(header):
+            return AuditOutcome.DIFFERENT
         inputs = [
             Input(fetched.payloads[part.payload_digest], part.tokens, part.inner_steps, part.trust)
             for part in header.contributors
@@ -267,3 +267,10 @@ class Auditing:
     def _give_back(self, fetched: _Fetched, size: int) -> None:
         fetched.memory_bytes -= size
         self.held_bytes -= size
+
+
+def _can_be_merged(header: VersionHeader) -> bool:
+    """Tell whether there is anything to merge, by limits that a merge can have: NaN is none."""
+    limits = header.limits
+    sane = limits.most_tokens > 0 and limits.longest > 0.0 and limits.of_median >= 0.0
+    return bool(header.contributors) and sane
