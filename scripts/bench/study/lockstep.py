@@ -128,7 +128,7 @@ class Learner:
         """A copy as its syncer gets it."""
         base = self.exchange.base(copied.fragment, copied.base_buffer)
         encoded = self.vault.own.encode(copied.fragment, base, self.exchange.sent(copied.fragment))
-        return encoded.payload, copied.tokens, copied.inner_steps
+        return Input(encoded.payload, copied.tokens, copied.inner_steps)
 
 
 class Lockstep:
