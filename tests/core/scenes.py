@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from kit import Solo, branch, config, found, table, vote
+from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.proofs import TwoVotes
-from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Stamp, Watermark
+from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Stamp, Watermark, table_digest
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.chain import Chain
 
 FAR = branch(9, learners=("p1", "p2"))
@@ -83,3 +85,11 @@ def next_part(chain: Chain, learner: str) -> Contributor:
     mark, mean = chain.watermark(learner), chain.marks.mean(learner)
     stamp = Stamp(1, mark.sequence + 1)
     return Contributor(learner, stamp, 40, 4, mark, trust=mean.trust(UNMEASURED))
+
+
+def doubted(chain: Chain) -> None:
+    """A heavier chain takes the place of this one: with the same stamps, and where nobody agrees with
+    others."""
+    table = tuple(replace(mark, agreement=-1000) for mark in chain.table())
+    header = replace(chain.header, tokens=chain.header.tokens + 1, table=table_digest(table))
+    chain.replace(SignedVersion(header, b""), table)

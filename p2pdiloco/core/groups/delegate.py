@@ -208,12 +208,13 @@ class Delegate:
         self.poll(now)
 
     def chain_moved(self, now: float) -> None:
-        """Keep it only if the chain contains nothing of it, and everything before it."""
+        """Keep it only if the chain contains nothing of it, and everything before it, and its trust weights
+        follow from the chain: another one may have taken the place of ours."""
         partial = self.partial
         if partial is None:
             return
-        mark = self._context.chain.watermark
-        if any(mark(part.learner) != part.after for part in partial.parts):
+        chain = self._context.chain
+        if any(chain.watermark(p.learner) != p.after or not scale.measured(chain, p) for p in partial.parts):
             if partial.offered_s:
                 self._round_s.add(now - partial.offered_s)
             self._drop()

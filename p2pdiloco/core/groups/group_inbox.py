@@ -73,6 +73,11 @@ class GroupInbox(Inbox):
             return Verdict.IMPLAUSIBLE_WEIGHT
         return self._judge_place(header, open_)
 
+    def fits(self, held: Held) -> bool:
+        """See `Inbox.fits`. Its trust weights must follow from the chain, too: where another chain took the
+        place of ours, everybody would refuse a version with those of the old one."""
+        return super().fits(held) and all(scale.measured(self._chain, part) for part in held.parts)
+
     def _judge_place(self, header: PartialHeader, open_: bool) -> Verdict | None:
         # At most one for each group below, and no two of these have a learner in common.
         others = sum(len(other.parts) for child, other in self._held.items() if child != header.group)

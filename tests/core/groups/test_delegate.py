@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kit import digest, found
 from refusal_rows import Above, Below
+from scenes import doubted
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -58,6 +59,14 @@ def test_sums_that_come_too_late_are_released(below: Below) -> None:
     assert not below.again(0.0)
 
 
+def test_a_partial_whose_trust_weights_another_chain_does_not_have_is_made_anew(below: Below) -> None:
+    fragment, now = below.member.core.fragments[0], below.swarm.now
+    doubted(fragment.chain)
+    (seat,) = (s for s in fragment.seats.taken if s.name == below.offer.signed.header.group)
+    seat.round.chain_moved(now)
+    assert ef.Release(below.offer.ticket) in below.member.core.shared.out.take()
+
+
 def test_a_group_whose_work_cannot_be_added_up_gets_another_syncer() -> None:
     below = Below(adds_up=False)
     assert "failed: out of memory" in below.recorded("partial")
@@ -69,6 +78,17 @@ def test_a_partial_goes_to_the_next_syncer_above(below: Below) -> None:
     below.swarm.post(below.member.peer, ev.OfferUndelivered(below.offer))
     offers = below.again(20.0)
     assert offers and offers[-1].peer != below.offer.peer
+
+
+def test_held_sums_go_when_their_trust_weights_do_not_follow_from_the_chain_any_more() -> None:
+    """Everybody would refuse the version with them."""
+    above = Above()
+    above.offer(above.label())
+    above.arrives()
+    assert above.seat.round.inbox.has(above.child)
+    doubted(above.chain)
+    above.seat.round.chain_moved(above.swarm.now)
+    assert not above.seat.round.inbox.has(above.child)
 
 
 # --- finding the syncers of other groups -------------------------------------------------------------
