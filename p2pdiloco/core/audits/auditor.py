@@ -7,7 +7,7 @@ A version is audited because it looks wrong to us, or by lot.
   as far is not their merge, as a rule. That is free, and finds at once what does harm.
 - *Lot.* Each attending learner draws for itself, so that no syncer can foresee or avoid it.
 
-One version is audited at a time by a node. In runs of several groups there is no audit yet.
+One version is audited at a time by a node. What several groups made is not audited yet.
 
 Rules: docs/protocol/audits.md, section 1.
 """
@@ -46,21 +46,22 @@ class Auditor:
         """Newest version that waits until another audit is done, as it looks wrong."""
         self._under_way: SignedVersion | None = None
 
-    @property
-    def _audits(self) -> bool:
-        """True: versions can be audited."""
-        return self._shared.config.audited and not self._context.grouped
+    def _audits(self, header: VersionHeader) -> bool:
+        """Tell whether that child of our head, or the head itself, can be audited: it was made by one group,
+        whatever comes after it."""
+        parent = self._context.chain.logged(header.number - 1)
+        return self._shared.config.audited and parent is not None and parent.header.groups == 1
 
     def own_part(self, header: VersionHeader) -> Ticket | None:
         """Find our own contribution to a version, which is to be compared with its update; None: there is
         none, or nothing is compared."""
-        return self._own.ticket_in(header.contributors) if self._audits else None
+        return self._own.ticket_in(header.contributors) if self._audits(header) else None
 
     def applied(self, version: SignedVersion, cosine: float | None, now: float) -> None:
         """Look at a version of another member that was just applied. `cosine`: of our own contribution in it
         with the update; None: there is none."""
         header, shared = version.header, self._shared
-        if not self._audits or header.syncer == shared.me:
+        if not self._audits(header) or header.syncer == shared.me:
             return
         if cosine is not None:
             expected = expected_cosine(header.contributors, shared.me, header.limits)
