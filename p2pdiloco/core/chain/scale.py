@@ -157,7 +157,7 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
         usual.append(part.tokens // share)
         tokens += min(part.tokens, most * share)
     if not usual:
-        return tokens, unit
+        return tokens + 1, unit  # else it would be no heavier than its parent, and nobody would follow it
     median = sorted(usual)[(len(usual) - 1) // 2]
     way = min(max(median, unit // 2), 2 * unit) - unit
     # Towards zero, so that small units do not creep down.

@@ -135,6 +135,12 @@ def test_who_is_not_trusted_measures_and_counts_nothing() -> None:
     assert scale.after(start(), liars, run()).unit == UNIT
 
 
+def test_a_version_of_nobody_who_is_trusted_is_heavier_than_its_parent_by_one_token() -> None:
+    """Else nobody followed it, in a run whose last learners are all doubted."""
+    liars = long(1.0, 1.0, 1.0, trust=LEAST_TRUST)
+    assert scale.after(start(tokens=100), liars, run()).tokens == 101
+
+
 def test_limits_are_of_the_parent() -> None:
     limits = scale.limits_after(start(), run())
     assert (limits.most_tokens, limits.longest, limits.absurd) == (4 * UNIT, 2 * LENGTH, 1024 * LENGTH)
