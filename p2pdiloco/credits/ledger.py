@@ -104,7 +104,8 @@ class FragmentLedger:
         if not self.number:
             self.first = header.number
             if header.number > 1:  # its parent is not here: all that it has is taken to count
-                self.before_tokens = max(0, header.tokens - sum(p.tokens for p in header.contributors))
+                counts = (p.tokens for p in header.contributors if p.trust > LEAST_TRUST)
+                self.before_tokens = max(0, header.tokens - sum(counts))
                 self.tokens = self.before_tokens
         if header.tokens < self.tokens:
             self.doubt(Doubt.FEWER_TOKENS)

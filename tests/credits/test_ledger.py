@@ -163,6 +163,17 @@ def test_of_a_late_history_the_rest_is_said(tmp_path: Path) -> None:
     assert not found.doubts, "what its labels come after is not known"
 
 
+def test_of_a_late_history_who_is_not_trusted_leaves_nothing_uncredited() -> None:
+    first = chain(7, ("p1", "p2"))[-1]
+    one, other = first.header.contributors
+    header = replace(
+        first.header, contributors=(one, replace(other, trust=1)), tokens=first.header.tokens - 40
+    )
+    ledger = FragmentLedger(RUN, 0)
+    ledger.add(HistoryRecord(START_S, SignedVersion(header, b"")))
+    assert ledger.before_tokens == 6 * 80 and ledger.uncredited_tokens == 0
+
+
 def test_what_a_claim_beyond_all_measure_counts(tmp_path: Path) -> None:
     """A version counts less than its labels claim: the rest of the learners are credited in full."""
     versions = chain(4, ("p1", "p2", "p3"))
