@@ -34,6 +34,9 @@ from p2pdiloco.tensors.state import EMPTY, FirstLengths, FragmentState, Loan, Pi
 from p2pdiloco.tensors.unsound import Unsound
 
 _MAX_STATE = 2.0**100
+_ENCODED = 0.9
+"""Share of the longest update to which one is cut: int4 may lengthen it by some hundredths, and everybody
+would refuse it."""
 
 
 class PartialMerge(Struct, frozen=True):
@@ -239,7 +242,7 @@ class Vault:
         self._begin_next(fragment, number)
         accumulator, found = self.maker.add_up(fragment, inputs, partials, limits, seed)
         left_out = self._left_out_of_updates(fragment)
-        longest = limits.longest_update if partials or left_out is not None else None
+        longest = _ENCODED * limits.longest_update if partials or left_out is not None else None
         update, delta = self.maker.encode(accumulator, longest, left_out)
         digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:

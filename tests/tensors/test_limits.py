@@ -122,6 +122,18 @@ def test_an_update_is_as_long_as_its_syncer_says() -> None:
     assert there.version(0) == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+def test_an_update_that_is_cut_is_not_longer_once_it_is_encoded(name: str, seed: int) -> None:
+    """A partial merge may be of limits that were sixteen times as large."""
+    made = Vault([LAYOUT], OuterSection(), PERIOD, "fp32", name)
+    made.load_initial({spec.name: torch.ones(spec.shape) for spec in SPECS})
+    long = Accumulator(LAYOUT, PERIOD, limits=MergeLimits(160, 128.0))
+    long.add(100 * unit(seed), 40, 4)
+    update = made.merge(0, 1, [], [encode_partial(long)], 4, LIMITS)
+    assert 0.8 * LIMITS.longest_update < update.norm <= LIMITS.longest_update
+
+
 def test_what_earlier_updates_left_out_makes_no_update_too_long() -> None:
     here = Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "topk")
     here.load_initial({spec.name: torch.ones(spec.shape) for spec in SPECS})
