@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNMEASURED, USUAL_SCORE
+from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
 from p2pdiloco.tensors.merging.agreement import BLOCK, BLOCKS, Sample, scores
 
 NUMEL = 40_000
@@ -55,9 +55,9 @@ def test_of_two_none_can_be_told_from_the_other(given: list[Tensor]) -> None:
 
 
 def test_where_most_do_not_agree_nothing_is_measured() -> None:
-    assert scored(vectors(8, shared=0.0)) == [UNMEASURED] * 8
+    assert scored(vectors(8, shared=0.0)) == [UNCLEAR] * 8
     flipped = [each * (-1) ** n for n, each in enumerate(vectors(8))]
-    assert scored(flipped) == [UNMEASURED] * 8, "half of them against the others"
+    assert scored(flipped) == [UNCLEAR] * 8, "half of them against the others"
 
 
 def test_a_score_has_ends() -> None:

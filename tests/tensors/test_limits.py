@@ -187,6 +187,8 @@ def test_while_nothing_is_known_to_be_usual_contributions_are_cut_by_each_other(
     alike = vault().merge(0, 1, encoded(1.0, 2.0, 6.0, 6.0), limits=limits)
     assert alike.norm == pytest.approx(made.norm, rel=1e-5)
     assert vault().merge(0, 1, encoded(1.0, 100.0), limits=limits).found.cut == (), "of two neither is told"
+    zeros = vault().merge(0, 1, encoded(0.0, 0.0, 0.0, 1.0, 2.0, 100.0), limits=limits)
+    assert zeros.found.cut == (5,), "zeros are no measure"
     assert vault().merge(0, 1, encoded(1.0, 1.0, 100.0), limits=MergeLimits(1 << 40, 1e6)).found.cut == ()
 
 

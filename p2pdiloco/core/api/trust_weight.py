@@ -19,7 +19,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
-from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNMEASURED, USUAL_SCORE
+from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
 
 USUAL = 1024
 """Agreement of a usual learner, as a mean."""
@@ -49,6 +49,8 @@ class Mean(Struct, frozen=True):
 
     def after(self, score: int) -> int:
         """Compute the mean agreement once a contribution with that score is merged."""
+        if score == UNCLEAR:
+            return self.agreement
         if score == UNMEASURED:
             return max(self.agreement, min(self.agreement + FORGIVEN, ALL_AT))
         slowness = min(FIRST_SLOWNESS + self.merges, SLOWNESS)
@@ -61,4 +63,4 @@ class Mean(Struct, frozen=True):
 
 def plausible(score: int) -> bool:
     """Tell whether that is a score, or says that there is none."""
-    return score == UNMEASURED or LEAST_SCORE <= score <= MOST_SCORE
+    return score in (UNMEASURED, UNCLEAR) or LEAST_SCORE <= score <= MOST_SCORE

@@ -124,6 +124,8 @@ class WorkLabel(Wire, frozen=True):
 
 UNMEASURED = -128
 """Score of a contribution in a round that is too small to tell how far anybody agrees with the others."""
+UNCLEAR = -127
+"""Score of a contribution in a round that is large enough, and in which most do not agree at all."""
 USUAL_SCORE, LEAST_SCORE, MOST_SCORE = 64, -64, 80
 """Score of a usual contribution, and the ends of scores: nobody can save up trust for later."""
 

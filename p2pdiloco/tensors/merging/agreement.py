@@ -22,7 +22,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNMEASURED, USUAL_SCORE
+from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
 from p2pdiloco.tensors.merging.merge import FEWEST
 
 BLOCK = 256
@@ -57,11 +57,10 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
 
 
 def scores(samples: Sequence[Tensor]) -> list[int]:
-    """Compute the score of every contribution by their samples; `UNMEASURED` for all, where there are too few
-    or where not even most of them agree."""
-    unknown = [UNMEASURED] * len(samples)
+    """Compute the score of every contribution by their samples; `UNMEASURED` for all, where there are too
+    few, and `UNCLEAR`, where not even most of them agree."""
     if len(samples) < FEWEST:
-        return unknown
+        return [UNMEASURED] * len(samples)
     rows = torch.stack(tuple(samples))
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     rows = torch.where(lengths > 0, rows / lengths, 0.0)
@@ -69,5 +68,5 @@ def scores(samples: Sequence[Tensor]) -> list[int]:
     medians = [median(row[:n] + row[n + 1 :]) for n, row in enumerate(cosines)]
     usual = median(medians)
     if not usual * math.sqrt(rows.shape[1]) > NOISE:
-        return unknown
+        return [UNCLEAR] * len(samples)
     return [min(max(round(USUAL_SCORE * each / usual), LEAST_SCORE), MOST_SCORE) for each in medians]

@@ -172,11 +172,12 @@ class Accumulator:
 
     def compare(self, lengths: Sequence[float], inner_steps: Sequence[int]) -> None:
         """Cut what comes by what is usual among contributions of these lengths, too, if the limits say so:
-        their lower median, each as if it was of H inner steps."""
-        if not self._limits.of_median or len(lengths) < FEWEST:
-            return
+        their lower median, each as if it was of H inner steps. Those without any are no measure."""
         steps = (min(1.0, each / self._period) for each in inner_steps)
-        usual = sorted(length / math.sqrt(share) for length, share in zip(lengths, steps, strict=True))
+        pairs = zip(lengths, steps, strict=True)
+        usual = sorted(length / math.sqrt(share) for length, share in pairs if length > 0)
+        if not self._limits.of_median or len(usual) < FEWEST:
+            return
         self._longest = min(self._longest, self._limits.of_median * usual[(len(usual) - 1) // 2])
 
     def _cut(self, length: float) -> float:

@@ -20,6 +20,7 @@ from p2pdiloco.adapters.net import framing
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.trust_weight import USUAL, Mean
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     MAX_WATERMARKS,
@@ -122,10 +123,12 @@ class Node:
         return codec("int8").encode(torch.full((self.run.layouts[0].numel,), value))
 
     def inputs(self, first: int = 0, last: int = len(WORK)) -> tuple[ef.MergeInput, ...]:
-        """Contributions of invented learners."""
+        """Contributions of invented learners, who have all trust."""
         return tuple(
             ef.MergeInput(
-                Contributor(f"learner {i}", Stamp(1, 1), *WORK[i]), self.tickets.put(self.payload(0.1 + i))
+                Contributor(f"learner {i}", Stamp(1, 1), *WORK[i]),
+                self.tickets.put(self.payload(0.1 + i)),
+                Mean(USUAL, 100),
             )
             for i in range(first, last)
         )
