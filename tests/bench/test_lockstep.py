@@ -27,7 +27,7 @@ def test_who_was_away_brings_its_work_in_shares(swarm, monkeypatch):
 
     def watch(fragment, number, inputs):
         if fragment == 0:
-            seen.append([steps for _, _, steps in inputs])
+            seen.append([steps for _, _, steps, *_ in inputs])
         return merge(fragment, number, inputs)
 
     monkeypatch.setattr(swarm.global_state, "merge", watch)

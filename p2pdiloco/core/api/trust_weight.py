@@ -49,9 +49,9 @@ class Mean(Struct, frozen=True):
 
     def after(self, score: int) -> int:
         """Compute the mean agreement once a contribution with that score is merged."""
-        if score == UNCLEAR:
-            return self.agreement
-        if score == UNMEASURED:
+        if score == UNCLEAR and self.agreement < BEGINS:
+            return self.agreement  # who was found to disagree is not forgiven by keeping others from agreeing
+        if score in (UNCLEAR, UNMEASURED):
             return max(self.agreement, min(self.agreement + FORGIVEN, ALL_AT))
         slowness = min(FIRST_SLOWNESS + self.merges, SLOWNESS)
         return self.agreement + (score * USUAL // USUAL_SCORE - self.agreement) // slowness

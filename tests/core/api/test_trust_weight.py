@@ -56,6 +56,7 @@ def test_rounds_that_are_too_small_to_be_measured_forgive_slowly_and_up_to_all_o
     assert found[5] == LEAST_TRUST and found[-1] == FULL_TRUST and found == sorted(found)
     assert Mean(1200, 9).after(UNMEASURED) == 1200
     assert Mean(-700, 9).after(UNCLEAR) == -700, "a liar that keeps rounds from being measured gains nothing"
+    assert Mean().after(UNCLEAR) == Mean().after(UNMEASURED) > BEGINS, "a newcomer is not kept down"
 
 
 def test_the_mean_stays_within_what_a_table_can_say() -> None:
