@@ -14,7 +14,19 @@ from sphinx.util.docutils import SphinxDirective
 from p2pdiloco.release import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOCOL = ("membership", "trust", "election", "rounds", "weights", "proofs", "audits", "following", "exactly-once", "forks", "*")
+PROTOCOL = (
+    "membership",
+    "trust",
+    "election",
+    "rounds",
+    "weights",
+    "proofs",
+    "audits",
+    "following",
+    "exactly-once",
+    "forks",
+    "*",
+)
 CHAPTERS = {
     "Start": "README docs/*",
     "Guides": "docs/guides/volunteer docs/guides/host docs/guides/run-owner docs/guides/*",
