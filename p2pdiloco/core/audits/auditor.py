@@ -5,7 +5,7 @@ A version is audited because it looks wrong to us, or by lot.
 - *Suspicion.* Whose contribution is in a version knows how far the update should go its way, whatever all
   others sent: they are nearly orthogonal to it, and have a little of it. An update that goes less than half
   as far is not their merge, as a rule. That is free, and finds at once what does harm.
-- *Lot.* Each attending learner draws for itself, so that no syncer can foresee or avoid it.
+- *Lot.* Each node draws for itself, so that no syncer can foresee or avoid it.
 
 One version is audited at a time by a node. What several groups made is not audited yet.
 

@@ -3,7 +3,7 @@
 It is this node's own finding, and moves nobody else. But whoever is harmed by a false merge sees that, and
 makes it again for itself.
 
-Rules: docs/protocol/audits.md, section 2.
+Rules: docs/protocol/audits.md, section 3.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Whoever has the contributions of a version makes the same bytes, with the weight
 states and in its order. Only a syncer that sends on what its earlier updates left out (`Residual`, sparse
 codecs) has something that nobody else has.
 
-Rules: docs/protocol/proofs.md, section 8.
+Rules: docs/protocol/audits.md, section 2.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each is asked of its learner, and then of the version's syncer. Digest and content are judged before it
 counts. What finds no place in a small share of memory lies in scratch on the disk, as what peers push.
 
-Rules: docs/protocol/proofs.md, section 8.
+Rules: docs/protocol/audits.md, section 2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Less urgent than anything else that goes out.
 
-Rules: docs/protocol/proofs.md, section 8.
+Rules: docs/protocol/audits.md, section 2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
 
-Rules: docs/protocol/proofs.md, section 8.
+Rules: docs/protocol/audits.md, section 2.
 """
 
 from __future__ import annotations
