@@ -296,12 +296,8 @@ class ContributionQueue:
     def ticket_in(self, parts: Iterable[Contributor]) -> Ticket | None:
         """Find the payload of ours that is among these parts of a version; None: we have none in it, or not
         as it was."""
-        for part in parts:
-            if part.learner == self._shared.me:
-                digest = part.payload_digest
-                found = (p.ready.ticket for p in self._queue if p.ready.payload_digest == digest)
-                return next(found, None)
-        return None
+        mine = (part.payload_digest for part in parts if part.learner == self._shared.me)
+        return next(map(self.find, mine), None)
 
     # --- versions ------------------------------------------------------------------------------------
 
