@@ -27,40 +27,8 @@ from p2pdiloco.core.api.types import (
 )
 
 
-class ShortHeader(Wire, frozen=True):
-    """Version header with the Merkle root of its contributors in their place: it names the version, and is
-    what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred bytes
-    (docs/protocol/proofs.md, section 1)."""
-
-    run: RunId
-    group: GroupId
-    fragment: Count
-    number: Count
-    parent: Digest
-    term: Count
-    syncer: PeerId
-    tokens: Count
-    state_digest: Digest
-    update_digest: Digest
-    update_bytes: Count
-    codec: Annotated[str, Meta(max_length=16)]
-    contributors: Digest
-    """Merkle root over the encoded contributors, in their order (`core.api.merkle`)."""
-    epoch: Count
-    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)]
-    table: Digest
-    unit: Count
-    norm: float
-    reach: float
-    limits: MergeLimits
-
-    def digest(self) -> bytes:
-        """Compute SHA-256 of the canonical encoding: the digest of the version."""
-        return hashlib.sha256(self.named()).digest()
-
-
-class VersionHeader(Wire, frozen=True):
-    """Description of a version: parent, what was merged, and the digests of update and resulting state."""
+class HeaderStart(Wire, frozen=True):
+    """First fields of a version's header, long and short: what it is, and of whom."""
 
     run: RunId
     group: GroupId
@@ -77,6 +45,31 @@ class VersionHeader(Wire, frozen=True):
     update_digest: Digest
     update_bytes: Count
     codec: Annotated[str, Meta(max_length=16)]
+
+
+class ShortHeader(HeaderStart, frozen=True):
+    """Version header with the Merkle root of its contributors in their place: it names the version, and is
+    what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred bytes
+    (docs/protocol/proofs.md, section 1)."""
+
+    contributors: Digest
+    """Merkle root over the encoded contributors, in their order (`core.api.merkle`)."""
+    epoch: Count
+    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)]
+    table: Digest
+    unit: Count
+    norm: float
+    reach: float
+    limits: MergeLimits
+
+    def digest(self) -> bytes:
+        """Compute SHA-256 of the canonical encoding: the digest of the version."""
+        return hashlib.sha256(self.named()).digest()
+
+
+class VersionHeader(HeaderStart, frozen=True):
+    """Description of a version: parent, what was merged, and the digests of update and resulting state."""
+
     contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
     epoch: Count = 0
     """Epoch of the grouping under which the *next* version is made; grows by one when the groups rotate."""
