@@ -13,7 +13,8 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
-from p2pdiloco.core.audits.distrust import Audits, Distrust
+from p2pdiloco.core.audits.distrust import Distrust
+from p2pdiloco.core.audits.permission import Audits
 from p2pdiloco.core.members.answers import Answers
 from p2pdiloco.core.members.claims import Claims
 from p2pdiloco.core.members.derived import Derived

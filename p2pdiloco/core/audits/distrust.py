@@ -29,22 +29,3 @@ class Distrust:
         """Tell whether that peer is distrusted now."""
         until_s = self._until_s.get(peer)
         return until_s is not None and now < until_s
-
-
-class Audits:
-    """Permission to audit: one version of all fragments at a time."""
-
-    def __init__(self) -> None:
-        self._fragment: int | None = None
-
-    def begin(self, fragment: int) -> bool:
-        """Ask for it. False: another audit is under way."""
-        if self._fragment is not None:
-            return False
-        self._fragment = fragment
-        return True
-
-    def end(self, fragment: int) -> None:
-        """Give it back."""
-        if self._fragment == fragment:
-            self._fragment = None
