@@ -223,7 +223,7 @@ def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreC
     )
 
 
-def measured(chain: Chain, part: Contributor) -> bool:
+def rightly_stated(chain: Chain, part: Contributor) -> bool:
     """Tell whether a part of a merge has measurements that can be, and the trust weight that follows from its
     score and the chain."""
     can_be_so = 0.0 <= part.length < math.inf and plausible(part.score)
@@ -239,7 +239,7 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
         mark = chain.watermark(part.learner)
         if part.after != mark or not follows(part.stamp, mark):
             return VersionFault.FALSE_STAMP
-        if not measured(chain, part):
+        if not rightly_stated(chain, part):
             return VersionFault.FALSE_TRUST
     limits = limits_after(chain, config)
     if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):

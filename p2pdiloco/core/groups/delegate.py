@@ -214,7 +214,9 @@ class Delegate:
         if partial is None:
             return
         chain = self._context.chain
-        if any(chain.watermark(p.learner) != p.after or not scale.measured(chain, p) for p in partial.parts):
+        if any(
+            chain.watermark(p.learner) != p.after or not scale.rightly_stated(chain, p) for p in partial.parts
+        ):
             if partial.offered_s:
                 self._round_s.add(now - partial.offered_s)
             self._drop()

@@ -67,7 +67,7 @@ class GroupInbox(Inbox):
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
             if not scale.follows(part.stamp, mark):
                 return Verdict.FALSE_STAMP
-            if not scale.measured(self._chain, part):
+            if not scale.rightly_stated(self._chain, part):
                 return Verdict.IMPLAUSIBLE_WEIGHT
         if not header.limits.near(scale.limits_after(self._chain, config)):
             return Verdict.IMPLAUSIBLE_WEIGHT
@@ -76,7 +76,7 @@ class GroupInbox(Inbox):
     def fits(self, held: Held) -> bool:
         """See `Inbox.fits`. Its trust weights must follow from the chain, too: where another chain took the
         place of ours, everybody would refuse a version with those of the old one."""
-        return super().fits(held) and all(scale.measured(self._chain, part) for part in held.parts)
+        return super().fits(held) and all(scale.rightly_stated(self._chain, part) for part in held.parts)
 
     def _judge_place(self, header: PartialHeader, open_: bool) -> Verdict | None:
         # At most one for each group below, and no two of these have a learner in common.

@@ -3,12 +3,14 @@
     RDA = (sum v |d| / sum v) * phi(sum w phi(d) / sum w),   phi(x) = x / |x|, phi(0) = 0
     w = tokens^2 / inner steps,   v = w * min(1, inner steps / H)
 
-per piece of a tensor, where w has min(tokens, limit) * tokens for tokens^2, and what is longer than a limit
-is cut to it: what one learner says, or sends, moves a merge no further than a generous one's work
-(`core.chain.scale`). Embeddings get the plain mean with weights v. Pseudo-gradients of different learners
-are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M), RDA keeps their length. In Decoupled DiLoCo
-v is w. Learners that made H inner steps, or more, count by it here too; but one that is slower has gone less
-far, and counted by w it shortens everybody's stride by more than it adds (docs/lab/experiments.md).
+per piece of a tensor, where w has min(tokens, limit) * tokens for tokens^2, times the learner's trust weight,
+and what is longer than a limit is cut to it: what one learner says, or sends, moves a merge no further than a
+generous one's work (`core.chain.scale`). Embeddings get the plain mean with weights v.
+
+Pseudo-gradients of different learners are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M),
+RDA keeps their length. In Decoupled DiLoCo v is w. Learners that made H inner steps, or more, count by it
+here too; but one that is slower has gone less far, and counted by w it shortens everybody's stride by more
+than it adds (docs/lab/experiments.md).
 
 Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
 (`tensors.merging.partial`) combine to the merge of all, over any number of levels. That holds as well where
