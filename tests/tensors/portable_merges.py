@@ -34,6 +34,8 @@ def layout_of(sizes: tuple[int, ...]) -> FragmentLayout:
 def contributions(name: str, numel: int) -> list[bytearray]:
     """Payloads; torch's own normal numbers are not the same everywhere."""
     drawn = np.random.default_rng(7).standard_normal((len(WORK), numel), dtype=np.float32)
+    for n in range(1, len(WORK)):
+        drawn[n] += np.float32(n) * drawn[0]  # so that they agree, each as far as it does
     sizes = (3e-4, 7e-4, 5e-3, 1e-4)
     return [codec(name).encode(torch.from_numpy(d).mul_(size)) for d, size in zip(drawn, sizes, strict=True)]
 
@@ -51,6 +53,8 @@ def digests(name: str, sizes: tuple[int, ...], merge: str) -> list[str]:
     found = [content_digest(payload) for payload in payloads]
     made = vault.merge(0, 1, inputs, limits=LIMITS)
     assert 2 in made.found.cut, "too long"
+    assert len(set(made.found.scores)) > 2, "they are measured"
+    found.append(repr((made.found.lengths, made.found.scores)).encode())
     found += [made.update_digest, made.state_digest]
     parts = [vault.merge_partial(0, group, (), LIMITS) for group in (inputs[:2], inputs[2:])]
     found += [part.digest for part in parts]

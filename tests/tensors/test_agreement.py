@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
+from p2pdiloco.tensors.merging import agreement
 from p2pdiloco.tensors.merging.agreement import BLOCK, BLOCKS, Sample, scores
 
 NUMEL = 40_000
@@ -73,3 +75,19 @@ def test_a_sample_is_drawn_by_its_seed_and_is_all_of_a_small_fragment() -> None:
     assert torch.equal(one, same) and not torch.equal(one, other)
     assert len(one) == BLOCK * BLOCKS == len(set(one.tolist()))
     assert Sample(100, b"1").of(values[:100]).tolist() == list(range(100))
+
+
+def test_a_score_is_the_same_in_whatever_order_sums_are_made() -> None:
+    given = [*vectors(6), 2.0**40 * vectors(1)[0], 2.0**-60 * vectors(7)[1]]
+    rows = [Sample(NUMEL, b"seed").of(each) for each in given]
+    assert scores(rows) == scores([row.flip(0) for row in rows])
+    whole = [agreement._whole(row) for row in rows]
+    for one, other in pairwise(whole):
+        exact = sum(int(a) * int(b) for a, b in zip(one.tolist(), other.tolist(), strict=True))
+        assert float(torch.dot(one, other)) == exact
+
+
+def test_what_some_processors_make_zero_is_nothing() -> None:
+    honest = vectors(5)
+    faint = 2.0**-130 * honest[0]
+    assert scored([faint, *honest]) == scored([torch.zeros(NUMEL), *honest])

@@ -45,7 +45,8 @@ def test_whoever_has_the_contributions_makes_the_same_update(name: str, merge: s
     made = syncer.merge(0, 1, inputs, limits=LIMITS, seed=b"draws the sample")
     assert made.found.cut == (2,), "the limits have a part in it"
     before = auditor.state_digest_of(0, 0)
-    assert auditor.maker.remake(0, inputs, LIMITS) == made.update_digest
+    remade = auditor.maker.remake(0, inputs, LIMITS, b"draws the sample")
+    assert (remade.update_digest, remade.found) == (made.update_digest, made.found)
     assert auditor.state_digest_of(0, 0) == before and auditor.version(0) == 0
     with pytest.raises(InvariantViolation, match="spare is empty"):
         auditor.commit(0, 1)
@@ -59,7 +60,7 @@ def test_nothing_of_an_audit_is_in_the_next_merge() -> None:
 
 def test_every_other_input_makes_another_update() -> None:
     maker, inputs = make("int8", "int8").maker, work("int8")
-    honest = maker.remake(0, inputs, LIMITS)
+    honest = maker.remake(0, inputs, LIMITS).update_digest
     first = inputs[0]
     others = {
         "one left out": (inputs[1:], LIMITS),
@@ -70,10 +71,11 @@ def test_every_other_input_makes_another_update() -> None:
         "no limits": (inputs, NO_LIMITS),
         "another length": (inputs, MergeLimits(LIMITS.most_tokens, 0.9 * LIMITS.longest)),
     }
-    found = {what: maker.remake(0, *changed) for what, changed in others.items()}
+    found = {what: maker.remake(0, *changed).update_digest for what, changed in others.items()}
     assert honest not in found.values() and len(set(found.values())) == len(found)
     exact = make("fp32", "fp32").maker
-    assert exact.remake(0, work("fp32")) != exact.remake(0, work("fp32")[::-1]), "sums depend on the order"
+    there, back = (exact.remake(0, work("fp32")[::way]).update_digest for way in (1, -1))
+    assert there != back, "sums depend on the order"
 
 
 def test_what_cannot_be_merged_is_named() -> None:

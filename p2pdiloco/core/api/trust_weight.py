@@ -16,10 +16,20 @@ Rules: docs/protocol/weights.md, section 5.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
-from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
+from p2pdiloco.core.api.types import (
+    LEAST_SCORE,
+    MOST_SCORE,
+    UNCLEAR,
+    UNMEASURED,
+    USUAL_SCORE,
+    Contributor,
+)
 
 USUAL = 1024
 """Agreement of a usual learner, as a mean."""
@@ -64,3 +74,10 @@ class Mean(Struct, frozen=True):
 def plausible(score: int) -> bool:
     """Tell whether that is a score, or says that there is none."""
     return score in (UNMEASURED, UNCLEAR) or LEAST_SCORE <= score <= MOST_SCORE
+
+
+def sample_seed(parts: Iterable[Contributor]) -> bytes:
+    """Compute what draws the sample on which these contributions, in the order in which they are merged, are
+    compared: nobody knows it before all of them are here. It follows from what they are alone, so that
+    whoever makes the merge again finds the same scores."""
+    return hashlib.sha256(b"sample" + b"".join(part.payload_digest for part in parts)).digest()

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import merkle
 from p2pdiloco.core.api.effects import MergeInput
 from p2pdiloco.core.api.events import Measured
+from p2pdiloco.core.api.trust_weight import sample_seed
 from p2pdiloco.core.api.types import ContributionHeader, Contributor, Ticket
 from p2pdiloco.core.chain.watermarks import Marks
 from p2pdiloco.core.rounds.handover import Job
@@ -46,7 +46,7 @@ class MergedParts:
     def seed(self) -> bytes:
         """Compute what nobody knows before all of it is here: it draws the sample on which contributions are
         compared."""
-        return merkle.root([part.named() for part in self.listed()])
+        return sample_seed(given.contributor for given in self.inputs)
 
 
 def _stated(given: MergeInput, found: Measured) -> Contributor:

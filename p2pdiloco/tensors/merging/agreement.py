@@ -6,17 +6,18 @@ minority does: liars that agree with each other are no majority of anybody's oth
 as a multiple of the round's median of it.
 
 Cosines are taken on a sample of blocks. What draws it is not known before all contributions are in, so that
-nobody can be honest there and lie elsewhere. Scores are rounded, and are the syncer's word: two machines may
-find them one apart.
+nobody can be honest there and lie elsewhere. Whoever has the contributions finds the same scores: samples are
+rounded to whole numbers, whose products and sums are exact in fp64 in any order.
 
 Rules: docs/protocol/weights.md, section 5.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import random
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -29,6 +30,14 @@ BLOCK = 256
 """Elements of a block, that are next to each other."""
 BLOCKS = 256
 """Blocks of a sample: its cosines are off by about 1/256."""
+PLACE_BYTES = 8
+"""Bytes of a seed's stream that draw one block."""
+GRAIN = 2.0**18
+"""Whole number to which the largest element of a sample is scaled: 2^16 squares of it add up to less than
+2^53, within which fp64 is exact."""
+FAINT = 2.0**-100
+"""Largest element below which a sample is nothing. Above it fp32's smallest numbers, which some processors
+make zero, are rounded to zero everywhere."""
 NOISE = 3.0
 """Least of the usual cosine that says anything, in deviations of a sample's between vectors without any."""
 
@@ -37,10 +46,9 @@ class Sample:
     """Places at which a fragment's contributions are compared."""
 
     def __init__(self, numel: int, seed: bytes) -> None:
-        """Draw them: the same for the same seed (any bytes)."""
+        """Draw them: the same for the same seed (any bytes). One block of each stretch of blocks."""
         blocks, self._numel = numel // BLOCK, numel
-        drawn = sorted(random.Random(seed).sample(range(blocks), BLOCKS)) if blocks > BLOCKS else None
-        self._blocks = None if drawn is None else torch.tensor(drawn)
+        self._blocks = torch.tensor(_drawn(blocks, seed)) if blocks > BLOCKS else None
 
     def of(self, values: Tensor) -> Tensor:
         """Copy the sample of these values, fp32 [numel]: fp64 [sample]."""
@@ -48,6 +56,17 @@ class Sample:
             return values.double()
         whole = values[: self._numel - self._numel % BLOCK].view(-1, BLOCK)
         return whole.index_select(0, self._blocks).flatten().double()
+
+
+def _drawn(blocks: int, seed: bytes) -> list[int]:
+    """Draw places without Python's own random numbers, which its versions draw differently."""
+    stream = hashlib.shake_256(seed).digest(PLACE_BYTES * BLOCKS)
+    ends = [place * blocks // BLOCKS for place in range(BLOCKS + 1)]
+    places = []
+    for at, (first, end) in enumerate(pairwise(ends)):
+        drawn = int.from_bytes(stream[PLACE_BYTES * at : PLACE_BYTES * (at + 1)], "big")
+        places.append(first + drawn % (end - first))
+    return places
 
 
 def cosine(a: Tensor, b: Tensor) -> float | None:
@@ -61,12 +80,26 @@ def scores(samples: Sequence[Tensor]) -> list[int]:
     few, and `UNCLEAR`, where not even most of them agree."""
     if len(samples) < FEWEST:
         return [UNMEASURED] * len(samples)
-    rows = torch.stack(tuple(samples))
-    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    rows = torch.where(lengths > 0, rows / lengths, 0.0)
-    cosines = (rows @ rows.T).tolist()
+    rows = torch.stack([_whole(sample) for sample in samples])
+    products = [[int(each) for each in row] for row in (rows @ rows.T).tolist()]
+    squares = [row[n] for n, row in enumerate(products)]
+    cosines = [
+        [_cosine(each, one * other) for each, other in zip(row, squares, strict=True)]
+        for row, one in zip(products, squares, strict=True)
+    ]
     medians = [median(row[:n] + row[n + 1 :]) for n, row in enumerate(cosines)]
     usual = median(medians)
     if not usual * math.sqrt(rows.shape[1]) > NOISE:
         return [UNCLEAR] * len(samples)
     return [min(max(round(USUAL_SCORE * each / usual), LEAST_SCORE), MOST_SCORE) for each in medians]
+
+
+def _whole(sample: Tensor) -> Tensor:
+    """Round a sample to whole numbers of at most `GRAIN`: which one has no part in cosines."""
+    largest = float(sample.abs().max()) if len(sample) else 0.0
+    return torch.round(sample * (GRAIN / largest)) if largest >= FAINT else torch.zeros_like(sample)
+
+
+def _cosine(product: int, squares: int) -> float:
+    """Cosine by an inner product and the product of both squared lengths."""
+    return product / math.sqrt(squares) if squares else 0.0

@@ -51,16 +51,16 @@ def add_up(
     inputs: Sequence[Given],
     partials: Sequence[Payload],
     scratch: Tensor,
-    seed: bytes | None,
+    seed: bytes,
 ) -> Findings:
     """Add contributions, encoded by `codec`, and then partial merges to the sums. `scratch`: fp32 [numel];
-    `seed` draws the sample on which contributions are compared; None: they are not, and scores are none.
+    `seed` draws the sample on which contributions are compared.
 
     Raises:
         UnusableInputs: those at fault, by their place among both.
         StorageError: a payload that is not in memory cannot be read.
     """
-    sample = None if seed is None else Sample(accumulator.layout.numel, seed)
+    sample = Sample(accumulator.layout.numel, seed)
     lengths: list[Lengths] = []
     samples: list[Tensor] = []
     faults: dict[int, Unsound] = {}
@@ -71,7 +71,7 @@ def add_up(
             faults[index] = error
         else:
             lengths.append(accumulator.measure(scratch))
-            samples += [sample.of(scratch)] if sample is not None else []
+            samples.append(sample.of(scratch))
     found = Findings((), tuple(each.whole for each in lengths), tuple(scores(samples)))
     if not faults:
         faults = _add(accumulator, codec, inputs, lengths, found, scratch)

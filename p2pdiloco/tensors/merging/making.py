@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
@@ -24,6 +25,13 @@ from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.own_contributions import Residual
 from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.state import shorten
+
+
+class Remade(Struct, frozen=True):
+    """Result of a merge that was made again."""
+
+    update_digest: bytes
+    found: Findings
 
 
 class UpdateMaker:
@@ -67,7 +75,7 @@ class UpdateMaker:
         inputs: Sequence[Given],
         partials: Sequence[Payload],
         limits: MergeLimits,
-        seed: bytes | None,
+        seed: bytes,
     ) -> tuple[Accumulator, Findings]:
         """Add contributions up, then partials, in the given order. Raises: as `merging.inputs.add_up`."""
         layout = self._layouts[fragment]
@@ -92,16 +100,19 @@ class UpdateMaker:
         delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
         return self._update.encode(delta), delta
 
-    def remake(self, fragment: int, inputs: Sequence[Given], limits: MergeLimits = NO_LIMITS) -> bytes:
-        """Make the update of these contributions, at least one, in this order, and return its digest.
-        Neither state nor spare is touched. Of a run whose updates have a dense codec.
+    def remake(
+        self, fragment: int, inputs: Sequence[Given], limits: MergeLimits = NO_LIMITS, seed: bytes = b""
+    ) -> Remade:
+        """Make the update of these contributions, at least one, in this order. Neither state nor spare is
+        touched. Of a run whose updates have a dense codec. `seed`: draws the sample on which they are
+        compared.
 
         Raises:
             UnusableInputs, StorageError: as `Vault.merge`.
         """
         invariant(self.repeatable, "what a sparse update has of earlier ones only its syncer knows")
-        accumulator, _ = self.add_up(fragment, inputs, (), limits, None)
-        return content_digest(self.encode(accumulator, None, None)[0])
+        accumulator, found = self.add_up(fragment, inputs, (), limits, seed)
+        return Remade(content_digest(self.encode(accumulator, None, None)[0]), found)
 
     def cosine(self, fragment: int, own: Payload, update: Payload, seed: bytes) -> float | None:
         """Compare a contribution with an update on a sample that `seed` draws. None: one of them is zero

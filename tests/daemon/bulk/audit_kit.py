@@ -15,7 +15,7 @@ from p2pdiloco.adapters.disk.spool import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.trust_weight import Mean
+from p2pdiloco.core.api.trust_weight import Mean, sample_seed
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits, Stamp
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
@@ -65,7 +65,8 @@ class AuditNode:
     def contribute(self, seed: int) -> bytearray:
         """A payload of ours, which we keep."""
         numel = self.run.layouts[0].numel
-        delta = torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 0.01
+        all_share, own = (torch.randn(numel, generator=torch.Generator().manual_seed(n)) for n in (-1, seed))
+        delta = (all_share + own) * 0.01
         payload = codec(self.run.manifest.codec.contribution).encode(delta)
         self.chain.contributions[content_digest(payload)] = payload
         return payload
@@ -126,15 +127,15 @@ class AuditTown:
         syncer, given = self.syncer, payloads or self.payloads
         parts = [node.label(p, n) for n, (node, p) in enumerate(zip(self.learners, given, strict=True))]
         tickets = [syncer.tickets.put(payload, pushed=True) for payload in given]
-        means = [Mean(60 * n, n) for n in range(len(parts))]
+        means = [Mean(-100 * n, 8) for n in range(len(parts))]
         inputs = tuple(map(ef.MergeInput, parts, tickets, means))
-        await syncer.merging.merge(ef.Merge(0, 1, 1, inputs, (), 24, LIMITS, b"seed"))
+        await syncer.merging.merge(ef.Merge(0, 1, 1, inputs, (), 24, LIMITS, sample_seed(parts)))
         merged: ev.Merged = syncer.heard.pop()
         for ticket in [*tickets, merged.ticket]:
             syncer.tickets.release(ticket)
         assert len(merged.cut) == len(given)
         parts = [
-            replace(part, trust=mean.trust(found.score))
+            replace(part, trust=mean.trust(found.score), length=found.length, score=found.score)
             for part, mean, found in zip(parts, means, merged.measured, strict=True)
         ]
         assert len({part.trust for part in parts}) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from audit_kit import AuditNode, AuditTown, memory_town
 from daemon_kit import Neighbourhood, until
+from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
-from p2pdiloco.core.api.types import MergeLimits
+from p2pdiloco.core.api.types import UNCLEAR, UNMEASURED, Contributor, MergeLimits
 from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk.audits import auditing, giving, merged
 from p2pdiloco.daemon.bulk.audits.auditing import Auditing
@@ -116,6 +117,27 @@ async def test_a_copy_is_fetched_once(town: AuditTown) -> None:
 )
 async def test_an_update_that_is_not_their_merge_is_found(town: AuditTown, lie: dict[str, Any]) -> None:
     assert await town.auditor.audit(await town.version(**lie)) is DIFFERENT
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda part: {"score": part.score - 1},
+        lambda part: {"score": UNMEASURED},
+        lambda part: {"length": math.nextafter(part.length, math.inf)},
+        lambda part: {"length": 0.0},
+    ],
+)
+async def test_what_a_syncer_states_falsely_of_a_contribution_is_found(
+    town: AuditTown, lie: Callable[[Contributor], dict[str, Any]]
+) -> None:
+    honest = (await town.version()).header
+    parts = honest.contributors
+    assert {part.score for part in parts} - {UNMEASURED, UNCLEAR} and all(part.length for part in parts)
+    false = (parts[0], replace(parts[1], **lie(parts[1])), parts[2])
+    stated = {"update_digest": honest.update_digest, "limits": honest.limits}
+    assert await town.auditor.audit(town.named(contributors=false, **stated)) is DIFFERENT
+    assert await town.auditor.audit(town.named(contributors=parts, **stated)) is SAME
 
 
 @pytest.mark.parametrize("poison", [b"short", "nan"])

@@ -16,6 +16,7 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.trust_weight import sample_seed
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
@@ -25,6 +26,7 @@ from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.merging.making import Remade
 from p2pdiloco.tensors.payload import Payload, digest_of, memory_bytes
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 
@@ -147,10 +149,11 @@ class Auditing:
             for part in header.contributors
         ]
         remake, contributions = self._compute.vault.maker.remake, fetched.payloads
+        seed = sample_seed(header.contributors)
 
         def compare() -> AuditOutcome:
             try:
-                same = remake(header.fragment, inputs, header.limits) == header.update_digest
+                same = _as_stated(header, remake(header.fragment, inputs, header.limits, seed))
             except UnusableInputs:
                 same = False
             if same:
@@ -274,3 +277,10 @@ def _can_be_merged(header: VersionHeader) -> bool:
     limits = header.limits
     sane = limits.most_tokens > 0 and limits.longest > 0.0 and limits.of_median >= 0.0
     return bool(header.contributors) and sane
+
+
+def _as_stated(header: VersionHeader, made: Remade) -> bool:
+    """Tell whether a version is what was made again: its update, and what it says of each contribution."""
+    stated = [(part.length, part.score) for part in header.contributors]
+    found = list(zip(made.found.lengths, made.found.scores, strict=True))
+    return made.update_digest == header.update_digest and stated == found
