@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.logs import Audience
-from p2pdiloco.daemon.display.own_rows import TransferRow, excluded_rows
+from p2pdiloco.daemon.display.own_rows import RestRow, TransferRow, excluded_rows
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
@@ -28,7 +29,6 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     NodeState,
     PeerRow,
-    RestRow,
     StatusReport,
     sane_loss,
     status_of,
@@ -172,6 +172,7 @@ class Report:
             fragments=fragments,
             in_last_merge=self._diary.me in timeline.last_contributors,
             merged_age_s=timeline.merged_age_s(self._diary.me),
+            weighs=self._weighs(self._diary.me),
             newest=_newest_row(timeline),
             curve=timeline.curve.points,
             marks=timeline.marks.events,
@@ -283,16 +284,27 @@ class Report:
                     behind_versions=self._behind_versions(peer),
                     in_last_merge=peer in timeline.last_contributors,
                     merged_age_s=timeline.merged_age_s(peer),
+                    weighs=self._weighs(peer),
                 )
             )
         return rows
 
     def _behind_versions(self, peer: str) -> int:
         """Count the versions by which a peer's heads are behind ours, at most; of many fragments, of some."""
-        fragments, view = self._core.fragments, self._core.shared.view
-        some = fragments[:: max(1, len(fragments) // MOST_COMPARED)]
-        heads = ((fragment.chain.head, view.head(peer, fragment.index)) for fragment in some)
+        view = self._core.shared.view
+        heads = ((fragment.chain.head, view.head(peer, fragment.index)) for fragment in self._some())
         return max([0, *(ours.number - head.number for ours, head in heads if head is not None)])
+
+    def _weighs(self, peer: str) -> float | None:
+        """Compute what a learner's work weighs, the mean over fragments; of many, over some."""
+        all_shares = (fragment.chain.marks.weighs(peer) for fragment in self._some())
+        shares = [share for share in all_shares if share is not None]
+        return round(sum(shares) / len(shares), 3) if shares else None
+
+    def _some(self) -> Sequence[Fragment]:
+        """Choose the fragments that stand for all."""
+        fragments = self._core.fragments
+        return fragments[:: max(1, len(fragments) // MOST_COMPARED)]
 
 
 def _newest_row(timeline: Timeline) -> NewestRow | None:

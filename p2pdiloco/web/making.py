@@ -48,7 +48,8 @@ def public_view(
     usual_s = newest.usual_s if newest is not None else None
     shift_s = clock_shift_s(report, now_s)
     members = member_views(report.members, now_s, usual_s, len(report.fragments), report.answered_by)
-    members = (*members, *silent_views(report.marks, {m.peer for m in members}, shift_s, now_s))
+    known = {m.peer for m in members} | {row.peer for row in report.excluded}
+    members = (*members, *silent_views(report.marks, known, shift_s, now_s))
     points = tuple(p for p in report.curve if sane(p, now_s - shift_s))
     left_s = course.left_s or 0.0
     ends_at_s = round(now_s + left_s, -1) if 0 < left_s < MAX_AGE_S else None
@@ -75,6 +76,7 @@ def public_view(
         forecast=forecast(points, course.tokens, course.schedule_tokens, now_s, ends_at_s),
         members=members[: MAX_PEER_ROWS + 1],
         members_total=max(report.members_total, len(members)),
+        excluded=report.excluded,
         fragments=tuple(_strip(row, names, at_s or {}) for row in report.fragments),
         marks=_marks(report, names, shift_s, now_s),
         data=_data(report),

@@ -130,6 +130,11 @@ FIGURES = (
     Figure("run_members", "Members by state, of those that are listed.", _states, ("state",)),
     Figure("run_members_known", "Members of the run.", _one(lambda public: public.members_total)),
     Figure(
+        "run_excluded_members",
+        "Peers that are shown to have lied.",
+        _one(lambda public: len(public.excluded)),
+    ),
+    Figure(
         "node_state",
         "1 for the word of the node's state (docs/topics/web.md), 0 for all others.",
         lambda _public, own: [((word.value,), own.state is word) for word in NodeWord],
@@ -178,6 +183,11 @@ FIGURES = (
         "Refusals of contributions, by the syncer's reason.",
         lambda _public, own: [((reason,), count) for reason, count in own.contributions.refused.items()],
         ("reason",),
+    ),
+    Figure(
+        "node_weight_share",
+        "Weight of this node's work beside a usual member's, 0 to 1 (docs/protocol/weights.md, section 5).",
+        lambda public, _own: [((), member.weighs) for member in public.members if member.is_me],
     ),
     Figure(
         "node_refusals_total",

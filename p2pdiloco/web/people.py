@@ -19,6 +19,9 @@ PATIENCE = 8.0
 LEAST_PATIENCE_S = 60.0
 SHOWN_SILENT_S = 900.0
 """Time for which a member that went silent is shown, once nobody lists it any more."""
+DISAGREES_BELOW = 0.45
+"""Weight of a member's work, beside a usual one's, below which it is said to disagree; a newcomer begins with
+half."""
 ORDER = (MemberWord.HERE, MemberWord.BEHIND, MemberWord.RESTING, MemberWord.SILENT)
 
 
@@ -49,6 +52,7 @@ def _member_view(row: PeerRow, now_s: float, patience_s: float, is_me: bool) -> 
         loss=sane_loss(row.loss),
         reach=row.reach,
         offices=row.offices,
+        weighs=row.weighs,
         is_me=is_me,
     )
 
@@ -86,6 +90,8 @@ def standing(row: PeerRow, patience_s: float) -> tuple[MemberWord, Why]:
         return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.OLD_VERSIONS
     if row.merged_age_s is not None and row.merged_age_s > patience_s:
         return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.NOT_MERGED
+    if row.weighs is not None and row.weighs < DISAGREES_BELOW:
+        return MemberWord.HERE, Why.DISAGREES
     return MemberWord.HERE, Why.THIN_UPLINK if row.thin else Why.NONE
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta, field
 
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
 from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
+from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow
 from p2pdiloco.daemon.display.series import MAX_MARKS, MAX_POINTS
 from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, MAX_RECENT_LINES
 from p2pdiloco.printable import encoded
@@ -107,6 +108,8 @@ class MemberView(Row, frozen=True, kw_only=True):
     """Reach: "direct", "relayed", "outbound only", or empty for not known."""
     offices: Natural = 0
     """Number of fragments whose syncer it is."""
+    weighs: float | None = None
+    """Weight of its work beside as much of a usual member's, 0 to 1; None: nothing of it is merged."""
     is_me: bool = False
     """True: the node whose view this is."""
 
@@ -199,6 +202,8 @@ class PublicView(Row, frozen=True, kw_only=True):
     members: Annotated[tuple[MemberView, ...], Meta(max_length=MAX_PEER_ROWS + 1)] = ()
     """Members, the one whose view this is first; then as they work: here, behind, resting, silent."""
     members_total: Natural = 0
+    excluded: Annotated[tuple[ExcludedRow, ...], Meta(max_length=MAX_EXCLUDED_ROWS)] = ()
+    """Peers that are shown to have lied, as whose view this is knows."""
     fragments: Annotated[tuple[StripView, ...], Meta(max_length=MAX_FRAGMENTS)] = ()
     marks: Annotated[tuple[Mark, ...], Meta(max_length=MAX_MARKS)] = ()
     """Marks of the time axis, oldest first."""

@@ -60,6 +60,7 @@ class Why(Reason):
     NO_DISK = "no-disk", "its disk takes nothing, so it has no vote"
     THIN_UPLINK = "thin-uplink", "its uplink carries less than an office asks"
     NOT_TRAINING = "not-training", "no learner runs there"
+    DISAGREES = "disagrees", "its work goes where no other's goes, so it weighs less than half"
 
 
 @direct_members
@@ -73,6 +74,7 @@ class MarkKind(Reason):
     OFFICE = "office", "a syncer took office, or laid it down"
     SUSPICION = "suspicion", "a syncer is not counted on any more"
     FORK = "fork", "two histories met, and one gave way"
+    EXCLUDED = "excluded", "a member is shown to have lied, and has lost its place for good"
     COURSE = "course", "the run's owner changed something, or the run rests or ends"
     FAULT = "fault", "something went wrong on this node: its learner, its link, its disk, its p2p process"
 

@@ -28,6 +28,9 @@ async def test_a_round_moves_everybody_to_the_same_bytes(tmp_path: Path) -> None
             await until(lambda m=member: m.compute.vault.version(0) == m.number(), "the commit")
         assert torch.equal(one.compute.vault.theta(0), two.compute.vault.theta(0))
         assert one.head().tokens == 6 * 256  # every token once
+        seen = one.report.snapshot(0.0)
+        shares = [seen.weighs, *(row.weighs for row in seen.peers)]
+        assert shares == [1.0, 1.0], "of two none weighs less"
 
         def merged() -> int:
             return sum(isinstance(c, ch.Install) and c.mode == "merged" for c in one.learner.commands)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from p2pdiloco.daemon.display.own_rows import ExcludedRow
 from p2pdiloco.daemon.display.series import LossPoint, PastEvent
 from p2pdiloco.daemon.display.snapshot import (
     CourseRow,
@@ -69,6 +70,8 @@ def report(**fields: Any) -> StatusReport:
         ({"behind_versions": 2, "thin": True}, MemberWord.BEHIND, Why.THIN_UPLINK),
         ({"merged_age_s": 61.0}, MemberWord.BEHIND, Why.NOT_MERGED),
         ({"thin": True}, MemberWord.HERE, Why.THIN_UPLINK),
+        ({"weighs": 0.5}, MemberWord.HERE, Why.NONE),
+        ({"weighs": 0.2, "thin": True}, MemberWord.HERE, Why.DISAGREES),
     ],
 )
 def test_who_is_behind_and_why(fields: dict[str, Any], state: MemberWord, why: Why) -> None:
@@ -91,6 +94,13 @@ def test_who_is_behind_and_why(fields: dict[str, Any], state: MemberWord, why: W
 )
 def test_the_pulse_of_a_run(fields: dict[str, Any], pulse: Pulse) -> None:
     assert public_view(report(**fields), NOW_S).pulse is pulse
+
+
+def test_who_is_excluded_is_told_once_and_not_as_silent_too() -> None:
+    liar = ExcludedRow(peer="dan", name="Dan", reason="it voted twice")
+    marks = (PastEvent(NOW_S - 90, "silent", "died", "dan", None, 1, "Dan"),)
+    view = public_view(report(marks=marks, excluded=(liar,)), NOW_S)
+    assert view.excluded == (liar,) and [member.peer for member in view.members] == ["ann"]
 
 
 def test_a_member_that_died_is_shown_for_a_while_and_one_that_left_is_not() -> None:

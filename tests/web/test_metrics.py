@@ -27,7 +27,13 @@ COUNTS = {
     "node_state",
     "node_resting",
 }
-COUNTS |= {"node_contributions_waiting", "node_link_behind", "node_offices"}
+COUNTS |= {
+    "run_excluded_members",
+    "node_weight_share",
+    "node_contributions_waiting",
+    "node_link_behind",
+    "node_offices",
+}
 """Names of plain numbers of something, which have no unit."""
 
 

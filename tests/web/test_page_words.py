@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 from page_scene import scene, with_public
 
+from p2pdiloco.daemon.display.own_rows import ExcludedRow
 from p2pdiloco.daemon.display.snapshot import NodeState
 from p2pdiloco.web import live
 from p2pdiloco.web.page.rendering import PARTS, Page
@@ -60,6 +61,16 @@ def test_a_view_of_which_nothing_is_known_yet_is_a_page() -> None:
         page = Page().html(view)
         assert page.count("<h1>") == 1 and ">None" not in page and "<form" not in page
         assert set(Page().parts(view).html) == set(PARTS)
+
+
+def test_the_page_says_who_is_excluded_and_whose_work_weighs_little() -> None:
+    run = scene(time.time()).public
+    assert run is not None
+    first = replace(run.members[1], why=Why.DISAGREES, weighs=0.123)
+    liar = ExcludedRow(peer="12D3liar", name="<b>eve", reason="it voted twice <here>")
+    page = Page().html(with_public(scene(time.time()), members=(run.members[0], first), excluded=(liar,)))
+    assert "disagrees with the others</span>, weighs 12 %" in page
+    assert "is excluded: <bdi>it voted twice &lt;here&gt;</bdi>" in page and "&lt;b&gt;eve" in page
 
 
 def test_a_part_changes_only_when_something_happens() -> None:

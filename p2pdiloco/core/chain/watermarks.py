@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from statistics import median_high
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.trust_weight import Mean
+from p2pdiloco.core.api.trust_weight import Mean, trust_of
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
 
 WATERMARK_VERSIONS = 1024
@@ -83,6 +84,16 @@ class Marks:
         """Find how far that learner's contributions agree with the others'."""
         mark = self._by.get(learner)
         return Mean(mark.agreement, mark.merges) if mark else Mean()
+
+    @cached_property
+    def _usual_trust(self) -> int:
+        return median_high(trust_of(mark.agreement) for mark in self.table)
+
+    def weighs(self, learner: str) -> float | None:
+        """Compute what that learner's work weighs beside as much of a usual one's, 0 to 1; None: it has no
+        mark. For people: nothing follows from it."""
+        mark = self._by.get(learner)
+        return min(1.0, trust_of(mark.agreement) / self._usual_trust) if mark else None
 
     @cached_property
     def lately(self) -> int:

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from p2pdiloco.daemon.display.own_rows import TransferRow
-from p2pdiloco.daemon.display.snapshot import RestRow
+from p2pdiloco.daemon.display.own_rows import RestRow, TransferRow
 from p2pdiloco.daemon.rest.kept_wishes import LimitRow
 
 AWAY = "away"

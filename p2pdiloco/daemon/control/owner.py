@@ -19,8 +19,7 @@ from p2pdiloco.config.owner.own_limits import limits_of
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import service
 from p2pdiloco.daemon.control.controls import AWAY, ControlState
-from p2pdiloco.daemon.display.own_rows import TransferRow
-from p2pdiloco.daemon.display.snapshot import RestRow
+from p2pdiloco.daemon.display.own_rows import RestRow, TransferRow
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.keeper import WishKeeper
 from p2pdiloco.daemon.rest.reasons import Rest, RestReason, clock_text

@@ -17,6 +17,7 @@ HexDigest = Annotated[str, Meta(max_length=16)]
 """Hexadecimal digits of a digest as shown to people: the first 8, at most 16."""
 Seconds = Annotated[float, Meta(ge=-1e11, le=1e11)]
 """Ages, and times since 1970: a number that is none, or is infinite, cannot be made a time."""
+Share = Annotated[float, Meta(ge=0, le=1)]
 Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 

@@ -1,4 +1,4 @@
-"""Rows of a report beside those of members and fragments: this month's bytes, who is excluded."""
+"""Rows of a report beside those of members and fragments: rest, this month's bytes, who is excluded."""
 
 from __future__ import annotations
 
@@ -6,8 +6,23 @@ from collections.abc import Callable
 
 from p2pdiloco.core.proofs.excluded import Excluded
 from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
+from p2pdiloco.daemon.rest.reasons import RestReason
 
 MAX_EXCLUDED_ROWS = 32
+
+
+class RestRow(Row, frozen=True, kw_only=True):
+    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.rest`)."""
+
+    reason: RestReason
+    since: float = 0.0
+    """Seconds since 1970, by the node's clock."""
+    words: Line = ""
+    """Words for one line: "idle: on battery since 14:02, until mains power is back"."""
+    ends: Line = ""
+    """Words on what ends it."""
+    handed_over: bool = False
+    """True: all that was made is merged."""
 
 
 class TransferRow(Row, frozen=True, kw_only=True):

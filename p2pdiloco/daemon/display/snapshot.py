@@ -16,10 +16,19 @@ from msgspec import Meta, field
 
 from p2pdiloco.core.api.amendments import Going
 from p2pdiloco.core.following.beginning import Grounds
-from p2pdiloco.daemon.display.bounds import MAX_LOSS, HexDigest, Line, Natural, Row, Seconds, Text, Words
-from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow, TransferRow
+from p2pdiloco.daemon.display.bounds import (
+    MAX_LOSS,
+    HexDigest,
+    Line,
+    Natural,
+    Row,
+    Seconds,
+    Share,
+    Text,
+    Words,
+)
+from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow, RestRow, TransferRow
 from p2pdiloco.daemon.display.series import Events, Points
-from p2pdiloco.daemon.rest.reasons import RestReason
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.printable import encoded
 
@@ -67,6 +76,9 @@ class PeerRow(Row, frozen=True, kw_only=True):
     """True: work of it is in the newest version that came here."""
     merged_age_s: Seconds | None = None
     """Seconds since a version with work of it came here; None: none did since this node started."""
+    weighs: Share | None = None
+    """Weight of its work beside as much of a usual member's, 0 to 1, the mean over fragments
+    (docs/protocol/weights.md, section 5); None: nothing of it is merged."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):
@@ -150,20 +162,6 @@ class CourseRow(Row, frozen=True, kw_only=True):
     """Message of the run's owner."""
 
 
-class RestRow(Row, frozen=True, kw_only=True):
-    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.rest`)."""
-
-    reason: RestReason
-    since: float = 0.0
-    """Seconds since 1970, by the node's clock."""
-    words: Line = ""
-    """Words for one line: "idle: on battery since 14:02, until mains power is back"."""
-    ends: Line = ""
-    """Words on what ends it."""
-    handed_over: bool = False
-    """True: all that was made is merged."""
-
-
 class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Everything that the live view of one node shows, taken by the daemon a few times a second."""
 
@@ -232,6 +230,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Peers of which this node has a proof that they lied."""
     in_last_merge: bool = False
     merged_age_s: Seconds | None = None
+    weighs: Share | None = None
     """Part of this node in the last merges, as in `PeerRow`."""
     newest: NewestRow | None = None
     """Version that came last; None: none did since this node started."""
@@ -312,6 +311,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         thin=snapshot.thin,
         in_last_merge=snapshot.in_last_merge,
         merged_age_s=snapshot.merged_age_s,
+        weighs=snapshot.weighs,
     )
     members = (me, *snapshot.peers)
     losses = [loss for member in members if (loss := sane_loss(member.loss)) is not None]

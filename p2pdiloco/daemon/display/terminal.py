@@ -31,6 +31,8 @@ from p2pdiloco.printable import clean
 CELL_WIDTH = 39
 """Columns of one fragment's cell: two fit on 80."""
 INDENT = "    "
+WEIGHS_IN_FULL = 0.95
+"""Weight of a member's work, beside a usual one's, from which on nothing is said about it."""
 MOST_RECENT = 4
 """Rows of the newest sentences that fragments make room for."""
 LEAST_BELOW = 11
@@ -240,6 +242,7 @@ def role_text(row: PeerRow) -> str:
     words += [] if row.learning else ["not training"]
     words += [] if row.votes else ["cannot save"]
     words += ["thin uplink"] if row.thin else []
+    words += [] if row.weighs is None or row.weighs >= WEIGHS_IN_FULL else [f"weighs {row.weighs:.0%}"]
     words += [f"syncer of {row.offices}"] if row.offices else []
     return ", ".join(words)
 

@@ -43,7 +43,7 @@ FAULTS = ("learner", "link", "disk", "p2pd", "health")
 ENDS = ("ended", "lost")
 ABOUT_PEERS = ("join", "leave", "silent")
 """Kinds that count when they are about another member; about this node they say what its state says."""
-AS_THEY_ARE = ("election", "office", "suspicion", "fork", "course")
+AS_THEY_ARE = ("election", "office", "suspicion", "fork", "course", "excluded")
 OWN = ("election", "office")
 """Kinds that are about this node where they name nobody else."""
 OF_OTHERS = {"we stand": "stands", "we are the syncer": "is the syncer", "follows": "is the syncer"}

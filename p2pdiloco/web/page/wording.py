@@ -31,7 +31,7 @@ TONES = {
     Pulse.ENDED: "calm",
     Pulse.UNKNOWN: "bad",
 }
-GRAVE = (MarkKind.SILENT, MarkKind.SUSPICION, MarkKind.FORK, MarkKind.FAULT)
+GRAVE = (MarkKind.SILENT, MarkKind.SUSPICION, MarkKind.FORK, MarkKind.FAULT, MarkKind.EXCLUDED)
 """Kinds of marks that tell of something that went wrong."""
 WHY = {
     Why.SILENT: "not heard of",
@@ -41,6 +41,7 @@ WHY = {
     Why.NO_DISK: "disk full: no vote",
     Why.THIN_UPLINK: "thin uplink",
     Why.NOT_TRAINING: "no learner runs there",
+    Why.DISAGREES: "disagrees with the others",
 }
 """Short words for a reason; `str` of it is the sentence."""
 

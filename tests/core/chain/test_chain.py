@@ -131,6 +131,14 @@ def test_watermarks_follow_the_contributors() -> None:
     assert chain.table() == marks
 
 
+def test_work_weighs_beside_that_of_a_usual_member() -> None:
+    means = {"odd": 20, "usual": 90, "young": 80, "liar": -900}
+    marks = marks_of(Watermark(name, Stamp(1, 1), 1, agreement=mean) for name, mean in means.items())
+    assert marks.weighs("usual") == 1.0 and marks.weighs("stranger") is None
+    shares = [marks.weighs(name) for name in ("young", "odd", "liar")]
+    assert shares == pytest.approx([1.0, 7 / 25, 1 / 25])
+
+
 def test_tables_that_nobody_needs_any_more_are_gone() -> None:
     """A node that runs for months holds the tables of its log, not every one since the empty one."""
     marks, made = marks_of(()), []

@@ -129,6 +129,7 @@ def test_marks_say_of_whom_they_are_also_to_others() -> None:
         ("office", "we are the syncer with 2 of 2 votes", {"term": 4}),
         ("office", "follows", {"syncer": "tom"}),
         ("course", "the run goes on", {}),
+        ("excluded", "it voted twice", {"peer": "tom"}),
     ):
         timeline.note(kind, 0, reason, fields, lambda peer: names.get(peer, ""), "me")
     assert [(event.name, event.words) for event in timeline.marks.events] == [
@@ -136,6 +137,7 @@ def test_marks_say_of_whom_they_are_also_to_others() -> None:
         ("rose", "is the syncer with 2 of 2 votes"),
         ("tulip", "is the syncer"),
         ("", "the run goes on"),
+        ("tulip", "it voted twice"),
     ]
 
 

@@ -130,6 +130,13 @@ def test_who_cannot_save_a_vote_is_seen_here_and_by_others() -> None:
     assert [row.votes for row in status_of(full).members[:2]] == [False, True]
 
 
+def test_whose_work_weighs_little_is_seen() -> None:
+    usual = snapshot()
+    peers = (replace(usual.peers[0], weighs=0.125), replace(usual.peers[1], weighs=0.96), *usual.peers[2:])
+    text = "\n".join(printed(render(replace(usual, peers=peers)), 120, 50))
+    assert text.count("weighs") == 1 and "weighs 12%" in text
+
+
 LOUD = replace(
     snapshot(peers=3),
     name="a-volunteer-with-a-long-name",
