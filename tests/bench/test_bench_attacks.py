@@ -110,7 +110,8 @@ def test_every_lie_changes_something() -> None:
     for lie in BY_A_MEMBER.values():
         claimed = lie.label(label)
         told = claimed.inner_steps > 1000 * label.inner_steps or not torch.equal(lie.delta(delta), delta)
-        assert told or lie.usurps or not torch.equal(lie.merged(delta), delta)
+        stated = lie.scores([64]) != [64]
+        assert told or stated or lie.usurps or not torch.equal(lie.merged(delta), delta)
         assert torch.isfinite(lie.delta(delta)).all() and claimed.tokens == 256 * claimed.inner_steps
 
 

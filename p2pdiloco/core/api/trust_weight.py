@@ -41,6 +41,8 @@ usual: an honest learner whose data are quite different from the others' has a s
 SLOWNESS, FIRST_SLOWNESS = 8, 2
 """Divisor of a step: the mean moves by so small a part of the way to the newest figure. It begins with a
 larger one, and grows by one in each round: what a newcomer begins with is worth no more than one score."""
+UNTOLD = (UNCLEAR, UNMEASURED)
+"""Scores that say nothing of a contribution."""
 FORGIVEN = 8
 """Step of the mean towards all of the weight in a round too small to be measured."""
 
@@ -49,6 +51,11 @@ def trust_of(agreement: int) -> int:
     """Compute the trust weight, of `FULL_TRUST`, of a learner with that mean agreement."""
     share = min(max(agreement - NONE_AT, 0), ALL_AT - NONE_AT)
     return LEAST_TRUST + (FULL_TRUST - LEAST_TRUST) * share // (ALL_AT - NONE_AT)
+
+
+def in_means(score: int) -> int:
+    """Compute a score in units of the mean."""
+    return score * USUAL // USUAL_SCORE
 
 
 class Mean(Struct, frozen=True):
@@ -61,10 +68,10 @@ class Mean(Struct, frozen=True):
         """Compute the mean agreement once a contribution with that score is merged."""
         if score == UNCLEAR and self.agreement < BEGINS:
             return self.agreement  # who was found to disagree is not forgiven by keeping others from agreeing
-        if score in (UNCLEAR, UNMEASURED):
+        if score in UNTOLD:
             return max(self.agreement, min(self.agreement + FORGIVEN, ALL_AT))
         slowness = min(FIRST_SLOWNESS + self.merges, SLOWNESS)
-        return self.agreement + (score * USUAL // USUAL_SCORE - self.agreement) // slowness
+        return self.agreement + (in_means(score) - self.agreement) // slowness
 
     def trust(self, score: int) -> int:
         """Compute the trust weight of a contribution with that score."""
@@ -73,7 +80,7 @@ class Mean(Struct, frozen=True):
 
 def plausible(score: int) -> bool:
     """Tell whether that is a score, or says that there is none."""
-    return score in (UNMEASURED, UNCLEAR) or LEAST_SCORE <= score <= MOST_SCORE
+    return score in UNTOLD or LEAST_SCORE <= score <= MOST_SCORE
 
 
 def sample_seed(parts: Iterable[Contributor]) -> bytes:

@@ -4,7 +4,8 @@ A version is audited because it looks wrong to us, or by lot.
 
 - *Suspicion.* Whose contribution is in a version knows how far the update should go its way, whatever all
   others sent: they are nearly orthogonal to it, and have a little of it. An update that goes less than half
-  as far is not their merge, as a rule. That is free, and finds at once what does harm.
+  as far is not their merge, as a rule. Nor is it usual that one who agreed with the others for long suddenly
+  does not, as a version says. That is free, and finds at once what does harm.
 - *Lot.* Each node draws for itself, so that no syncer can foresee or avoid it.
 
 One version is audited at a time by a node. What several groups made is not audited yet.
@@ -21,6 +22,7 @@ from p2pdiloco.core.api.effects import Audit
 from p2pdiloco.core.api.events import Audited
 from p2pdiloco.core.api.plausible import weight_of
 from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.trust_weight import ALL_AT, UNTOLD, in_means
 from p2pdiloco.core.api.types import Contributor, MergeLimits, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.context import FragmentContext
@@ -45,6 +47,8 @@ class Auditor:
         self._suspected: SignedVersion | None = None
         """Newest version that waits until another audit is done, as it looks wrong."""
         self._under_way: SignedVersion | None = None
+        self._agreement = 0
+        """Our mean agreement before the version that is being applied."""
 
     def _audits(self, header: VersionHeader) -> bool:
         """Tell whether that child of our head, or the head itself, can be audited: it was made by one group,
@@ -55,6 +59,7 @@ class Auditor:
     def own_part(self, header: VersionHeader) -> Ticket | None:
         """Find our own contribution to a version, which is to be compared with its update; None: there is
         none, or nothing is compared."""
+        self._agreement = self._context.chain.marks.mean(self._shared.me).agreement
         return self._own.ticket_in(header.contributors) if self._audits(header) else None
 
     def applied(self, version: SignedVersion, cosine: float | None, now: float) -> None:
@@ -70,9 +75,20 @@ class Auditor:
                 words = f"version {header.number} hardly goes the way of our contribution to it"
                 figures = {"cosine": round(cosine, 4), "expected": round(expected, 4)}
                 shared.out.record("audit", header.fragment, words, peer=header.syncer, **figures)
+        if self._disowned(header):
+            self._suspected = version
+            words = f"version {header.number} says that our contribution to it goes where no other goes"
+            shared.out.record("audit", header.fragment, words, peer=header.syncer)
         if self._suspected is None and self._drawn():
             self._begin(version)
         self.poll(now)
+
+    def _disowned(self, header: VersionHeader) -> bool:
+        """Tell whether a version gives our contribution a score with which nobody would have all of its
+        weight, although we had: it takes away what we are trusted with, and so what makes us suspicious."""
+        parts = (part for part in header.contributors if part.learner == self._shared.me)
+        low = any(part.score not in UNTOLD and in_means(part.score) < ALL_AT for part in parts)
+        return low and self._agreement >= ALL_AT
 
     def _drawn(self) -> bool:
         return self._rng.random() * max(1, self._context.chain.marks.lately) < DRAWN

@@ -19,6 +19,8 @@ class Lie(Enum):
 
     FLIP = "flip", "its own work, reversed"
     FLIP_X10 = "flip-x10", "its own work, reversed and ten times as long"
+    TURNING = "turning", "its own work, honest up to version 10, reversed from then on"
+    SOMETIMES = "sometimes", "its own work, reversed in three of ten versions"
     X1000_SMALLEST = (
         "x1000-smallest",
         "its own work times 1000, by the learner with a tenth of the usual tokens",

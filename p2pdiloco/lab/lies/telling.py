@@ -19,6 +19,10 @@ ALIE_DEVIATIONS = 1.5
 """Standard deviations that "a little is enough" moves every element by (arXiv 1902.06156)."""
 DRIFT_SHARE = 0.9
 """Length of a drift, as a share of the longest that is not cut."""
+TURNS_AT = 10
+"""Version from which on an honest member lies; and so many versions have the lies of one that does it
+sometimes:"""
+OF_TEN = 3
 HALVINGS = 24
 """Halvings in the search for how far min-max can push."""
 
@@ -73,6 +77,14 @@ def _flip(known: Known) -> Told:
 
 def _flip_x10(known: Known) -> Told:
     return Told(-10 * known.own)
+
+
+def _turning(known: Known) -> Told:
+    return Told(-known.own if known.round >= TURNS_AT else known.own)
+
+
+def _sometimes(known: Known) -> Told:
+    return Told(-known.own if known.round % 10 >= 10 - OF_TEN else known.own)
 
 
 def _x1000_smallest(known: Known) -> Told:
@@ -148,6 +160,8 @@ def _tokens_x10_flip(known: Known) -> Told:
 _TOLD: Mapping[Lie, Callable[[Known], Told]] = {
     Lie.FLIP: _flip,
     Lie.FLIP_X10: _flip_x10,
+    Lie.TURNING: _turning,
+    Lie.SOMETIMES: _sometimes,
     Lie.X1000_SMALLEST: _x1000_smallest,
     Lie.NOISE: _noise,
     Lie.LABELS: _honest,

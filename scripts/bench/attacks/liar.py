@@ -17,6 +17,7 @@ from attacks.lies import BY_A_MEMBER, Lie
 from attacks.usurper import usurp
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.contributions import own
+from p2pdiloco.tensors.merging import inputs
 from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 
@@ -24,6 +25,7 @@ from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 def lying(lie: Lie, sign: Path) -> None:
     """Put the lie into this process; what it does is noted in the file, a word a line."""
     honest_encode, honest_label, honest_result = OwnContributions.encode, own.signed_label, Accumulator.result
+    honest_scores = inputs.scores
 
     def lies(word: str) -> bool:
         if not sign.exists():
@@ -50,8 +52,13 @@ def lying(lie: Lie, sign: Path) -> None:
         if lies("merges"):
             out.copy_(lie.merged(out))
 
+    def scores(samples: Sequence[Tensor]) -> list[int]:
+        found = honest_scores(samples)
+        return lie.scores(found) if lies("scores") else found
+
     if lie.usurps:
         usurp(lies, lie.boasts)
+    inputs.scores = scores
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
     own.signed_label = label

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from torch import Tensor
 
 from p2pdiloco.core.api.plausible import MOST_PERIODS
-from p2pdiloco.core.api.types import ContributionHeader
+from p2pdiloco.core.api.types import LEAST_SCORE, ContributionHeader
 
 
 class Lie(Struct, frozen=True):
@@ -18,6 +18,8 @@ class Lie(Struct, frozen=True):
     delta: Callable[[Tensor], Tensor] = lambda delta: delta
     label: Callable[[ContributionHeader], ContributionHeader] = lambda header: header
     merged: Callable[[Tensor], Tensor] = lambda delta: delta
+    scores: Callable[[list[int]], list[int]] = lambda found: found
+    """Rule of what it says, as syncer, of the agreement of contributions."""
     usurps: bool = False
     """True: it wants all offices, and makes no version (`attacks.usurper`)."""
     boasts: bool = False
@@ -47,6 +49,7 @@ BY_A_MEMBER: Mapping[str, Lie] = {
     "member-x100": Lie(delta=lambda delta: delta * 100),
     "member-false-update": Lie(merged=noise(20.0)),
     "member-quiet-false-update": Lie(merged=noise(1.0)),
+    "member-false-scores": Lie(scores=lambda found: [LEAST_SCORE] * len(found)),
     "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
     "member-offices": Lie(usurps=True, boasts=True),
     "member-idle": Lie(usurps=True),

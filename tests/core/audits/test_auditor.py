@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 from kit import Solo, child, config, found, reasons
+from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.types import NO_LIMITS, Contributor, Stamp
+from p2pdiloco.core.api.types import (
+    LEAST_SCORE,
+    NO_LIMITS,
+    UNCLEAR,
+    UNMEASURED,
+    USUAL_SCORE,
+    Contributor,
+    Stamp,
+)
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import auditor
 from p2pdiloco.core.audits.auditor import expected_cosine
@@ -29,13 +38,19 @@ def node(**run: object) -> Solo:
     return Solo(config(2, audited=True, **run), PEERS)
 
 
-def version(solo: Solo, fragment: int = 0, syncer: str = "p1") -> SignedVersion:
-    return child(solo.core.fragments[fragment].chain.header, syncer, ("me", "p1", "p2", "p3"))
+def version(solo: Solo, fragment: int = 0, syncer: str = "p1", score: int = UNMEASURED) -> SignedVersion:
+    """A version that says this of our contribution."""
+    parent, learners = solo.core.fragments[fragment].chain.header, ("me", "p1", "p2", "p3")
+    parts = (Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
+    scored = tuple(replace(part, score=score) if part.learner == "me" else part for part in parts)
+    return child(parent, syncer, learners, contributors=scored)
 
 
-def applied(solo: Solo, cosine: float | None, fragment: int = 0, syncer: str = "p1") -> Effects:
+def applied(
+    solo: Solo, cosine: float | None, fragment: int = 0, syncer: str = "p1", score: int = UNMEASURED
+) -> Effects:
     """A version becomes ours whose update goes so far the way of our own contribution to it."""
-    made = version(solo, fragment, syncer)
+    made = version(solo, fragment, syncer, score)
     effects = solo.message(syncer, Announce(fragment, made.header.head(), syncer))
     for pull in found(effects, ef.FetchUpdate):
         effects += solo.feed(ev.UpdateFetched(fragment, pull.peer, made, 900))
@@ -43,6 +58,18 @@ def applied(solo: Solo, cosine: float | None, fragment: int = 0, syncer: str = "
         done = ev.UpdateApplied(fragment, job.number, 900, made.header.state_digest, cosine=cosine)
         effects += solo.feed(done)
     return effects
+
+
+def test_a_version_that_takes_away_what_we_are_trusted_with_is_audited() -> None:
+    honest = node()
+    assert not found(applied(honest, 0.5, score=USUAL_SCORE), ef.Audit)
+    assert not found(applied(honest, 0.5, score=UNCLEAR), ef.Audit), "that says nothing of us"
+    effects = applied(honest, 0.5, score=LEAST_SCORE)
+    assert [audit.version.header.number for audit in found(effects, ef.Audit)] == [3]
+    assert "where no other goes" in reasons(effects, "audit")[0]
+    odd = node()
+    for _ in range(3):
+        assert not found(applied(odd, 0.5, score=0), ef.Audit), "it never had all of its weight"
 
 
 def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome) -> Effects:

@@ -52,8 +52,18 @@ def test_what_is_its_own_work_in_another_form() -> None:
         *IN_THE_DATA,
         Lie.TOKENS_X10,
         # in the first round there is nothing older
+        *(Lie.TURNING, Lie.SOMETIMES),
         *(Lie.STALE_FIRST, Lie.STALE_LAST, Lie.COPYCAT_LATE),
     }
+
+
+def test_who_turns_is_honest_at_first_and_who_lies_sometimes_does_so_in_three_of_ten_rounds() -> None:
+    def reversed_in(lie: Lie) -> list[int]:
+        told = {n: tell(lie, known(round=n)).delta for n in range(20)}
+        return [n for n, delta in told.items() if torch.equal(delta, -known().own)]
+
+    assert reversed_in(Lie.TURNING) == list(range(10, 20))
+    assert reversed_in(Lie.SOMETIMES) == [7, 8, 9, 17, 18, 19]
 
 
 def test_replays_are_of_the_rounds_that_they_name() -> None:
