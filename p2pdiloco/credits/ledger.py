@@ -8,13 +8,13 @@ always add up to its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from msgspec import Struct, field
 
-from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
+from p2pdiloco.core.chain.earning import earned, mark_of
 from p2pdiloco.core.chain.scale import MOST_GAP
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
 from p2pdiloco.credits.records import HistoryRecord
@@ -72,6 +72,8 @@ class MergedMark(Struct, frozen=True):
 
     stamp: Stamp
     number: int
+    last: bytes
+    """Bytes by which a copy of it is known."""
 
 
 class FragmentLedger:
@@ -104,7 +106,7 @@ class FragmentLedger:
         if not self.number:
             self.first = header.number
             if header.number > 1:  # its parent is not here: all that it has is taken to count
-                counts = (p.tokens for p in header.contributors if p.trust > LEAST_TRUST)
+                counts = earned(header.contributors, frozenset())
                 self.before_tokens = max(0, header.tokens - sum(counts))
                 self.tokens = self.before_tokens
         if header.tokens < self.tokens:
@@ -121,16 +123,15 @@ class FragmentLedger:
         self.tokens += counted
         self.number, self.digest = header.number, digest
 
-    def _weights(self, parts: Iterable[Contributor], number: int) -> list[tuple[int, int]]:
-        """List (tokens claimed, versions that it may make up for) of every part. Nothing counts of whom its
-        syncer does not trust."""
-        return [
-            (
-                part.tokens if part.trust > LEAST_TRUST else 0,
-                1 + min(MOST_GAP, self._gap(part.learner, number) or 0),
-            )
-            for part in parts
-        ]
+    def _weights(self, parts: Sequence[Contributor], number: int) -> list[tuple[int, int]]:
+        """List (tokens claimed that may count, versions that it may make up for) of every part."""
+        gaps = (1 + min(MOST_GAP, self._gap(part.learner, number) or 0) for part in parts)
+        return list(zip(earned(parts, self._lasts(number)), gaps, strict=True))
+
+    def _lasts(self, number: int) -> frozenset[bytes]:
+        """Find the marks of everybody's newest contribution before that version."""
+        floor = number - 1 - WATERMARK_VERSIONS
+        return frozenset(mark.last for mark in self._marks.values() if mark.last and mark.number >= floor)
 
     def _gap(self, learner: str, number: int) -> int | None:
         """Count the versions between a learner's last one and that number; None: the chain has no watermark
@@ -151,7 +152,7 @@ class FragmentLedger:
                 self.doubt(Doubt.OUT_OF_ORDER)
         elif self.first == 1 and part.after != NEVER:
             self.doubt(Doubt.OUT_OF_ORDER)
-        self._marks[part.learner] = MergedMark(part.stamp, number)
+        self._marks[part.learner] = MergedMark(part.stamp, number, mark_of(part.payload_digest))
         return True
 
     def _entry(self, learner: str, at_s: int) -> Entry:

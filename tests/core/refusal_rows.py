@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from core_swarm import Member, Swarm
 from kit import RUN, Solo, child, config, contribution, digest, found, genesis, sign, signed_part
-from scenes import next_part, one_round, shown_a_lie, syncer
+from scenes import copied, next_part, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -297,6 +297,7 @@ LEAF: dict[Verdict, tuple[Callable[[], Effects], ...]] = {
     Verdict.WRONG_CODEC: (labelled(codec="fp8"),),
     Verdict.WRONG_SIZE: (labelled(payload_bytes=1001), labelled(payload_bytes=0)),
     Verdict.IMPLAUSIBLE_TOKENS: (labelled(tokens=41), labelled(tokens=0)),
+    Verdict.COPY: (lambda: copied("p1"), lambda: copied("p2")),
 }
 GROUP: dict[Verdict, tuple[Callable[[], Effects], ...]] = {
     Verdict.NOT_SYNCER: (no_syncer_above,),

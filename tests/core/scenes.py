@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit import Solo, branch, config, found, table, vote
+from kit import Solo, branch, config, contribution, found, table, vote
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
@@ -55,6 +55,16 @@ def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ef.Effect]:
         effects += solo.offer(learner, 10 * number + index, stamp=stamp, after=mark)
     effects += solo.wait(1.0)
     return effects + solo.merged(found(effects, ef.Merge)[0])
+
+
+def copied(author: str) -> list[ef.Effect]:
+    """After a version, p2 offers the payload that was that learner's in it."""
+    solo = syncer()
+    one_round(solo, "p1", "p2")
+    parts = {part.learner: part for part in solo.fragment.chain.header.contributors}
+    mark, payload = solo.fragment.chain.watermark("p2"), parts[author].payload_digest
+    signed = contribution("p2", solo.head, Stamp(1, 2), after=mark, payload_digest=payload)
+    return solo.feed(ev.Offered(90, "p2", signed))
 
 
 def due_again(solo: Solo, learner: str, transfer: int) -> list[ef.Effect]:

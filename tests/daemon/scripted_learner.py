@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.tensors.exchange import Exchange
 
 MOVE = 0.01
+_made = count()
 
 
 class ScriptedLearner:
@@ -76,7 +78,8 @@ class ScriptedLearner:
     def contribute(self, fragment: int, due: bool = True) -> None:
         """One inner step, and its copy-out."""
         base = self.bases[fragment]
-        self._exchange.sent(fragment).copy_(self._exchange.base(fragment, base.buffer) - MOVE)
+        move = MOVE * (1 + next(_made) / 1000)  # no two are equal: copies are refused
+        self._exchange.sent(fragment).copy_(self._exchange.base(fragment, base.buffer) - move)
         self.slot_in_use.add(fragment)
         self._on_event(ch.CopiedOut(fragment, 256, 1, base.number, base.buffer, 1, due))
 

@@ -103,6 +103,8 @@ class Verdict(Reason):
     WRONG_CODEC = "wrong-codec", Then.GIVE_UP, True
     WRONG_SIZE = "wrong-size", Then.GIVE_UP, True
     IMPLAUSIBLE_TOKENS = "implausible-tokens", Then.GIVE_UP, True
+    COPY = "copy", Then.GIVE_UP, True
+    """Contribution with the payload of somebody's newest one, its own perhaps."""
     # What is wrong with the payload.
     WRONG_DIGEST = "wrong-digest", Then.RETRY, True
     WRONG_COUNT = "wrong-count", Then.RETRY, True

@@ -25,6 +25,7 @@ from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
 from p2pdiloco.core.api.types import (
     LEAST_SCORE,
     MOST_SCORE,
+    NOTHING,
     UNCLEAR,
     UNMEASURED,
     USUAL_SCORE,
@@ -55,7 +56,7 @@ def trust_of(agreement: int) -> int:
 
 def in_means(score: int) -> int:
     """Compute a score in units of the mean."""
-    return score * USUAL // USUAL_SCORE
+    return 0 if score == NOTHING else score * USUAL // USUAL_SCORE
 
 
 class Mean(Struct, frozen=True):
@@ -75,12 +76,14 @@ class Mean(Struct, frozen=True):
 
     def trust(self, score: int) -> int:
         """Compute the trust weight of a contribution with that score."""
+        if score == NOTHING:
+            return LEAST_TRUST
         return trust_of(self.after(score))
 
 
 def plausible(score: int) -> bool:
-    """Tell whether that is a score, or says that there is none."""
-    return score in UNTOLD or LEAST_SCORE <= score <= MOST_SCORE
+    """Tell whether that is a score, or says why there is none."""
+    return score in (*UNTOLD, NOTHING) or LEAST_SCORE <= score <= MOST_SCORE
 
 
 def sample_seed(parts: Iterable[Contributor]) -> bytes:

@@ -126,6 +126,8 @@ UNMEASURED = -128
 """Score of a contribution in a round that is too small to tell how far anybody agrees with the others."""
 UNCLEAR = -127
 """Score of a contribution in a round that is large enough, and in which most do not agree at all."""
+NOTHING = -126
+"""Score of a contribution that is nothing: zeros, or next to them. It has no trust, in whatever round."""
 USUAL_SCORE, LEAST_SCORE, MOST_SCORE = 64, -64, 80
 """Score of a usual contribution, and the ends of scores: nobody can save up trust for later."""
 
@@ -171,6 +173,9 @@ class Watermark(Wire, frozen=True):
     """Version since which it votes; 0: it does not yet (`core.chain.watermarks`)."""
     agreement: Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)] = 0
     """Slow mean of how far its contributions agree with the others' (`core.api.trust_weight`)."""
+    last: Annotated[bytes, Meta(max_length=8)] = b""
+    """First bytes of the digest of its newest contribution's payload, by which copies of it are known
+    (`core.chain.earning`); empty: not known."""
 
 
 def table_digest(table: tuple[Watermark, ...]) -> bytes:

@@ -35,6 +35,7 @@ from p2pdiloco.core.api.trust_weight import plausible
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, NO_LIMITS, Contributor, MergeLimits, Stamp, Watermark
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.earning import earned
 from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 
 COUNTED_UNITS = 8
@@ -149,13 +150,13 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
     tokens, unit = parent.tokens, unit_of(parent, config)
     most = min(COUNTED_WEIGHTS * limits_after(chain, config).most_tokens, COUNTED_UNITS * unit)
     most = max(most, COUNTED_WEIGHTS * first)
-    for part in parts:
-        if part.trust == LEAST_TRUST:
+    for part, earns in zip(parts, earned(parts, chain.marks.lasts), strict=True):
+        if not earns:
             continue
         last = chain.merged_at(part.learner)
         share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
-        usual.append(part.tokens // share)
-        tokens += min(part.tokens, most * share)
+        usual.append(earns // share)
+        tokens += min(earns, most * share)
     if not usual:
         return tokens + 1, unit  # else it would be no heavier than its parent, and nobody would follow it
     median = sorted(usual)[(len(usual) - 1) // 2]

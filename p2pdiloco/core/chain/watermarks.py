@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.trust_weight import Mean, trust_of
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
+from p2pdiloco.core.chain.earning import mark_of
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -96,6 +97,15 @@ class Marks:
         return min(1.0, trust_of(mark.agreement) / self._usual_trust) if mark else None
 
     @cached_property
+    def lasts(self) -> frozenset[bytes]:
+        """Marks of everybody's newest contribution, by which copies are known."""
+        return frozenset(mark.last for mark in self.table if mark.last)
+
+    def is_copy(self, payload_digest: bytes) -> bool:
+        """Tell whether somebody's newest contribution has this payload."""
+        return mark_of(payload_digest) in self.lasts
+
+    @cached_property
     def lately(self) -> int:
         """Number of learners of which something was merged lately, up to this table's version."""
         newest = max((mark.number for mark in self.table), default=0)
@@ -120,8 +130,9 @@ class Marks:
             old = table.get(part.learner)
             first, merges, voter = (old.first, old.merges, old.voter) if old else (number, 0, 0)
             agreement = self.mean(part.learner).after(part.score)
+            last = mark_of(part.payload_digest)
             table[part.learner] = Watermark(
-                part.learner, part.stamp, number, first, merges + 1, voter, agreement
+                part.learner, part.stamp, number, first, merges + 1, voter, agreement, last
             )
         floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]

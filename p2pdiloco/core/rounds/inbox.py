@@ -220,7 +220,21 @@ class LearnerInbox(Inbox):
             return Verdict.OVERLAP if mark > header.after else Verdict.BEHIND
         if not scale.follows(header.stamp, mark):
             return Verdict.FALSE_STAMP
+        if self._is_copy(header):
+            return Verdict.COPY
         return self._judge_place(header)
+
+    def fits(self, held: Held) -> bool:
+        """See `Inbox.fits`. Nor is it a copy of what was merged, or came, meanwhile."""
+        assert isinstance(held.header, ContributionHeader)
+        return super().fits(held) and not self._is_copy(held.header)
+
+    def _is_copy(self, header: ContributionHeader) -> bool:
+        """Tell whether somebody else's work here, or somebody's newest in the chain, has this payload. What
+        is still on its way does not count: a header costs nothing."""
+        here = (held for held in self._held.values() if held.ticket is not None)
+        others = (held.header.payload_digest for held in here if held.child != header.learner)
+        return self._chain.marks.is_copy(header.payload_digest) or header.payload_digest in others
 
     def _judge_place(self, header: ContributionHeader) -> Verdict | None:
         held = self._held.get(header.learner)

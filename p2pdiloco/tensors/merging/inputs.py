@@ -11,12 +11,17 @@ from torch import Tensor
 
 from p2pdiloco.core.api.plausible import FULL_TRUST
 from p2pdiloco.core.api.trust_weight import Mean
+from p2pdiloco.core.api.types import NOTHING
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.merging.agreement import Sample, scores
 from p2pdiloco.tensors.merging.merge import Accumulator, Lengths
 from p2pdiloco.tensors.merging.partial import decode_partial
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
+
+NEXT_TO_NOTHING = 1 << 14
+"""Times that a contribution is shorter than the lower median of its round, if it is next to nothing: honest
+work of one inner step in hundreds is not."""
 
 
 class Input(NamedTuple):
@@ -72,7 +77,7 @@ def add_up(
         else:
             lengths.append(accumulator.measure(scratch))
             samples.append(sample.of(scratch))
-    found = Findings((), tuple(each.whole for each in lengths), tuple(scores(samples)))
+    found = Findings((), tuple(each.whole for each in lengths), _scored(lengths, samples))
     if not faults:
         faults = _add(accumulator, codec, inputs, lengths, found, scratch)
     for index, payload in enumerate(partials, len(inputs)):
@@ -85,6 +90,16 @@ def add_up(
     if faults:
         raise UnusableInputs(faults)
     return replace(found, cut=tuple(accumulator.cut))
+
+
+def _scored(lengths: Sequence[Lengths], samples: Sequence[Tensor]) -> tuple[int, ...]:
+    """Score contributions of these lengths. Those that are next to nothing beside what is usual are compared
+    with nobody."""
+    ranked = sorted(each.whole for each in lengths if each.whole > 0)
+    least = ranked[(len(ranked) - 1) // 2] / NEXT_TO_NOTHING if ranked else 0.0
+    there = [length.whole > least for length in lengths]
+    found = iter(scores([sample for sample, is_there in zip(samples, there, strict=True) if is_there]))
+    return tuple(next(found) if is_there else NOTHING for is_there in there)
 
 
 def _add(
