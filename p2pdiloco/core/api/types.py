@@ -176,6 +176,8 @@ class Watermark(Wire, frozen=True):
     last: Annotated[bytes, Meta(max_length=8)] = b""
     """First bytes of the digest of its newest contribution's payload, by which copies of it are known
     (`core.chain.earning`); empty: not known."""
+    earned: Count = 1
+    """Versions of `merges` after which it was trusted no less than a newcomer: they earn it its vote."""
 
 
 def table_digest(table: tuple[Watermark, ...]) -> bytes:

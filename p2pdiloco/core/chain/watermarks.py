@@ -19,9 +19,9 @@ from statistics import median_high
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.trust_weight import Mean, trust_of
+from p2pdiloco.core.api.trust_weight import BEGINS, Mean, trust_of
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
-from p2pdiloco.core.chain.earning import mark_of
+from p2pdiloco.core.chain.earning import earned, mark_of
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -35,9 +35,10 @@ committed, and in a simulator for thousands of nodes."""
 FOUNDING_VERSIONS = 64
 """Versions at a run's beginning in which everybody votes soon: nobody has been there for long."""
 FOUNDING_MERGES = 2
-"""Merged versions after which a learner votes at the run's beginning."""
+"""Merged versions after which a learner votes at the run's beginning. Those in which it is trusted less than
+a newcomer do not count: else zeros and noise would earn a vote."""
 PROBATION_MERGES = 8
-"""Merged versions after which a learner may vote later."""
+"""Merged versions, likewise, after which a learner may vote later."""
 NEWCOMERS_VERSIONS = 64
 NEWCOMERS_SHARE = 8
 """Limit of new voters: one for so many that vote, and one at least, in `NEWCOMERS_VERSIONS`. A crowd of new
@@ -126,13 +127,18 @@ class Marks:
 
     def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
         table = dict(self._by)
-        for part in contributors:
+        for part, tokens in zip(contributors, earned(contributors, self.lasts), strict=True):
             old = table.get(part.learner)
-            first, merges, voter = (old.first, old.merges, old.voter) if old else (number, 0, 0)
+            old = old or Watermark(part.learner, part.stamp, number, number, 0, earned=0)
             agreement = self.mean(part.learner).after(part.score)
-            last = mark_of(part.payload_digest)
-            table[part.learner] = Watermark(
-                part.learner, part.stamp, number, first, merges + 1, voter, agreement, last
+            table[part.learner] = replace(
+                old,
+                stamp=part.stamp,
+                number=number,
+                merges=old.merges + 1,
+                agreement=agreement,
+                last=mark_of(part.payload_digest),
+                earned=old.earned + (tokens > 0 and agreement >= BEGINS),
             )
         floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]
@@ -145,7 +151,7 @@ class Marks:
 def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ...]:
     founding = number <= FOUNDING_VERSIONS
     needed = FOUNDING_MERGES if founding else PROBATION_MERGES
-    ready = [mark for mark in table if not mark.voter and mark.merges >= needed]
+    ready = [mark for mark in table if not mark.voter and mark.earned >= needed]
     if not ready:
         return tuple(table)
     if not founding:

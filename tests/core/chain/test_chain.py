@@ -124,7 +124,7 @@ def test_watermarks_follow_the_contributors() -> None:
     chain = grown(1)
     header = child(chain.header, learners=("p1", "p2")).header
     marks, once = chain.marks_after(header).table, Mean().after(UNMEASURED)
-    first = Watermark("p1", Stamp(1, 2), 2, 1, 2, 2, once + 8)
+    first = Watermark("p1", Stamp(1, 2), 2, 1, 2, 2, once + 8, earned=2)
     assert marks == (first, Watermark("p2", Stamp(1, 2), 2, 2, 1, 0, once))
     assert chain.watermark("p1") == Stamp(1, 1) and chain.watermark("p2") == NEVER
     chain.extend(child(chain.header, learners=("p1", "p2")))
@@ -136,7 +136,7 @@ def test_work_weighs_beside_that_of_a_usual_member() -> None:
     marks = marks_of(Watermark(name, Stamp(1, 1), 1, agreement=mean) for name, mean in means.items())
     assert marks.weighs("usual") == 1.0 and marks.weighs("stranger") is None
     shares = [marks.weighs(name) for name in ("young", "odd", "liar")]
-    assert shares == pytest.approx([1.0, 7 / 25, 1 / 25])
+    assert shares == pytest.approx([1.0, 8 / 30, 1 / 30])
 
 
 def test_tables_that_nobody_needs_any_more_are_gone() -> None:

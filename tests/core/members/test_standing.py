@@ -12,7 +12,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.grouping import leaf_index
 from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import Contributor, Stamp, Watermark
+from p2pdiloco.core.api.types import UNMEASURED, USUAL_SCORE, Contributor, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
 from p2pdiloco.core.election.inquiry import Inquiry
@@ -76,8 +76,8 @@ def test_voters_that_cannot_hear_each_other_decide_with_those_that_can_be_dialle
     assert voters(solo) == ["me", *PEERS]
 
 
-def worked(marks: Marks, number: int, *learners: str) -> Marks:
-    parts = tuple(Contributor(p, Stamp(1, number), 40, 4) for p in learners)
+def worked(marks: Marks, number: int, *learners: str, score: int = UNMEASURED) -> Marks:
+    parts = tuple(Contributor(p, Stamp(1, number), 40, 4, score=score) for p in learners)
     return marks.after(number, parts)
 
 
@@ -88,6 +88,39 @@ def test_a_newcomer_votes_after_a_probation() -> None:
         assert "new" not in marks.voters
         marks = worked(marks, number, "new")
     assert "new" in marks.voters and marks.first("new") == first
+
+
+@pytest.mark.parametrize("score", [-USUAL_SCORE, 0])
+@pytest.mark.parametrize("first", [1, FOUNDING_VERSIONS + 1])
+def test_what_nobody_trusts_earns_no_vote(score: int, first: int) -> None:
+    marks = marks_of(tuple(Watermark(f"old{i}", Stamp(1, 1), 64, 1, 60, 2) for i in range(3)))
+    for number in range(first, first + 40):
+        marks = worked(marks, number, "new", score=score)
+    assert "new" not in marks.voters
+    for number in range(first + 40, first + 40 + 10 + PROBATION_MERGES):
+        marks = worked(marks, number, "new", score=USUAL_SCORE)
+    assert "new" in marks.voters, "honest work does, once it is trusted again"
+
+
+def test_copies_earn_no_vote() -> None:
+    marks, same = marks_of(()), b"x" * 32
+    for number in range(1, 9):
+        parts = tuple(
+            Contributor(
+                p, Stamp(1, number), 40, 4, payload_digest=same if p == "copier" else bytes([number] * 32)
+            )
+            for p in ("copier", "learner")
+        )
+        marks = marks.after(number, parts)
+    assert marks.voters == {"learner"}
+
+
+def test_the_probation_is_no_longer_for_one_with_an_odd_contribution() -> None:
+    marks = marks_of(tuple(Watermark(f"old{i}", Stamp(1, 1), 64, 1, 60, 2) for i in range(3)))
+    for number in range(100, 100 + PROBATION_MERGES):
+        assert "new" not in marks.voters
+        marks = worked(marks, number, "new", score=0 if number == 104 else USUAL_SCORE // 4)
+    assert "new" in marks.voters
 
 
 @pytest.mark.parametrize(("old", "let_in"), [(3, 1), (16, 2)])
