@@ -6,7 +6,9 @@ syncer measures of every contribution how far it agrees with the others of its r
 for every learner (`Watermark.agreement`). It follows from the parent's table and the header: all members work
 it out anew.
 The mean decides what a contribution weighs, its own score included: so a liar does harm in no round, and one
-odd contribution of an honest learner costs it nothing. It follows from the parent and from what the syncer
+contribution of an honest learner that goes nowhere costs it nothing. Trust is lost faster than it is won: the
+mean is bounded, and what goes against the others counts twice, so that whoever turns has half of its weight
+once, and then next to nothing. It follows from the parent and from what the syncer
 states, so that partial merges compose.
 
 A newcomer begins with half of the weight. Nobody has none: where all are doubted, all count alike.
@@ -34,11 +36,15 @@ from p2pdiloco.core.api.types import (
 
 USUAL = 1024
 """Agreement of a usual learner, as a mean."""
-BEGINS = 102
+NONE_AT, ALL_AT = 0, USUAL // 6
+"""Mean agreement up to which a learner has the least weight, and from which on it has all, a sixth of the
+usual: an honest learner whose data are quite different from the others' has as much (docs/lab/liars.md)."""
+BEGINS = ALL_AT // 2
 """Mean agreement of a newcomer: half of the weight."""
-NONE_AT, ALL_AT = 0, 205
-"""Mean agreement up to which a learner has the least weight, and from which on it has all, a fifth of the
-usual: an honest learner whose data are quite different from the others' has a sixth (docs/lab/liars.md)."""
+MOST = 2 * ALL_AT
+"""Largest mean agreement: nobody saves up trust to be wrong with later."""
+AGAINST = 2
+"""Times that a score below zero counts: honest work goes elsewhere, but hardly ever against all others'."""
 SLOWNESS, FIRST_SLOWNESS = 8, 2
 """Divisor of a step: the mean moves by so small a part of the way to the newest figure. It begins with a
 larger one, and grows by one in each round: what a newcomer begins with is worth no more than one score."""
@@ -72,7 +78,8 @@ class Mean(Struct, frozen=True):
         if score in UNTOLD:
             return max(self.agreement, min(self.agreement + FORGIVEN, ALL_AT))
         slowness = min(FIRST_SLOWNESS + self.merges, SLOWNESS)
-        return self.agreement + (in_means(score) - self.agreement) // slowness
+        newest = in_means(score) * (AGAINST if score < 0 else 1)
+        return min(self.agreement + (newest - self.agreement) // slowness, MOST)
 
     def trust(self, score: int) -> int:
         """Compute the trust weight of a contribution with that score."""

@@ -22,8 +22,8 @@ from p2pdiloco.core.api.effects import Audit
 from p2pdiloco.core.api.events import Audited
 from p2pdiloco.core.api.plausible import weight_of
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.trust_weight import ALL_AT, UNTOLD, in_means
-from p2pdiloco.core.api.types import Contributor, MergeLimits, Ticket
+from p2pdiloco.core.api.trust_weight import ALL_AT
+from p2pdiloco.core.api.types import LEAST_SCORE, Contributor, MergeLimits, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
@@ -77,18 +77,17 @@ class Auditor:
                 shared.out.record("audit", header.fragment, words, peer=header.syncer, **figures)
         if self._disowned(header):
             self._suspected = version
-            words = f"version {header.number} says that our contribution to it goes where no other goes"
+            words = f"version {header.number} says that our contribution to it goes against the others"
             shared.out.record("audit", header.fragment, words, peer=header.syncer)
         if self._suspected is None and self._drawn():
             self._begin(version)
         self.poll(now)
 
     def _disowned(self, header: VersionHeader) -> bool:
-        """Tell whether a version gives our contribution a score with which nobody would have all of its
-        weight, although we had: it takes away what we are trusted with, and so what makes us suspicious."""
+        """Tell whether a version says that our contribution goes against the others', although we had all of
+        our weight: it takes away what we are trusted with, and so what makes us suspicious."""
         parts = (part for part in header.contributors if part.learner == self._shared.me)
-        low = any(part.score not in UNTOLD and in_means(part.score) < ALL_AT for part in parts)
-        return low and self._agreement >= ALL_AT
+        return self._agreement >= ALL_AT and any(LEAST_SCORE <= part.score < 0 for part in parts)
 
     def _drawn(self) -> bool:
         return self._rng.random() * max(1, self._context.chain.marks.lately) < DRAWN

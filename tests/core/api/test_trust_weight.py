@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
-from p2pdiloco.core.api.trust_weight import BEGINS, Mean, plausible, trust_of
+from p2pdiloco.core.api.trust_weight import ALL_AT, BEGINS, Mean, plausible, trust_of
 from p2pdiloco.core.api.types import (
     LEAST_SCORE,
     MOST_SCORE,
@@ -48,13 +48,29 @@ def test_noise_weighs_little_from_its_first_round_on() -> None:
 
 def test_one_odd_contribution_costs_an_honest_learner_nothing() -> None:
     usual = [USUAL_SCORE] * 20
-    assert set(rounds(*usual, LEAST_SCORE, *usual)[10:]) == {FULL_TRUST}
+    assert set(rounds(*usual, 0, *usual)[10:]) == {FULL_TRUST}
+    against = rounds(*usual, LEAST_SCORE, *usual)
+    assert against[20] < FULL_TRUST / 2 and set(against[22:]) == {FULL_TRUST}, "it has all again soon"
+
+
+def test_who_turns_has_next_to_nothing_from_the_second_round_on() -> None:
+    for reversed_by in (USUAL_SCORE, USUAL_SCORE * 3 // 4):
+        found = rounds(*[MOST_SCORE] * 100, *[-reversed_by] * 5)[100:]
+        assert found[0] < 0.7 * FULL_TRUST and set(found[1:]) == {LEAST_TRUST}, found
+
+
+def test_who_reverses_three_of_ten_has_little_weight_in_those() -> None:
+    in_a_row, spread = (1, 1, 1, 1, 1, 1, 1, -1, -1, -1), (1, 1, -1, 1, 1, -1, 1, 1, -1, 1)
+    for ten in (in_a_row, spread):
+        weights = rounds(*[USUAL_SCORE * sign for sign in ten] * 20)[100:]
+        lies = [weight for weight, sign in zip(weights, ten * 10, strict=True) if sign < 0]
+        assert sum(lies) < 0.1 * FULL_TRUST * len(lies), lies
 
 
 def test_rounds_that_are_too_small_to_be_measured_forgive_slowly_and_up_to_all_only() -> None:
     found = rounds(*[UNMEASURED] * 200, begins=-USUAL_SCORE)
     assert found[5] == LEAST_TRUST and found[-1] == FULL_TRUST and found == sorted(found)
-    assert Mean(1200, 9).after(UNMEASURED) == 1200
+    assert Mean(300, 9).after(UNMEASURED) == 300
     assert Mean(-700, 9).after(UNCLEAR) == -700, "a liar that keeps rounds from being measured gains nothing"
     assert Mean().after(UNCLEAR) == Mean().after(UNMEASURED) > BEGINS, "a newcomer is not kept down"
 
@@ -63,7 +79,7 @@ def test_the_mean_stays_within_what_a_table_can_say() -> None:
     low, high = BEGINS, BEGINS
     for merges in range(1000):
         low, high = Mean(low, merges).after(LEAST_SCORE), Mean(high, merges).after(MOST_SCORE)
-    assert -1100 < low < 0 < high < 1400
+    assert -2100 < low < 0 < high <= 2 * ALL_AT
     assert [plausible(s) for s in (UNMEASURED, LEAST_SCORE - 1, LEAST_SCORE, MOST_SCORE, MOST_SCORE + 1)] == [
         True,
         False,

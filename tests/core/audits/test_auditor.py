@@ -11,7 +11,6 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import (
-    LEAST_SCORE,
     NO_LIMITS,
     UNCLEAR,
     UNMEASURED,
@@ -64,12 +63,14 @@ def test_a_version_that_takes_away_what_we_are_trusted_with_is_audited() -> None
     honest = node()
     assert not found(applied(honest, 0.5, score=USUAL_SCORE), ef.Audit)
     assert not found(applied(honest, 0.5, score=UNCLEAR), ef.Audit), "that says nothing of us"
-    effects = applied(honest, 0.5, score=LEAST_SCORE)
-    assert [audit.version.header.number for audit in found(effects, ef.Audit)] == [3]
-    assert "where no other goes" in reasons(effects, "audit")[0]
+    assert not found(applied(honest, 0.5, score=0), ef.Audit), "honest work goes elsewhere now and then"
+    effects = applied(honest, 0.5, score=-10)
+    assert [audit.version.header.number for audit in found(effects, ef.Audit)] == [4]
+    assert "goes against the others" in reasons(effects, "audit")[0]
     odd = node()
-    for _ in range(3):
-        assert not found(applied(odd, 0.5, score=0), ef.Audit), "it never had all of its weight"
+    for score in (0, 0, -1):
+        assert not found(applied(odd, 0.5, score=score), ef.Audit), "it never had all of its weight"
+    assert odd.core.fragments[0].chain.header.number == 3
 
 
 def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome) -> Effects:
