@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bench_attacks
-from attacks import lying_bench
+from attacks import lying_bench, lying_table
 from attacks.lying_runs import ALONE, CALM, Trial, play
 from attacks.lying_statistics import (
     USUAL,
@@ -123,20 +123,35 @@ def test_the_command_keeps_what_was_run(
 ) -> None:
     out, figures = tmp_path / "runs.jsonl", tmp_path / "figures.json"
     words = ["--who", "liars", "--quick", "--liars", "1", "--out", str(out), "--json", str(figures)]
+    words += ["--seeds", "0,1"]
     monkeypatch.setattr("sys.argv", ["bench_attacks.py", *words, "--only", "flip"])
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
             bench_attacks.main()
         assert not ended.value.code
-    assert len(out.read_text().splitlines()) == 2, "the second call runs nothing"
-    (found,) = json.loads(figures.read_text())["rows"]
+    assert len(out.read_text().splitlines()) == 4, "the second call runs nothing"
+    (found,), runs = (json.loads(figures.read_text())[name] for name in ("rows", "runs"))
+    ratios = [run["loss_ratio"] for run in runs]
+    assert found["seeds"] == [0, 1] and found["loss_ratio_spread"] == max(ratios) - min(ratios)
+    assert found["loss_ratio"] == pytest.approx(sum(ratios) / 2)
     assert (found["attack"], found["liars"], found["of"]) == ("flip", 1, 5)
-    assert found["loss_ratio"] == pytest.approx(found["loss"] / found["loss_honest_alone"])
+    assert runs[0]["loss_ratio"] == pytest.approx(runs[0]["loss"] / runs[0]["loss_honest_alone"])
     assert found["excluded_after_versions"] is None and found["honest_excluded"] == 0
-    assert "| flip | 0 |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| `flip` | 1 of 5, equal, equal | 2 |" in printed
+    assert lying_table.main([str(out)]) == 0 and capsys.readouterr().out in printed
 
 
-@pytest.mark.parametrize("words", [["--only", "ghosts"], ["--liars", "10"], ["--liars", "0"]])
+def test_what_cannot_be_had_of_a_liar_is_refused_and_it_weighs_nothing() -> None:
+    zero, late = (play(replace(TINY, attack=attack), None) for attack in ("zero", "copycat-late"))
+    assert zero.nothing_after == 0 and zero.honest_nothing == 0, "in no version"
+    assert late.refused_liars > late.merges / 4 and not late.refused_honest
+    assert play(replace(TINY, attack=CALM), None).nothing_after is None
+
+
+@pytest.mark.parametrize(
+    "words", [["--only", "ghosts"], ["--liars", "10"], ["--liars", "0"], ["--seeds", "a"]]
+)
 def test_liars_that_make_no_sense_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         lying_bench.options(["--who", "liars", *words])

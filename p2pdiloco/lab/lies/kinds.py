@@ -33,6 +33,10 @@ class Lie(Enum):
     INNER_PRODUCT_01 = "inner-product-0.1", "the honest mean, reversed and a tenth as long"
     INNER_PRODUCT_05 = "inner-product-0.5", "the honest mean, reversed and half as long"
     INNER_PRODUCT_1 = "inner-product-1", "the honest mean, reversed"
+    KNOWS_TRUST = (
+        "knows-trust",
+        "against as many others as it can be, with just enough agreement for all of its weight",
+    )
     DRIFT = "drift", "one direction for ever, 0.9 of the length that is not cut"
     COPYCAT = "copycat", "what another learner sends in this round"
     COPYCAT_LATE = "copycat-late", "what another learner sent in the last round"

@@ -24,7 +24,15 @@ TURNS_AT = 10
 sometimes:"""
 OF_TEN = 3
 HALVINGS = 24
-"""Halvings in the search for how far min-max can push."""
+"""Halvings in the search for how far one can push."""
+ENOUGH_AGREEMENT = 0.25
+"""Share of the usual agreement that has all of the weight, and some to spare (`core.api.trust_weight`)."""
+FEWEST_OTHERS = 3
+RIDGE = 1e-6
+MOST_AGAINST = 64.0
+"""Limit of how far one goes against some, beside how far it goes with the others."""
+LONG_SHARE = 0.9
+"""Length of who knows the limits, as a share of the longest that is not cut: three times the usual one."""
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -122,6 +130,33 @@ def _inner_product(share: float) -> Callable[[Known], Told]:
     return told
 
 
+def _knows_trust(known: Known) -> Told:
+    """Keep the median cosine with all others at a quarter of the usual, which has all of the weight, and go
+    against those that no median hears: all liars send the same, and with them a few honest ones are most."""
+    others = known.honest or known.before
+    if len(others) < FEWEST_OTHERS:
+        return Told(-known.own)
+    units = torch.stack([_of_length(one, 1.0) for one in others]).double()
+    gram = units @ units.T + RIDGE * torch.eye(len(units), dtype=torch.float64)
+    liars = max(1, len(known.liars))
+    friends = min(len(units), max(1, (len(units) + liars - 1) // 2 + 1 - (liars - 1)))
+    liked = torch.tensor([float(place < friends) for place in range(len(units))], dtype=torch.float64)
+    ways = torch.linalg.solve(gram, torch.stack([liked, liked - 1.0], dim=1)).T @ units
+    least = ENOUGH_AGREEMENT * float(torch.cat([_others(row, n) for n, row in enumerate(gram)]).median())
+    low, high = 0.0, MOST_AGAINST
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        agrees = 1.0 / float(torch.linalg.vector_norm(ways[0] + middle * ways[1]))
+        low, high = (middle, high) if agrees >= least else (low, middle)
+    usual = float(torch.tensor([_length(one) for one in others]).median())
+    told = (ways[0] + low * ways[1]).float()
+    return Told(_of_length(told, LONG_SHARE * min(known.radius, 3 * usual)))
+
+
+def _others(row: Tensor, n: int) -> Tensor:
+    return torch.cat([row[:n], row[n + 1 :]])
+
+
 def _drift(known: Known) -> Told:
     length = DRIFT_SHARE * known.radius
     if math.isinf(length):
@@ -171,6 +206,7 @@ _TOLD: Mapping[Lie, Callable[[Known], Told]] = {
     Lie.INNER_PRODUCT_01: _inner_product(0.1),
     Lie.INNER_PRODUCT_05: _inner_product(0.5),
     Lie.INNER_PRODUCT_1: _inner_product(1.0),
+    Lie.KNOWS_TRUST: _knows_trust,
     Lie.DRIFT: _drift,
     Lie.COPYCAT: _copycat,
     Lie.COPYCAT_LATE: _copycat_late,

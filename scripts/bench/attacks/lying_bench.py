@@ -1,13 +1,13 @@
 """Do liars among the learners of a run cost the others anything?
 
-    python scripts/bench/bench_attacks.py --who liars [--only LIE,…] [--learners 10] [--liars 2]
-        [--seeds 0 1 2] [--speeds equal|spread] [--data equal|different] [--out FILE] [--rounds FOLDER]
+    python scripts/bench/bench_attacks.py --who liars [--only LIE,…] [--of 10] [--liars 2]
+        [--seeds 1,2,3] [--speeds equal|spread] [--data equal|different] [--out FILE] [--rounds FOLDER]
         [--json FILE]
 
 Swarms in virtual time (`attacks.lying_swarm`: learners, encodings, merges and outer steps of production, in
 one process), of which some learners lie from the first round on. Figure: held-out loss at the end over that
 of the honest learners alone, which have made the same inner steps on the same samples. `none`: nobody lies.
-What is in --out is not run again.
+What is in --out is not run again; `attacks.lying_table` makes one table of several such files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
+from attacks.lying_rows import means_of, results, rows_of, shown
 from attacks.lying_runs import ALONE, CALM, Result, Trial, play
 from benchkit import arguments, finish
 from p2pdiloco.lab.lies.kinds import Lie
@@ -31,39 +31,19 @@ QUICK = Trial(
 )
 
 
-class LiarRow(Struct, frozen=True, kw_only=True):
-    """Row of the table."""
-
-    attack: str
-    liars: int
-    of: int
-    speeds: str
-    data: str
-    seed: int
-    loss: float
-    loss_honest_alone: float
-    loss_ratio: float
-    excluded_after_versions: int | None = None
-    """Versions of a fragment after which the last liar had no weight; None: never."""
-    honest_excluded: int = 0
-    cut_liars: int = 0
-    """Contributions of liars that were cut, as they were too long."""
-    cut_honest: int = 0
-    refused_liars: int = 0
-    refused_honest: int = 0
-
-
 def options(words: Sequence[str]) -> argparse.Namespace:
     """Parse the options; `attacks` are the runs besides that of the honest alone."""
     parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
     usual = Trial(attack=ALONE)
     parser.add_argument("--who", choices=("liars",), default="liars")
     parser.add_argument("--only", metavar="LIE", help="some of the lies, by name, separated by commas")
-    parser.add_argument("--learners", type=int, default=usual.learners, help="of which --liars lie")
+    parser.add_argument(
+        "--of", "--learners", dest="learners", type=int, default=usual.learners, help="of which --liars lie"
+    )
     parser.add_argument("--liars", type=int, default=usual.liars)
     parser.add_argument("--model", default=usual.model, help="a model of `study.setting`, or a preset")
     parser.add_argument("--steps", type=int, default=usual.steps, help="inner steps of the fastest learner")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", nargs="+", default=["0"], help="of which the means are")
     parser.add_argument("--speeds", choices=("equal", "spread"), default="equal", help="spread: 1 to 0.2")
     parser.add_argument("--data", choices=("equal", "different"), default="equal", help="of the learners")
     parser.add_argument("--out", type=Path, default=Path("liars.jsonl"), help="results, a line per run")
@@ -78,6 +58,10 @@ def options(words: Sequence[str]) -> argparse.Namespace:
     wrong = [name for name in chosen.attacks if name not in known]
     if wrong:
         parser.error(f"no lie: {', '.join(wrong)} (there are: {', '.join(known)})")
+    try:
+        chosen.seeds = seeds_of(chosen.seeds)
+    except ValueError:
+        parser.error("--seeds: whole numbers, as in 1,2,3")
     if not 0 < chosen.liars < chosen.learners:
         parser.error("--liars: one at least, and not all learners")
     return chosen
@@ -96,15 +80,6 @@ def trials_of(chosen: argparse.Namespace) -> list[Trial]:
     ]
 
 
-def results(path: Path) -> dict[str, Result]:
-    """Read the results of earlier runs, by setting."""
-    if not path.exists():
-        return {}
-    lines = path.read_text().splitlines(keepends=True)
-    found = [msgspec.json.decode(line, type=Result) for line in lines if line.endswith("\n")]
-    return {result.trial.key: result for result in found}
-
-
 def made_of(wanted: Sequence[Trial], rounds: Path | None, jobs: int) -> Iterator[Result]:
     """Results of these runs, in the order in which they come."""
     if jobs == 1:
@@ -115,43 +90,9 @@ def made_of(wanted: Sequence[Trial], rounds: Path | None, jobs: int) -> Iterator
         yield from (made.result() for made in as_completed(runs))
 
 
-def rows_of(trials: Sequence[Trial], done: dict[str, Result]) -> list[LiarRow]:
-    """Rows of what was run, each against the honest alone of its seed."""
-    rows = []
-    for trial in trials:
-        alone = done.get(msgspec.structs.replace(trial, attack=ALONE).key)
-        made = done.get(trial.key)
-        if trial.attack == ALONE or alone is None or made is None:
-            continue
-        if made.honest_tokens != alone.honest_tokens:
-            raise SystemExit(f"{trial.key}: the honest have trained {made.honest_tokens} tokens")
-        rows.append(
-            LiarRow(
-                attack=trial.attack,
-                liars=trial.liars,
-                of=trial.learners,
-                speeds=trial.speeds,
-                data=trial.data,
-                seed=trial.seed,
-                loss=made.loss,
-                loss_honest_alone=alone.loss,
-                loss_ratio=made.loss / alone.loss,
-                cut_liars=made.cut_liars,
-                cut_honest=made.cut_honest,
-                refused_liars=made.refused_liars,
-                refused_honest=made.refused_honest,
-            )
-        )
-    return rows
-
-
-def shown(rows: Sequence[LiarRow]) -> str:
-    """Lay the rows out as a table."""
-    lines = ["| lie | seed | loss | honest alone | ratio | cut: liars, honest |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        figures = f"{row.loss:.3f} | {row.loss_honest_alone:.3f} | {row.loss_ratio:.3f}"
-        lines.append(f"| {row.attack} | {row.seed} | {figures} | {row.cut_liars}, {row.cut_honest} |")
-    return "\n".join(lines)
+def seeds_of(words: Sequence[str]) -> list[int]:
+    """Read seeds: `1 2 3` and `1,2,3` are the same."""
+    return [int(word) for each in words for word in each.split(",") if word]
 
 
 def main(words: Sequence[str]) -> int:
@@ -169,7 +110,8 @@ def main(words: Sequence[str]) -> int:
             file.write(msgspec.json.encode(made).decode() + "\n")
         words_of = f"{made.trial.attack}, seed {made.trial.seed}: {made.loss:.4f}, {made.cpu_s:.0f} CPU-s"
         print(words_of, file=sys.stderr, flush=True)
-    rows = rows_of(trials, results(chosen.out))
+    runs = rows_of(trials, results(chosen.out))
+    rows = means_of(runs)
     print(shown(rows))
-    finish("attacks", {"rows": msgspec.to_builtins(rows)}, chosen.json)
+    finish("attacks", {"rows": msgspec.to_builtins(rows), "runs": msgspec.to_builtins(runs)}, chosen.json)
     return 0

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from attacks.lying_statistics import Run, Seen, seen
 from attacks.lying_swarm import Lies, LyingSwarm, Round
+from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.lab.lies.kinds import Lie
 from study.setting import Setting
 from study.suites import every
@@ -95,6 +96,14 @@ class Result(Struct, frozen=True, kw_only=True):
     merges: int
     """Merges of all fragments."""
     cpu_s: float
+    nothing_after: int | None = None
+    """Versions of a fragment after which no liar weighs more than next to nothing, for good; None: one does
+    at the end."""
+    honest_nothing: int = 0
+    """Honest learners that weigh next to nothing in every fragment at the end."""
+    honest_at_least: int = 0
+    """Contributions of honest learners that weighed next to nothing, of `honest_sent`."""
+    honest_sent: int = 0
 
 
 def play(trial: Trial, rounds: Path | None) -> Result:
@@ -127,7 +136,12 @@ def play(trial: Trial, rounds: Path | None) -> Result:
     if rounds is not None:
         run = Run(name_of(trial), sorted(lies.liars if lie else ()), trial.inner_steps, found)
         (rounds / f"{name_of(trial)}.json").write_bytes(msgspec.json.encode(run))
-    lying = lies.liars
+    lying = lies.liars if lie else frozenset[int]()
+    after = {index: swarm.weighs_nothing_after(index) for index in range(trial.learners)}
+    liars_after = [after[index] for index in lying]
+    honest = [
+        trust for (_, index), history in swarm.trust.items() if index not in lying for _, trust in history
+    ]
     return Result(
         trial=trial,
         loss=curve[-1][1],
@@ -139,6 +153,10 @@ def play(trial: Trial, rounds: Path | None) -> Result:
         refused_honest=sum(count for index, count in swarm.refused.items() if index not in lying),
         merges=swarm.merges,
         cpu_s=time.process_time() - began,
+        nothing_after=max(liars_after) if liars_after and None not in liars_after else None,
+        honest_nothing=sum(number is not None for index, number in after.items() if index not in lying),
+        honest_at_least=honest.count(LEAST_TRUST),
+        honest_sent=len(honest),
     )
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.lab.lies.kinds import Lie
 from p2pdiloco.lab.lies.telling import Known, tell
 from p2pdiloco.learner.loop import Training
@@ -24,6 +25,7 @@ from p2pdiloco.tasks.task import Shards
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.payload import Payload
 from study.merged_run import Merged, Part
 from study.virtual import Circumstances, Virtual
 
@@ -80,10 +82,15 @@ class LyingSwarm(Virtual):
         self.cut = {index: 0 for index in range(learners)}
         """Contributions that were cut, by learner."""
         self.refused = dict(self.cut)
+        self.trust: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """Versions and trust weights of everybody's contributions, by fragment and learner; of what was
+        refused the least."""
         super().__init__(manifest, learners, world, heldout_tokens)
         self._first: dict[tuple[int, int], Tensor] = {}
         self._last: dict[tuple[int, int], Tensor] = {}
         self._before: dict[int, list[Tensor]] = {}
+        self._payloads: dict[int, Payload] = {}
+        """Encodings of pseudo-gradients that were sent lately, by identity."""
         if lies.lie is None:
             for seat in self._seats:
                 seat.alive = seat.index not in lies.liars
@@ -112,6 +119,7 @@ class LyingSwarm(Virtual):
             own[one.seat.index] = delta
             if not self._lying(one.seat.index):
                 honest.append(delta)
+        self._payloads |= {id(own[one.seat.index]): one.content[0] for one in arrived}
         liars = [delta for index, delta in own.items() if self._lying(index)]
         contents = {index: one.content for index, one in zip(own, arrived, strict=True)}
         shown = dict(own)
@@ -124,9 +132,10 @@ class LyingSwarm(Virtual):
         sent = [Sent(index, delta, contents[index][2]) for index, delta in shown.items()]
         momentum = self.global_state.momentum(fragment)
         self._watch(Round(fragment, number, sent, momentum, self.layouts[fragment]))
-        parts = [Part(one.seat.name, contents[one.seat.index]) for one in arrived]
+        in_order = sorted(arrived, key=lambda one: self._lying(one.seat.index))  # who copies comes later
+        parts = [Part(one.seat.name, contents[one.seat.index]) for one in in_order]
         made = self._merged_run.merge(fragment, parts)
-        self._count_up(parts, made)
+        self._count_up(fragment, parts, made)
         return made
 
     def _lying(self, index: int) -> bool:
@@ -158,17 +167,37 @@ class LyingSwarm(Virtual):
         self._first.setdefault((fragment, index), own)
         self._last[fragment, index] = own
         told = tell(self._lies.lie, known)
-        payload = codec(self.manifest.codec.contribution).encode(told.delta.clone())
+        payload = self._payloads.get(id(told.delta))  # of what somebody has sent, or made: the same bytes
+        if payload is None:
+            payload = codec(self.manifest.codec.contribution).encode(told.delta.clone())
         steps = max(1, round(told.work * content[2]))
         return payload, max(1, round(content[1] * steps / content[2])), steps
 
-    def _count_up(self, parts: Sequence[Part], made: Merged | None) -> None:
+    def _count_up(self, fragment: int, parts: Sequence[Part], made: Merged | None) -> None:
+        self._payloads = {
+            id(delta): self._payloads[id(delta)]
+            for deltas in (*self._before.values(), self._first.values(), self._last.values())
+            for delta in deltas
+        }
         for part in parts:
             index = int(part.learner.rpartition("-")[2])
+            trust = made.trust.get(part.learner, LEAST_TRUST) if made is not None else LEAST_TRUST
+            self.trust.setdefault((fragment, index), []).append((self.head(fragment)[0], trust))
             if made is None or part.learner in made.refused:
                 self.refused[index] += 1
             elif part.learner in made.cut:
                 self.cut[index] += 1
+
+    def weighs_nothing_after(self, index: int) -> int | None:
+        """Find the versions after which that learner weighs next to nothing in every fragment, for good.
+        None: it weighs something at the end."""
+        found = [
+            max((number for number, trust in history if trust > LEAST_TRUST), default=0)
+            for (_, learner), history in self.trust.items()
+            if learner == index
+        ]
+        ends = [history[-1][1] for (_, learner), history in self.trust.items() if learner == index]
+        return max(found) if found and max(ends) == LEAST_TRUST else None
 
 
 class Tenth:

@@ -16,6 +16,7 @@ from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.errors import invariant
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.lab.simulation.world.plan import genesis_version
 from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.unsound import UnusableInputs
@@ -38,7 +39,10 @@ class Merged(Struct, frozen=True):
     cut: tuple[str, ...]
     """Learners whose contributions were cut: too long."""
     refused: tuple[str, ...]
-    """Learners in whose contributions the merge found a fault; the others' were merged without them."""
+    """Learners in whose contributions the merge found a fault, or which are copies; the others' were merged
+    without them."""
+    trust: dict[str, int]
+    """Trust weights of those that were merged."""
 
 
 class MergedRun:
@@ -83,11 +87,13 @@ class MergedRun:
         return scale.limits_after(self._chains[fragment], self._config) if self._cuts else NO_LIMITS
 
     def merge(self, fragment: int, parts: Sequence[Part]) -> Merged | None:
-        """Merge them into the fragment's next version, and commit it; None: none of them can be merged."""
+        """Merge them, who come in this order, into the fragment's next version, and commit it; None: none of
+        them can be merged."""
         chain, limits = self._chains[fragment], self.limits(fragment)
         number = chain.head.number + 1
         seed = b"".join(part.learner.encode() for part in parts) + number.to_bytes(8, "big")
-        sound, refused = list(parts), []
+        refused = self._copies(chain, parts)
+        sound = [part for part in parts if part.learner not in refused]
         while sound:
             try:
                 inputs = [Input(*part.content[:3], mean=self._mean(chain, part.learner)) for part in sound]
@@ -98,8 +104,20 @@ class MergedRun:
                 continue
             self._extend(fragment, sound, made)
             self._vault.commit(fragment, number, made.state_digest)
-            return Merged(made, tuple(sound[index].learner for index in made.found.cut), tuple(refused))
+            cut = tuple(sound[index].learner for index in made.found.cut)
+            trust = {part.learner: part.trust for part in chain.header.contributors}
+            return Merged(made, cut, tuple(refused), trust)
         return None
+
+    def _copies(self, chain: Chain, parts: Sequence[Part]) -> list[str]:
+        """Find whose work a syncer refuses at its door, as it came before."""
+        came: set[bytes] = set()
+        found = []
+        for part in parts if self._cuts else ():
+            digest = content_digest(part.content[0])
+            found += [part.learner] if digest in came or chain.marks.is_copy(digest) else []
+            came.add(digest)
+        return found
 
     def _mean(self, chain: Chain, learner: str) -> Mean | None:
         return chain.marks.mean(learner) if self._cuts else None
@@ -114,6 +132,7 @@ class MergedRun:
                 Stamp(1, number),
                 *p.content[1:3],
                 after=chain.watermark(p.learner),
+                payload_digest=content_digest(p.content[0]),
                 trust=mean.trust(score) if (mean := self._mean(chain, p.learner)) else FULL_TRUST,
                 length=length,
                 score=score,

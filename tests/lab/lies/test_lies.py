@@ -4,8 +4,11 @@ import msgspec
 import pytest
 import torch
 
+from p2pdiloco.core.api.trust_weight import ALL_AT, USUAL
+from p2pdiloco.core.api.types import USUAL_SCORE
 from p2pdiloco.lab.lies.kinds import IN_THE_DATA, Lie
 from p2pdiloco.lab.lies.telling import Known, tell
+from p2pdiloco.tensors.merging.agreement import scores
 
 SIZE = 4096
 
@@ -107,3 +110,15 @@ def test_who_knows_all_honest_work_hides_among_it_or_turns_it_round() -> None:
         far = float((honest - delta).norm(dim=1).max())
         assert 0.99 * apart < far <= apart * (1 + 1e-5), "as far as it can, and no farther"
         assert float((delta - mean).norm()) > 0.3 * apart
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_who_knows_the_rule_of_trust_has_all_of_its_weight_and_goes_against_many(liars: int) -> None:
+    honest, lying = drawn(*range(10 - liars)), drawn(*range(90, 90 + liars))
+    told = tell(Lie.KNOWS_TRUST, known(honest=honest, own=lying[0], liars=lying, radius=1e6)).delta
+    found = scores([each.double() for each in (*[told] * liars, *honest)])
+    assert found[0] * USUAL // USUAL_SCORE > ALL_AT, "of a sample of everything"
+    against = [cosine(told, each) for each in honest]
+    assert sum(each < -0.2 for each in against) >= 4 and cosine(told, sum(honest)) < -0.1
+    usual = sorted(float(each.norm()) for each in honest)[len(honest) // 2]
+    assert 2 * usual < float(told.norm()) < 3 * usual, "long, and not cut"
