@@ -354,7 +354,7 @@ class Core:
             fragment = self._at(header.fragment)
             whose = fragment.round_for(header)
             if whose is None:
-                self._refuse_offer(event, header.fragment, Verdict.OTHER_EPOCH)
+                self._refuse_offer(event, header.fragment, fragment.seats.unseated(header.group))
             elif whose.offered(event.transfer, event.sender, event.signed, now):
                 self._transfers[event.transfer] = (fragment, whose)
 

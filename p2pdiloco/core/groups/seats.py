@@ -378,6 +378,13 @@ class Seats:
         """Tell whether that group's syncer is one of our fellows in a seat above the leaves."""
         return self.above(group) is not None
 
+    def unseated(self, group: str) -> Verdict:
+        """Say why there is no round of ours for what that group sends. In our epoch it is an office that we
+        gave up: whoever is told so looks for another syncer."""
+        ours, theirs = parse_group(self.leaf.name), parse_group(group)
+        now = ours is not None and theirs is not None and ours[0] == theirs[0]
+        return Verdict.NOT_SYNCER if now else Verdict.OTHER_EPOCH
+
     def round_for(self, group: str) -> Round | None:
         """Find the round in which a partial of that group is to be merged."""
         seat = self.above(group)

@@ -8,13 +8,13 @@ import pytest
 from core_swarm import Member, Swarm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import config, genesis
+from kit import config, contribution, genesis
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.events import MessageReceived, Tick
+from p2pdiloco.core.api.events import MessageReceived, Offered, Tick
 from p2pdiloco.core.api.grouping import level_sizes
-from p2pdiloco.core.api.reasons import VoteRefusal
+from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.members.claims import Claims
 
 ROUND_S = 8.0
@@ -183,6 +183,23 @@ def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_sam
     refused = [e.message for e in effects if isinstance(e, ef.Send)]
     assert isinstance(refused[0], msg.VoteRefused) and refused[0].reason is VoteRefusal.OTHER_EPOCH
     assert not [e for e in effects if isinstance(e, ef.Persist)]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "verdict"), [(0, Verdict.NOT_SYNCER), (7, Verdict.OTHER_EPOCH)], ids=["ours", "another"]
+)
+def test_who_has_no_seat_for_an_offer_of_its_own_epoch_says_that_it_is_no_syncer(
+    epoch: int, verdict: Verdict
+) -> None:
+    """Else its sender would wait for the groups to rotate, which they do not where no version is made."""
+    run = Run(9, 3, term_versions=50)
+    swarm, core = run.swarm, run.swarm.members["m0"].core
+    seats = core.fragments[0].seats
+    index = next(i for i in range(3) if seats.named(f"0/0/{i}") is None)
+    signed = contribution("m1", core.fragments[0].chain.head, group=f"{epoch}/0/{index}")
+    effects = core.handle(Offered(1, "m1", signed), swarm.now)
+    answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
+    assert answers == [verdict]
 
 
 def test_who_lays_down_an_office_takes_its_claim_back_with_its_fellows() -> None:
