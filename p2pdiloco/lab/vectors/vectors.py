@@ -9,48 +9,68 @@ share one.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.config.outer import EQUALS, USUAL
+from p2pdiloco.config.outer import EQUALS, USUAL, Rule
 from p2pdiloco.core.api.events import Measured
-from p2pdiloco.lab.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work
+from p2pdiloco.core.api.types import MergeLimits
+from p2pdiloco.lab.simulation.node.substance import (
+    Given,
+    Losses,
+    Made,
+    Mode,
+    Resumed,
+    Substance,
+    Trainer,
+    Tree,
+    UnusableMatter,
+)
 from p2pdiloco.lab.simulation.rules.violation import Violation
 from p2pdiloco.lab.simulation.world.plan import WorldPlan, stream
-from p2pdiloco.lab.vectors.bigrams import SPECS, MarkovChain, Model, initial_params
+from p2pdiloco.lab.vectors.bigrams import ALL, SMALL, MarkovChain, Model, Share, Size, initial_params
 from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.tensors.codec import CODECS
+from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
+from p2pdiloco.tensors.merging.inputs import Findings, Input
 from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.merging.partial import decode_partial
+from p2pdiloco.tensors.unsound import UnusableInputs
 from p2pdiloco.tensors.vault import Vault
 
 
 class Vectors(Substance):
-    """A world whose learners train `bigrams`. The seed draws data, version 0 and both codecs."""
+    """A world whose learners train `bigrams`. The seed draws data, version 0 and, where they are not given,
+    both codecs and the outer optimizer's settings."""
 
-    def __init__(self, plan: WorldPlan) -> None:
+    def __init__(
+        self, plan: WorldPlan, size: Size = SMALL, codec_name: str | None = None, outer: Rule | None = None
+    ) -> None:
+        """`codec_name`: of contributions and updates."""
         torch.set_num_threads(1)
         rng = stream(plan.seed, "vectors")
         self.seed, self.inner_steps = plan.seed, plan.config.inner_steps
         self.tokens_per_step = plan.config.tokens_per_step
-        self.codecs = rng.choice(sorted(CODECS)), rng.choice(sorted(CODECS))
+        drawn = rng.choice(sorted(CODECS)), rng.choice(sorted(CODECS))
+        self.codecs = drawn if codec_name is None else (codec_name, codec_name)
         """Codecs of contributions and of updates."""
-        self.layouts = plan_fragments(SPECS, plan.config.fragments)
-        self.chain = MarkovChain.drawn(plan.seed)
-        outer = rng.choice([USUAL, EQUALS])
-        self._outer = OuterSection(**outer._asdict())
+        self.size = size
+        self.layouts = plan_fragments(size.specs, plan.config.fragments)
+        self.chain = MarkovChain.drawn(plan.seed, size.tokens)
+        self._outer = OuterSection(**(outer or rng.choice([USUAL, EQUALS]))._asdict())
         initial = self.vault()
         self.layouts = initial.layouts
-        initial.load_initial(initial_params(plan.seed))
+        initial.load_initial(initial_params(plan.seed, size))
         self._genesis = [b"".join(initial.state_buffers(layout.index)) for layout in self.layouts]
+        self._first_lengths = [initial.first_length(layout.index) for layout in self.layouts]
         self._calculator = self.vault()
 
     def vault(self) -> Vault:
@@ -61,8 +81,24 @@ class Vectors(Substance):
         """Global parameters in a state, fp32 [numel], new memory."""
         return torch.frombuffer(bytearray(state), dtype=torch.float32)[: self.layouts[fragment].numel]
 
+    def share_of(self, peer: str) -> Share:
+        """Share of the data that a learner trains on."""
+        return ALL
+
+    def copied(self, peer: str, fragment: int, payload: bytes) -> None:
+        """A learner has copied a fragment out."""
+
+    def decoded(self, fragment: int, payload: bytes) -> Tensor:
+        """The pseudo-gradient in a contribution, fp32 [numel]."""
+        out = torch.empty(self.layouts[fragment].numel)
+        codec(self.codecs[0]).decode(payload, out)
+        return out
+
     def genesis(self, fragment: int) -> bytes:
         return self._genesis[fragment]
+
+    def first_length(self, fragment: int) -> float:
+        return self._first_lengths[fragment]
 
     def trainer(self, peer: str, states: list[tuple[int, bytes]]) -> Trainer:
         return VectorTrainer(self, peer, states)
@@ -80,39 +116,44 @@ class Vectors(Substance):
         sources = [lambda part=part: part for part in parts]
         return bytes(self._calculator.own.combine(fragment, sources).payload)
 
-    def measure(
-        self, fragment: int, inputs: list[Work], digests: list[bytes], seed: bytes
-    ) -> tuple[Measured, ...]:
-        found = self._calculator.merge_partial(fragment, inputs, [], seed=seed).found
-        return tuple(map(Measured, found.lengths, found.scores))
-
-    def partial(self, fragment: int, inputs: list[Work], partials: list[bytes]) -> bytes:
-        return bytes(self._calculator.merge_partial(fragment, inputs, partials).payload)
+    def partial(
+        self, fragment: int, inputs: list[Given], partials: list[bytes], limits: MergeLimits, seed: bytes
+    ) -> Made:
+        with _words_of_the_world():
+            made = self._calculator.merge_partial(fragment, _inputs(inputs), partials, limits, seed)
+        return Made(bytes(made.payload), _measured(made.found), made.found.cut)
 
     def merge(
         self,
         fragment: int,
         number: int,
         state: bytes,
-        inputs: list[Work],
+        inputs: list[Given],
         partials: list[bytes],
         longest_steps: int,
-    ) -> bytes:
+        limits: MergeLimits,
+        seed: bytes,
+    ) -> Made:
         vault = self._load(fragment, number - 1, state)
-        return bytes(vault.merge(fragment, number, inputs, partials, longest_steps).update)
+        with _words_of_the_world():
+            made = vault.merge(fragment, number, _inputs(inputs), partials, longest_steps, limits, seed)
+        return Made(bytes(made.update), _measured(made.found), made.found.cut, made.norm)
 
-    def grouped_error(
-        self, fragment: int, inputs: list[Work], partials: list[bytes], flat: list[Work]
-    ) -> float:
-        vault, layout = self._calculator, self.layouts[fragment]
+    def grouped_error(self, fragment: int, tree: Tree) -> float:
+        vault, layout, flat = self._calculator, self.layouts[fragment], tree.flat()
         work = [(tokens, steps, trust) for _, tokens, steps, trust in flat]
-        payloads = [self.partial(fragment, inputs, partials), self.partial(fragment, flat, [])]
+        payloads = [self._uncut(fragment, tree), self._uncut(fragment, Tree(flat))]
         for payload in payloads:
             vault.check_partial(fragment, payload, work)
         mine, whole = (_merged(layout, payload) for payload in payloads)
         # Of a piece's mean length, which is at least as long as the merge of it.
         lengths = _mean_length(layout, payloads[1], whole)
         return float((mine - whole).norm()) / lengths if lengths else float((mine - whole).norm() > 0)
+
+    def _uncut(self, fragment: int, tree: Tree) -> bytes:
+        """Add these up without limits, group by group."""
+        below = [self._uncut(fragment, each) for each in tree.below]
+        return bytes(self._calculator.merge_partial(fragment, tree.inputs, below).payload)
 
     def outer_step(
         self, fragment: int, number: int, state: bytes, update: bytes, longest_steps: int
@@ -129,7 +170,7 @@ class Vectors(Substance):
         return Losses(round(start, 6), round(end, 6), round(self.chain.entropy, 6))
 
     def _loss(self, states: Sequence[bytes]) -> float:
-        params = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
+        params = {spec.name: torch.zeros(spec.shape) for spec in self.size.specs}
         for layout, state in zip(self.layouts, states, strict=True):
             scatter(self.theta(layout.index, state), layout, params)
         return self.chain.loss(params)
@@ -156,7 +197,7 @@ class VectorTrainer(Trainer):
     """One node's learner: what `learner.fragments` and the vault's error feedback make of its inner steps."""
 
     def __init__(self, study: Vectors, peer: str, states: list[tuple[int, bytes]]) -> None:
-        self._study = study
+        self._study, self._name = study, peer
         self._peer = zlib.crc32(peer.encode())
         self._vault = study.vault()
         """Only for what encodings leave out; it lives as long as the daemon."""
@@ -166,7 +207,8 @@ class VectorTrainer(Trainer):
 
     def begin(self, step: int, resumed: dict[int, Resumed]) -> None:
         study = self._study
-        model, areas = Model(study.chain, [study.seed, 3, self._peer, step]), Areas(study.layouts)
+        entropy, data = [study.seed, 3, self._peer, step], study.share_of(self._name)
+        model, areas = Model(study.chain, entropy, study.size, data), Areas(study.layouts)
         for fragment, (_, state) in enumerate(self._bases):
             areas.base(fragment, 0).copy_(study.theta(fragment, state))
         refs = [BaseRef(number, 0) for number, _ in self._bases]
@@ -204,7 +246,9 @@ class VectorTrainer(Trainer):
         if isinstance(copied, NothingToCopy) or copied.inner_steps != steps:
             raise Violation("true-label", f"fragment {fragment}: {copied}, the lineage says {steps} steps")
         base = areas.base(fragment, copied.base_buffer)
-        return bytes(self._vault.own.encode(fragment, base, areas.sent(fragment)).payload)
+        payload = bytes(self._vault.own.encode(fragment, base, areas.sent(fragment)).payload)
+        self._study.copied(self._name, fragment, payload)
+        return payload
 
     def committed(self, fragment: int) -> None:
         self._vault.own.commit_residual(fragment)
@@ -248,3 +292,21 @@ def _mean_length(layout: FragmentLayout, payload: bytes, merged: Tensor) -> floa
         for p, n in zip(layout.pieces, part.norms, strict=True)
     ]
     return sum(lengths)
+
+
+def _inputs(given: Sequence[Given]) -> list[Input]:
+    return [Input(each.matter, each.tokens, each.inner_steps, mean=each.mean) for each in given]
+
+
+def _measured(found: Findings) -> tuple[Measured, ...]:
+    return tuple(map(Measured, found.lengths, found.scores))
+
+
+@contextmanager
+def _words_of_the_world() -> Iterator[None]:
+    """Raise what is wrong with inputs as the world knows it."""
+    try:
+        yield
+    except UnusableInputs as error:
+        faults = {index: fault.verdict for index, fault in error.faults.items()}
+        raise UnusableMatter(faults) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,28 +18,33 @@ from sim_kit import calm_plan
 from torch import Tensor
 
 from p2pdiloco.cli.simulate import simulate
+from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate
-from p2pdiloco.lab.simulation.node.substance import NOTHING, Losses, Substance
+from p2pdiloco.lab.simulation.node.substance import NOTHING, Losses, Made, Substance
 from p2pdiloco.lab.simulation.report import SeedResult
 from p2pdiloco.lab.simulation.runner import run_seed
+from p2pdiloco.lab.simulation.world import faults
 from p2pdiloco.lab.simulation.world.plan import draw_plan
 from p2pdiloco.lab.simulation.world.world import World
 from p2pdiloco.lab.vectors.bigrams import MarkovChain, Model, initial_params
-from p2pdiloco.lab.vectors.vectors import Vectors
+from p2pdiloco.lab.vectors.vectors import Vectors, VectorTrainer
 from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
 
-TOLERANCE = 0.15
+TOLERANCE = 0.12
 """Of what calm weather gains over version 0: so much less may be gained with faults. Measured with
-seeds 3 to 8: at most 0.08."""
+seeds 3 to 6 and 8: at most 0.07."""
 AFTERWARDS_S = 40.0
 """What a lost branch sends again is one long displacement: the loss rises with it, and falls within a dozen
 versions (seed 5)."""
 
 
-def trained(mix: str, seed: int) -> Losses:
-    """Six nodes of equal machines: a minute of faults, then calm."""
+def trained(mix: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Losses:
+    """Six nodes of equal machines: a minute of faults, then calm. All are healed: the loss that one node
+    reaches alone says nothing about what faults cost."""
+    monkeypatch.setattr(faults, "WHOLE_CORE_SHARE", 1.0)
     plan = draw_plan(seed, mix, 6)
     calm = calm_plan(6, until_s=60.0, quorum=2)
     plan = dataclasses.replace(
@@ -55,11 +61,11 @@ def trained(mix: str, seed: int) -> Losses:
 
 
 @pytest.mark.parametrize("seed", [3, 5])
-def test_faults_cost_little_of_what_is_learned(seed: int) -> None:
-    calm = trained("calm", seed)
+def test_faults_cost_little_of_what_is_learned(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = trained("calm", seed, monkeypatch)
     assert calm.end - calm.floor < 0.15 * (calm.start - calm.floor), "nearly all that can be learned"
     for mix in ("churn", "partition"):
-        faulty = trained(mix, seed)
+        faulty = trained(mix, seed, monkeypatch)
         assert faulty.start == calm.start and faulty.floor == calm.floor, "the same data, the same version 0"
         assert faulty.end < calm.end + TOLERANCE * (calm.start - calm.end)
         assert faulty.end - faulty.floor < 0.25 * (faulty.start - faulty.floor), "far below the start"
@@ -185,6 +191,48 @@ def test_groups_that_average_their_means_are_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Vault, "check_partial", lambda *_: None)
     result = World(plan, substance=vectors).run()  # type: ignore[arg-type]
     assert result.violation == "global-merge", (result.violation, result.stuck)
+
+
+def test_merges_are_made_by_what_headers_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits and scores reach the merge, and lengths come from it: as in a node."""
+    given: list[tuple[MergeLimits, Made]] = []
+    merge = Vectors.merge
+
+    def noted(self: Vectors, *arguments: object) -> Made:
+        made = merge(self, *arguments)  # type: ignore[arg-type]
+        given.append((arguments[6], made))  # type: ignore[arg-type]
+        return made
+
+    monkeypatch.setattr(Vectors, "merge", noted)
+    plan = calm_plan(4, until_s=30.0, quorum=3)
+    world = World(plan, substance=Vectors(plan))
+    assert world.run().ok
+    assert all(limits.longest < math.inf and limits.of_median > 0 for limits, _ in given)
+    newest = {store.version.header.norm for host in world.core_hosts() for store in host.stores}
+    assert newest <= {made.norm for _, made in given}
+    scores = {part.score for _, made in given for part in made.found}
+    assert max(scores) > 0, "there is something to compare"
+
+
+def test_what_no_merge_can_take_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One learner's work is a million times too long: the others' is merged without it."""
+    copied = VectorTrainer.copy_out
+
+    def enormous(self: VectorTrainer, fragment: int, steps: int) -> bytes:
+        payload = copied(self, fragment, steps)
+        return _longer(self._study, fragment, payload) if self._name == "n2" else payload
+
+    monkeypatch.setattr(VectorTrainer, "copy_out", enormous)
+    plan = calm_plan(4, until_s=30.0, quorum=3)
+    world = World(plan, substance=Vectors(plan, codec_name="fp32"))
+    world.clock.run_until(25.0)
+    merged = {name for host in world.up_hosts() for name in host.stores[0].state.covered}
+    assert merged == {"n0", "n1", "n3"}
+    assert min(host.stores[0].version.header.number for host in world.up_hosts()) > 3
+
+
+def _longer(vectors: Vectors, fragment: int, payload: bytes) -> bytes:
+    return bytes(bytes_of(1e6 * vectors.decoded(fragment, payload)))
 
 
 def test_the_gradient_is_that_of_the_loss() -> None:

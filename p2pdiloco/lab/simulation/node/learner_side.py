@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api import events as ev
@@ -151,13 +152,18 @@ class LearnerSide:
         host.world.clock.at(time_s, host.run_when_awake, lambda: self.model.wake(host.now))
 
     def _copied_out(self, copied: Displacement, due: bool) -> None:
-        self._host.later(self._rng.uniform(0.001, 0.08), self._encoded, copied, due, self.model.life)
+        substance, delay_s = self._host.world.substance, self._rng.uniform(0.001, 0.08)
+        delay_s += substance.waits_s if self._host.peer in substance.liars else 0.0
+        self._host.later(delay_s, self._encoded, copied, due, self.model.life)
 
     def _encoded(self, copied: Displacement, due: bool, life: int) -> None:
         host, fragment = self._host, copied.fragment
         if life != self.model.life or not self.model.running:
             return
-        steps = copied.end - copied.first
+        steps, substance = copied.end - copied.first, host.world.substance
+        if host.peer in substance.liars:
+            told = substance.told(host.peer, fragment, copied.matter)
+            copied, steps = replace(copied, matter=told.matter), max(1, round(told.work * steps))
         tokens, size = steps * host.config.tokens_per_step, host.max_payload_bytes(fragment)
         ticket = host.tickets.new(copied)
         host.feed(ev.ContributionReady(fragment, ticket, tokens, steps, copied.digest(), size, due))

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.lab.simulation.node.substance import NOTHING, Substance, Work
+from p2pdiloco.lab.simulation.node.substance import NOTHING, Substance, Tree
 
 Spans = tuple[tuple[int, int], ...]
 """Disjoint, sorted, non-adjacent half-open ranges of inner steps."""
@@ -77,7 +77,7 @@ class PartialSum:
     parts: tuple[MergedPart, ...]
     matter: bytes = field(default=b"", repr=False)
     """The sums, encoded."""
-    flat: tuple[Work, ...] = field(default=(), compare=False, repr=False)
+    tree: Tree = field(default=Tree(()), compare=False, repr=False)
     """Every contribution in `matter`, so that it can be checked what the root makes of it."""
 
     def digest(self) -> bytes:

@@ -7,14 +7,18 @@ code. Matter is never changed in place.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from p2pdiloco.core.api.events import Measured
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.trust_weight import Mean
+from p2pdiloco.core.api.types import MergeLimits
 
 Work = tuple[bytes, int, int, int]
-"""A contribution to a merge: its payload, tokens, inner steps, trust weight."""
+"""A contribution that was merged: its payload, tokens, inner steps, trust weight."""
 Resumed = tuple[int, bytes]
 """Work of a fragment that a returning learner takes up again: first unmerged inner step, displacement."""
 Mode = Literal["merged", "rebase", "overwrite"]
@@ -29,6 +33,50 @@ class Losses(Struct, frozen=True):
     """Loss of the heaviest heads in the end."""
     floor: float
     """The data's entropy: nothing can be better."""
+
+
+class Given(NamedTuple):
+    """A contribution to a merge. What its learner is trusted with follows from the mean and its score."""
+
+    matter: bytes
+    tokens: int
+    inner_steps: int
+    mean: Mean
+    digest: bytes
+    """Digest of its payload."""
+
+
+class Made(Struct, frozen=True):
+    """Result of a merge, or of adding up a group's contributions."""
+
+    matter: bytes
+    found: tuple[Measured, ...]
+    """Findings about each input."""
+    cut: tuple[int, ...] = ()
+    """Indices of the inputs that were cut: too long."""
+    norm: float | None = None
+    """Length of an update; None: nobody knows."""
+
+
+class Tree(Struct, frozen=True):
+    """Everything that is added up in a merge of groups, as its groups do it."""
+
+    inputs: tuple[Work, ...]
+    below: tuple[Tree, ...] = ()
+    """Trees of its partial merges."""
+
+    def flat(self) -> tuple[Work, ...]:
+        """List all contributions."""
+        return self.inputs + tuple(work for tree in self.below for work in tree.flat())
+
+
+class UnusableMatter(Exception):
+    """Error: inputs of a merge in which a fault was found."""
+
+    def __init__(self, faults: Mapping[int, Verdict]) -> None:
+        """`faults`: by index among the inputs and, after these, the partials."""
+        super().__init__(f"{len(faults)} unusable")
+        self.faults = faults
 
 
 class Trainer:
@@ -63,8 +111,25 @@ class Trainer:
         return b"", b""
 
 
+class FalseWork(NamedTuple):
+    """Contribution that a liar sends in place of its work."""
+
+    matter: bytes
+    work: float
+    """Tokens and inner steps of its label, as multiples of the true ones."""
+
+
 class Substance:
-    """Arithmetic of a whole world. Pure: equal arguments give equal bytes."""
+    """Arithmetic of a whole world. Equal arguments give equal bytes."""
+
+    liars: frozenset[str] = frozenset()
+    """Learners that lie about their work."""
+    waits_s = 0.0
+    """Time for which a liar looks at what others send."""
+
+    def told(self, peer: str, fragment: int, matter: bytes) -> FalseWork:
+        """Tell what a liar sends in place of this."""
+        return FalseWork(matter, 1.0)
 
     def genesis(self, fragment: int) -> bytes:
         """State of version 0."""
@@ -78,33 +143,33 @@ class Substance:
         """Several contributions of one learner as one."""
         return b""
 
-    def partial(self, fragment: int, inputs: list[Work], partials: list[bytes]) -> bytes:
-        """A group's contributions, and partial merges from below, added up."""
-        return b""
+    def first_length(self, fragment: int) -> float | None:
+        """Length of version 0; None: what the plan says."""
+        return None
 
-    def measure(
-        self, fragment: int, inputs: list[Work], digests: list[bytes], seed: bytes
-    ) -> tuple[Measured, ...]:
-        """Findings of a merge about its inputs, which have these payload digests: anything that can be."""
-        return tuple(Measured(0.5 + digest[0] / 512, 48 + digest[1] % 32) for digest in digests)
+    def partial(
+        self, fragment: int, inputs: list[Given], partials: list[bytes], limits: MergeLimits, seed: bytes
+    ) -> Made:
+        """A group's contributions, and partial merges from below, added up. Raises: UnusableMatter."""
+        return Made(b"", _invented(inputs))
 
     def merge(
         self,
         fragment: int,
         number: int,
         state: bytes,
-        inputs: list[Work],
+        inputs: list[Given],
         partials: list[bytes],
         longest_steps: int,
-    ) -> bytes:
-        """The outer update that makes version `number` of `state`; of the longest contribution in it."""
-        return b""
+        limits: MergeLimits,
+        seed: bytes,
+    ) -> Made:
+        """The outer update that makes version `number` of `state`; `longest_steps`: of the longest
+        contribution in it. Raises: UnusableMatter."""
+        return Made(b"", _invented(inputs))
 
-    def grouped_error(
-        self, fragment: int, inputs: list[Work], partials: list[bytes], flat: list[Work]
-    ) -> float:
-        """Distance of the merge of `inputs` and `partials` from that of all contributions, `flat`, in one
-        group.
+    def grouped_error(self, fragment: int, tree: Tree) -> float:
+        """Distance of a merge of groups from that of all its contributions in one, where nothing is cut.
 
         As a share of the contributions' mean length.
         """
@@ -119,6 +184,11 @@ class Substance:
     def losses(self, states: list[bytes]) -> Losses | None:
         """Evaluate these states of all fragments; None where nothing is trained."""
         return None
+
+
+def _invented(inputs: list[Given]) -> tuple[Measured, ...]:
+    """Make findings up, of those that honest learners have: anything that can be."""
+    return tuple(Measured(0.5 + given.digest[0] / 512, 48 + given.digest[1] % 32) for given in inputs)
 
 
 NOTHING = Substance()

@@ -18,7 +18,6 @@ from p2pdiloco.core.api.effects import (
 from p2pdiloco.core.api.events import (
     Audited,
     Combined,
-    Measured,
     Merged,
     MergeFailed,
     PartialFailed,
@@ -26,10 +25,9 @@ from p2pdiloco.core.api.events import (
     StateFetched,
     UpdateApplied,
 )
-from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.types import Watermark
+from p2pdiloco.core.api.reasons import AuditOutcome, Verdict
+from p2pdiloco.core.api.types import Ticket, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.rounds.parts import NOTHING_FOUND
 from p2pdiloco.lab.simulation.node.learner import CommittedVersion
 from p2pdiloco.lab.simulation.node.lineage import (
     Displacement,
@@ -39,7 +37,7 @@ from p2pdiloco.lab.simulation.node.lineage import (
     PartialSum,
     combine,
 )
-from p2pdiloco.lab.simulation.node.substance import Work
+from p2pdiloco.lab.simulation.node.substance import Given, Made, Tree, UnusableMatter
 from p2pdiloco.lab.simulation.rules.violation import Violation
 
 if TYPE_CHECKING:
@@ -80,15 +78,17 @@ class Worker:
         """Merge contributions into a new state."""
         host = self._host
         before = host.stores[effect.fragment].state
-        measured = self._measured(effect)
-        update = self._update(effect, before, measured)
+        made = self._made(effect, before)
+        if made is None:
+            return
+        update = self._update(effect, made)
         state = before.apply(update, host.world.substance)
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
             host.later(self._work_s(), self._merge_failed, effect, generation)
             return
-        host.later(self._work_s(), self._merged, effect, update, state, measured, generation)
+        host.later(self._work_s(), self._merged, effect, update, state, made, generation)
 
     def _merge_failed(self, effect: Merge, generation: int) -> None:
         host = self._host
@@ -114,56 +114,63 @@ class Worker:
             parts += tickets.partial(ticket).parts
         return tuple(parts)
 
-    def _matter(
-        self, effect: Merge | MergePartial, measured: tuple[Measured, ...]
-    ) -> tuple[list[Work], list[bytes], tuple[Work, ...]]:
-        """Payloads of contributions, of partial merges, and of all the contributions in both."""
+    def _matter(self, effect: Merge | MergePartial) -> tuple[list[Given], list[bytes]]:
+        """Payloads of contributions, with their labels, and of partial merges."""
         tickets, inputs = self._host.tickets, []
-        for part, found in zip(effect.inputs, measured or [NOTHING_FOUND] * len(effect.inputs), strict=True):
-            who = part.contributor
-            matter = tickets.contribution(part.ticket).matter
-            trust = part.mean.trust(found.score)
-            inputs.append((matter, who.tokens, who.inner_steps, trust))
-        partials = [tickets.partial(ticket) for ticket in effect.partials]
-        flat = tuple(inputs) + tuple(work for partial in partials for work in partial.flat)
-        return inputs, [partial.matter for partial in partials], flat
+        for part in effect.inputs:
+            who, matter = part.contributor, tickets.contribution(part.ticket).matter
+            inputs.append(Given(matter, who.tokens, who.inner_steps, part.mean, who.payload_digest))
+        return inputs, [tickets.partial(ticket).matter for ticket in effect.partials]
 
-    def _measured(self, effect: Merge | MergePartial) -> tuple[Measured, ...]:
-        """Find what a merge tells of its inputs; none, where there are none."""
-        digests = [part.contributor.payload_digest for part in effect.inputs]
-        inputs = self._matter(effect, ())[0]
-        substance = self._host.world.substance
-        return substance.measure(effect.fragment, inputs, digests, effect.seed) if inputs else ()
+    def _tree(self, effect: Merge | MergePartial, made: Made) -> Tree:
+        """Note what was added up, and with which trust weights."""
+        inputs = zip(self._matter(effect)[0], made.found, strict=True)
+        works = [(g.matter, g.tokens, g.inner_steps, g.mean.trust(found.score)) for g, found in inputs]
+        below = [self._host.tickets.partial(ticket).tree for ticket in effect.partials]
+        return Tree(tuple(works), tuple(below))
 
-    def _update(self, effect: Merge, before: FragmentLineage, measured: tuple[Measured, ...]) -> OuterUpdate:
-        """Make the update that the syncer publishes.
+    def _made(self, effect: Merge, before: FragmentLineage) -> Made | None:
+        """Make a merge; None: it fails.
 
         Raises:
             Violation: groups make another merge than all contributions at once.
         """
         fragment, number, substance = effect.fragment, effect.number, self._host.world.substance
-        inputs, partials, flat = self._matter(effect, measured)
-        steps = effect.longest_steps
-        matter = substance.merge(fragment, number, before.matter, inputs, partials, steps)
-        if partials:
-            error = substance.grouped_error(fragment, inputs, partials, list(flat))
-            if error > MAX_GROUPED_ERROR:
+        inputs, partials = self._matter(effect)
+        limits, seed, steps = effect.limits, effect.seed, effect.longest_steps
+        try:
+            made = substance.merge(fragment, number, before.matter, inputs, partials, steps, limits, seed)
+        except UnusableMatter as error:
+            failed = MergeFailed(fragment, effect.term, number, str(error), _unusable(effect, error))
+            self._host.later(self._work_s(), self._host.feed, failed)
+            return None
+        if effect.partials:
+            error_share = substance.grouped_error(fragment, self._tree(effect, made))
+            if error_share > MAX_GROUPED_ERROR:
                 where = f"{self._host.peer} fragment {fragment} version {number}"
-                raise Violation("global-merge", f"{where}: off by {error:.2g} of the mean length")
+                raise Violation("global-merge", f"{where}: off by {error_share:.2g} of the mean length")
+        return made
+
+    def _update(self, effect: Merge, made: Made) -> OuterUpdate:
+        """Make the update that the syncer publishes."""
         false = self._host.peer in self._host.world.false_syncers
-        return OuterUpdate.of(fragment, number, self._parts(effect), matter, steps, false)
+        parts, steps = self._parts(effect), effect.longest_steps
+        return OuterUpdate.of(effect.fragment, effect.number, parts, made.matter, steps, false)
 
     def merge_partial(self, effect: MergePartial) -> None:
         """Add a group's contributions up."""
-        measured = self._measured(effect)
-        inputs, partials, flat = self._matter(effect, measured)
-        matter = self._host.world.substance.partial(effect.fragment, inputs, partials)
-        whole = PartialSum(effect.fragment, self._parts(effect), matter, flat)
-        self._host.later(self._work_s(), self._partial_merged, effect, whole, measured)
+        host, fragment, seed = self._host, effect.fragment, effect.seed
+        try:
+            made = host.world.substance.partial(fragment, *self._matter(effect), effect.limits, seed)
+        except UnusableMatter as error:
+            key = fragment, effect.group, effect.attempt
+            failed = PartialFailed(*key, str(error), _unusable(effect, error))
+            host.later(self._work_s(), host.feed, failed)
+            return
+        whole = PartialSum(fragment, self._parts(effect), made.matter, self._tree(effect, made))
+        host.later(self._work_s(), self._partial_merged, effect, whole, made)
 
-    def _partial_merged(
-        self, effect: MergePartial, whole: PartialSum, measured: tuple[Measured, ...]
-    ) -> None:
+    def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: Made) -> None:
         host, faults = self._host, self._host.world.faults
         key = (effect.fragment, effect.group, effect.attempt)
         if faults.chance(host.world.plan.mix.merge_fails):
@@ -171,7 +178,8 @@ class Worker:
             return
         size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
         ticket = host.tickets.new(whole)
-        host.feed(PartialMerged(*key, ticket, whole.digest(), size, (), measured))
+        learners = _learners(effect, made)
+        host.feed(PartialMerged(*key, ticket, whole.digest(), size, learners, made.found))
 
     def combine(self, effect: Combine) -> None:
         """Add several contributions of ours up."""
@@ -195,16 +203,18 @@ class Worker:
         effect: Merge,
         update: OuterUpdate,
         state: FragmentLineage,
-        measured: tuple[Measured, ...],
+        made: Made,
         generation: int,
     ) -> None:
         host, fragment = self._host, effect.fragment
         host.stores[fragment].fill_spare(generation, state)
         ticket = host.tickets.new(update)
         size = host.max_payload_bytes(fragment)
-        norm = update.digest[0] / 256 * min(1.0, effect.limits.longest)
+        invented = update.digest[0] / 256 * min(1.0, effect.limits.longest)
+        norm = invented if made.norm is None else made.norm
         key = (fragment, effect.term, effect.number)
-        done = Merged(*key, ticket, update.digest, size, state.digest, norm, (), measured)
+        learners = _learners(effect, made)
+        done = Merged(*key, ticket, update.digest, size, state.digest, norm, learners, made.found)
         host.feed(done)
 
     def apply_update(self, effect: ApplyUpdate) -> None:
@@ -287,3 +297,14 @@ class Worker:
         if host.now - store.saved_s >= host.spec.checkpoint_every_s:
             store.saved_s = host.now
             host.writer.write(store.checkpoint())
+
+
+def _learners(effect: Merge | MergePartial, made: Made) -> tuple[str, ...]:
+    """Name those whose contributions were cut."""
+    return tuple(effect.inputs[index].contributor.learner for index in made.cut)
+
+
+def _unusable(effect: Merge | MergePartial, error: UnusableMatter) -> tuple[tuple[Ticket, Verdict], ...]:
+    """List the inputs that are at fault, by ticket."""
+    tickets = [*(part.ticket for part in effect.inputs), *effect.partials]
+    return tuple((tickets[index], verdict) for index, verdict in error.faults.items())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
+from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, ContributionHeader, Head, Vote, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.scale import COUNTED_UNITS, COUNTED_WEIGHTS, MOST_GAP, MOST_INCARNATION
@@ -111,14 +112,15 @@ class InvariantWatch:
     def _in_scale(self, header: VersionHeader, parent: VersionHeader, where: str) -> None:
         """Check that nobody's numbers move the chain's: neither its tokens, nor what it takes for usual."""
         unit, gain = parent.unit or self._first_unit, header.tokens - parent.tokens
-        tokens = [part.tokens for part in header.contributors]
+        # Who is not trusted counts nothing; where nobody is, the version counts one token.
+        tokens = [part.tokens for part in header.contributors if part.trust > LEAST_TRUST] or [1]
         least, most = COUNTED_WEIGHTS * unit, self._most_counted(header, parent, unit)
         if not sum(min(each, least) for each in tokens) <= gain <= most:
             raise Violation("in-scale", f"{where}: {gain} tokens more, of {tokens} where {unit} are usual")
         ends = max((max(p.stamp.sequence, p.stamp.incarnation) for p in header.contributors), default=0)
         if ends > MOST_INCARNATION:
             raise Violation("in-scale", f"{where}: a stamp near its end, {ends}")
-        if abs(header.unit - unit) * 8 > unit or not tokens:
+        if abs(header.unit - unit) * 8 > unit or not header.contributors:
             raise Violation("in-scale", f"{where}: {header.unit} tokens are usual after {unit}")
 
     def _most_counted(self, header: VersionHeader, parent: VersionHeader, unit: int) -> int:
@@ -194,6 +196,8 @@ class InvariantWatch:
         """A node labels a contribution."""
         steps = held.steps
         honest = header.learner == host.peer == held.learner and header.inner_steps == steps
+        if host.peer in host.world.substance.liars:
+            return
         if not honest or header.tokens != steps * tokens_per_step or header.fragment != held.fragment:
             raise Violation("true-label", f"{host.peer} offers {held} as {header}")
         base = self.headers.get(header.base_digest)

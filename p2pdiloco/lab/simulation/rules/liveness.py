@@ -143,7 +143,7 @@ class Liveness:
     def _missing_steps(self, fragment: int, host: Host, best: FragmentLineage) -> str:
         """The steps of a learner's present life up to the end of the faults must be in the chain, and later
         ones too, so that we know that it was merged again."""
-        if host.peer in self._world.bulk.liars:
+        if host.peer in self._world.bulk.liars or host.peer in self._world.substance.liars:
             return ""  # what it labels falsely is refused, and given up: that is its own loss
         first = host.learner.model.fragments[fragment].life_from
         healed_at = max(self._steps_at_heal.get(host.peer, 0), first)

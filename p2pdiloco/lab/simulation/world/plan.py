@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import random
@@ -14,6 +15,7 @@ from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.lab.simulation.node.lineage import genesis_state
+from p2pdiloco.lab.simulation.node.substance import Substance
 
 RUN = "simulated"
 MAX_JOINS = 6
@@ -281,6 +283,17 @@ def genesis_version(fragment: int, groups: int = 1) -> SignedVersion:
         reach=FIRST_REACH,
     )
     return SignedVersion(header, b"")
+
+
+def stated_lengths(plan: WorldPlan, substance: Substance) -> WorldPlan:
+    """Let version 0 state its own lengths, where fragments have any: limits of lengths follow from them."""
+    versions = []
+    for fragment, version in enumerate(plan.config.genesis_versions):
+        length, header = substance.first_length(fragment), version.header
+        if length is not None:
+            header = replace(header, norm=length, reach=length * FIRST_REACH)
+        versions.append(SignedVersion(header, version.signature))
+    return dataclasses.replace(plan, config=replace(plan.config, genesis_versions=tuple(versions)))
 
 
 def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, spread: float) -> NodeSpec:

@@ -27,7 +27,7 @@ from p2pdiloco.lab.simulation.world.faults import Faults
 from p2pdiloco.lab.simulation.world.liar import Liar
 from p2pdiloco.lab.simulation.world.network import Network
 from p2pdiloco.lab.simulation.world.perjurer import LieTold, Perjurer
-from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stream
+from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stated_lengths, stream
 from p2pdiloco.lab.simulation.world.stranger import Stranger
 
 PRESENCE_EVERY_S = 2.0
@@ -46,7 +46,7 @@ class World:
         verbose: bool = False,
         substance: Substance = NOTHING,
     ) -> None:
-        self.plan = plan
+        self.plan = plan = stated_lengths(plan, substance)
         self.substance = substance
         self.clock = Clock()
         self.trace = Trace(write, verbose)

@@ -1,0 +1,71 @@
+"""Learners that lie about their work, in worlds that run production's cores, rounds and merges."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from p2pdiloco.lab.lies.kinds import Lie
+from p2pdiloco.lab.vectors.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
+from p2pdiloco.lab.vectors.lying import LyingVectors
+
+UNTIL_S = 40.0
+LITTLE = 0.03
+"""Share of the loss of the honest alone."""
+
+
+def cell(attack: str, liars: int = 1, of: int = 5, **more: str) -> Cell:
+    return Cell(attack=attack, liars=liars, of=of, until_s=UNTIL_S, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def alone() -> CellResult:
+    return play(cell(ALONE))
+
+
+@pytest.mark.parametrize("lie", [Lie.FLIP_X10, Lie.X1000_SMALLEST, Lie.DRIFT, Lie.TOKENS_X10_FLIP])
+def test_a_liar_costs_next_to_nothing_and_no_honest_learner_is_doubted(lie: Lie, alone: CellResult) -> None:
+    row = row_of(cell(lie.value), play(cell(lie.value)), alone)
+    assert not row.violation and row.honest_excluded == 0
+    assert row.loss_ratio < 1 + LITTLE, row
+    assert row.honest_doubted == 0.0
+    assert alone.loss < alone.start_loss - 0.5, "something is learned at all"
+
+
+def test_lies_would_cost_much_if_nothing_was_held_against_them(
+    alone: CellResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdiloco.core.api.trust_weight.Mean.trust", lambda mean, score: 64)
+    row = row_of(cell("flip-x10"), play(cell("flip-x10")), alone)
+    assert row.loss_ratio > 1 + LITTLE and row.liars_trust == 1.0
+
+
+def test_who_sends_the_reverse_weighs_nothing_after_a_few_versions() -> None:
+    found = play(cell("flip", liars=2, of=10, speeds="spread", data="different"))
+    assert not found.violation
+    assert found.distrusted_after is not None and found.distrusted_after <= 10
+    assert found.liars_trust is not None and found.liars_trust < 0.05
+
+
+def test_liars_lie_in_different_ways_and_read_what_is_theirs() -> None:
+    plan = cell_plan(cell(CALM, data="different"))
+    vectors = LyingVectors(plan, Lie.LABELS, frozenset({"n2"}), parted=True)
+    shares = {name: vectors.share_of(name) for name in ("n1", "n2")}
+    assert shares["n2"].targets is not None and shares["n1"].targets is None
+    contexts = [share.contexts for share in shares.values() if share.contexts is not None]
+    assert len(contexts) == 2 and contexts[0].tolist() != contexts[1].tolist()
+
+
+def test_a_cell_is_the_same_in_every_process() -> None:
+    code = (
+        "from p2pdiloco.lab.vectors.cells import Cell, play\n"
+        "print(play(Cell(attack='alie', liars=1, of=5, until_s=25.0)))\n"
+    )
+    other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
+    environment = {**os.environ, "PYTHONHASHSEED": other}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=90)
+    assert done.stdout.strip() == str(play(Cell(attack="alie", liars=1, of=5, until_s=25.0)))
