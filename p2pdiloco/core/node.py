@@ -23,6 +23,7 @@ from p2pdiloco.core.life.heartbeat import Heartbeats
 from p2pdiloco.core.life.joining import Joining
 from p2pdiloco.core.life.leaving import Departure
 from p2pdiloco.core.proofs.gossip import Gossip
+from p2pdiloco.core.proofs.hearing import Hearing
 from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Notices, Shared
 from p2pdiloco.errors import invariant
@@ -80,6 +81,7 @@ class Core:
         self._heartbeats = Heartbeats(self._shared, self.fragments, self._joining, genesis, now)
         self._departure = Departure(self._shared, self.fragments)
         self._gossip = Gossip(self._shared, self.fragments, restored.proofs)
+        self._hearing = Hearing(self._shared, self.fragments)
         self._last_poll_s = now
         self._transfers: dict[int, tuple[Fragment, Round]] = {}
         self._handlers: dict[type, Callable[..., None]] = {
@@ -122,6 +124,7 @@ class Core:
             msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).seats.on_query(s, m),
             msg.Proven: self._gossip.on_proven,
             msg.Sibling: self._gossip.on_sibling,
+            msg.Stated: self._hearing.on_stated,
         }
 
     # --- interface -----------------------------------------------------------------------------------

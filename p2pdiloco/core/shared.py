@@ -13,6 +13,7 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
+from p2pdiloco.core.audits.accusations import Accusations
 from p2pdiloco.core.audits.distrust import Distrust
 from p2pdiloco.core.audits.permission import Audits
 from p2pdiloco.core.members.answers import Answers
@@ -105,6 +106,8 @@ class Shared:
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
         self.audits = Audits()
+        self.accusations = Accusations()
+        """Accusations of others that wait for an audit of ours."""
         self.distrust = Distrust()
         """Members that are counted on in no office: a merge of theirs was false."""
         self._records: list[WorkRecord] = []

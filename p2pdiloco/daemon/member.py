@@ -18,10 +18,10 @@ from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.amendments import Amendment
 from p2pdiloco.core.api.config import Restored, Timing
-from p2pdiloco.core.api.messages import Proven
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.proofs.gossip import telling
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.membership import Membership
 from p2pdiloco.daemon.background import Background
@@ -170,9 +170,9 @@ class Member:
         worked."""
         return self.membership.introductions.admits(peer) and self.core.shared.trusts(peer)
 
-    def _on_proof(self, peer: str, proof: Proof) -> None:
-        """Take in the proof for which a peer excludes us."""
-        self.post.put(ev.MessageReceived(peer, Proven(proof)))
+    def _on_proof(self, peer: str, proof: Evidence) -> None:
+        """Take in the evidence for which a peer excludes us."""
+        self.post.put(ev.MessageReceived(peer, telling(proof)))
 
     def _is_settled(self) -> bool:
         return self.core.confirmed

@@ -116,10 +116,13 @@ async def test_a_torch_that_does_not_load_is_no_traceback(monkeypatch: pytest.Mo
     monkeypatch.setattr(machine, "find_spec", lambda _name: None)
     (found,) = await machine.torch_here()
     assert found.level is Level.SKIPPED and "a bootstrap needs none" in found.words
-    said = {"version": "2", "threads": 2, "device": "cpu", "works": True, "built": "", "names": [], "free": 0}
+    said = {"version": "2", "threads": 2, "device": "cpu", "works": True, "built": "", "names": []}
+    said |= {"free": 0, "same": True}
     monkeypatch.setattr(machine, "NVIDIA", Path(__file__))
     assert level(list(machine._of_torch(said))) == ["good", "warning"]
     assert level(list(machine._of_torch({**said, "device": "cuda", "works": False}))) == ["good", "bad"]
+    odd = list(machine._of_torch({**said, "same": False}))
+    assert level(odd) == ["good", "bad", "warning"] and "audits nobody" in odd[1].words
 
 
 # --- names and addresses -------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.proofs import TwoVotes
+from p2pdiloco.core.api.proofs import TwoVotes, short_of
+from p2pdiloco.core.api.reasons import MessageFault
+from p2pdiloco.core.api.statements import Accusation, FalseVersion
 from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Stamp, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.chain import Chain
@@ -44,6 +46,19 @@ def shown_a_lie(solo: Solo, voter: str) -> Solo:
     proof = TwoVotes(vote(voter, "p8", 70), vote(voter, "p9", 70))
     solo.message("p2", msg.Proven(proof))
     return solo
+
+
+def _hears_forged(audited: bool) -> list[ef.Effect]:
+    """It hears an accusation that its accuser did not sign."""
+    subject = FalseVersion(short_of(FAR[1]))
+    solo = Solo(config(audited=audited), ("p1", "p2", "p3"))
+    return solo.message("p3", msg.Stated(Accusation(subject, "p2", b"forged")))
+
+
+FORGED_STATEMENTS = {
+    MessageFault.FALSE_STATEMENT: lambda: _hears_forged(audited=True),
+    MessageFault.NO_AUDITS: lambda: _hears_forged(audited=False),
+}
 
 
 def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ef.Effect]:

@@ -24,7 +24,7 @@ from kit import (
     vote,
 )
 from refusal_rows import Below, Effects
-from scenes import due_again, one_round, shown_a_lie, syncer
+from scenes import FORGED_STATEMENTS, due_again, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -342,6 +342,7 @@ MESSAGES: dict[MessageFault, Callable[[], Effects]] = {
     MessageFault.CERTIFICATE_MINORITY: lambda: elected(certificate("p1", ("p1", "p2"))),
     MessageFault.CERTIFICATE_SIGNATURE: lambda: elected(forged_proof()),
     MessageFault.EXCLUDED: lambda: liar_says(msg.OfficeQuery("all", 0, 0)),
+    **FORGED_STATEMENTS,
     MessageFault.FALSE_PROOF: lambda: said(msg.Proven(TwoVotes(vote("p2", "p1", 1), forged_vote()))),
 }
 

@@ -8,6 +8,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.proofs import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, short_of
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
+from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation, Statement
 from p2pdiloco.core.api.types import (
     Certificate,
     ContributionHeader,
@@ -82,6 +83,14 @@ def proofs(groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw
     )
 
 
+def statements(
+    groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw[str] = texts
+) -> Draw[Statement]:
+    subject = st.builds(FalseVersion, short_headers(fragments, groups))
+    accusation = st.builds(Accusation, subject, peers, signatures)
+    return st.one_of(accusation, st.builds(Refutation, accusation, peers, signatures))
+
+
 def contributions(
     runs: Draw[str] = texts, fragments: Draw[int] = counts, groups: Draw[str] = texts
 ) -> Draw[SignedContribution]:
@@ -153,6 +162,7 @@ def message_strategies(
         msg.Unbacked: st.builds(msg.Unbacked, fragments),
         msg.OfficeQuery: st.builds(msg.OfficeQuery, groups, fragments, counts),
         msg.Proven: st.builds(msg.Proven, proofs(groups, fragments, peers)),
+        msg.Stated: st.builds(msg.Stated, statements(groups, fragments, peers)),
         msg.Sibling: st.builds(msg.Sibling, short_headers(fragments, groups)),
     }
 

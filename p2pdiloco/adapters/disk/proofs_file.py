@@ -13,19 +13,20 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.core.api.proofs import MAX_PROOFS, Proof
+from p2pdiloco.core.api.proofs import MAX_PROOFS
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.notes import clear_folder_at, read_note
 
 NAME = "proofs"
-_decoder = msgspec.msgpack.Decoder(Annotated[tuple[Proof, ...], Meta(max_length=MAX_PROOFS)])
+_decoder = msgspec.msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
 
 
-def load_proofs(folder: Path, tell: Callable[[str], None]) -> tuple[Proof, ...]:
+def load_proofs(folder: Path, tell: Callable[[str], None]) -> tuple[Evidence, ...]:
     """Read the proofs; `tell` hears of damage. Whether they hold is for the reader to see."""
     return read_note(folder / NAME, _decoder.decode, tell) or ()
 
 
-def save_proofs(folder: Path, proofs: Sequence[Proof], files: Files) -> None:
+def save_proofs(folder: Path, proofs: Sequence[Evidence], files: Files) -> None:
     """Write all proofs durably, over those before. Raises: StorageError."""
     path = folder / NAME
     clear_folder_at(path)

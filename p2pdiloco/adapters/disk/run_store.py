@@ -31,7 +31,7 @@ from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.disk.proofs_file import load_proofs, save_proofs
 from p2pdiloco.adapters.disk.votes_log import VotesLog
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import invariant
@@ -105,11 +105,11 @@ class RunStore:
 
     # --- proofs ------------------------------------------------------------------------------------
 
-    def save_proofs(self, proofs: tuple[Proof, ...]) -> None:
+    def save_proofs(self, proofs: tuple[Evidence, ...]) -> None:
         """Keep these proofs, and no others. Raises: StorageError: those before are intact."""
         save_proofs(self.folder, proofs, self._files)
 
-    def proofs(self) -> tuple[Proof, ...]:
+    def proofs(self) -> tuple[Evidence, ...]:
         """Proofs that were saved; whether they hold is not looked at."""
         return load_proofs(self.folder, self._problems.append)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 
@@ -118,6 +118,7 @@ class Restored(Struct, frozen=True, kw_only=True):
 
     fragments: tuple[RestoredFragment, ...]
     votes: tuple[VoteRecord, ...] = ()
-    proofs: tuple[Proof, ...] = ()
+    proofs: tuple[Evidence, ...] = ()
+    """Proofs, and statements of our own, for which members are excluded."""
     saved: bool = False
     """True: something newer than version 0 was found."""

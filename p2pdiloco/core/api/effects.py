@@ -9,8 +9,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.messages import Message
-from p2pdiloco.core.api.proofs import Proof
 from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
@@ -64,9 +64,10 @@ class Persist(Effect, frozen=True):
 
 
 class KeepProofs(Effect, frozen=True):
-    """Save these proofs in the place of those before, soon. Where that fails, others tell them again."""
+    """Save these proofs, and statements of our own, in the place of those before, soon. Where that fails,
+    others tell them again."""
 
-    proofs: tuple[Proof, ...]
+    proofs: tuple[Evidence, ...]
 
 
 # --- contributions: learner side ----------------------------------------------------------------------
@@ -240,6 +241,8 @@ class Audit(Effect, frozen=True):
 
     fragment: int
     version: SignedVersion
+    givers: tuple[str, ...] = ()
+    """Members that may have its contributions, too: they made the merge again, and say that it is false."""
 
 
 class DropSpare(Effect, frozen=True):

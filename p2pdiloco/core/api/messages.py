@@ -17,6 +17,7 @@ from msgspec import Meta
 from p2pdiloco.core.api.proofs import Proof, SignedShort
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
+from p2pdiloco.core.api.statements import Statement
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
     Certificate,
@@ -167,6 +168,12 @@ class Proven(Message, frozen=True):
     proof: Proof
 
 
+class Stated(Message, frozen=True):
+    """Statement of a member, mostly the sender, on a merge that it made again. Nobody has to believe it."""
+
+    statement: Statement
+
+
 class Sibling(Message, frozen=True):
     """Version that the sender has of a number of which the receiver has another: both together may be a
     proof."""
@@ -188,6 +195,7 @@ AnyMessage = (
     | Unbacked
     | Proven
     | Sibling
+    | Stated
 )
 
 

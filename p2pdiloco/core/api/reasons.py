@@ -299,6 +299,7 @@ class AuditOutcome(Reason):
     SAME = "same", "the update is the merge of the contributions that it names"
     DIFFERENT = "different", "the update is not the merge of the contributions that it names"
     MISSING = "missing", "not all contributions could be had"
+    UNABLE = "unable", "this machine does not calculate as all others do"
 
 
 @direct_members
@@ -318,3 +319,7 @@ class MessageFault(Reason):
     EXCLUDED = "excluded"
     """Message of a member that is shown to have lied; recorded once for each."""
     FALSE_PROOF = "false-proof"
+    FALSE_STATEMENT = "false-statement"
+    """Statement that somebody did not sign."""
+    NO_AUDITS = "no-audits"
+    """Statement on a merge, in a run in which none can be made again."""

@@ -7,10 +7,13 @@ A version is audited because it looks wrong to us, or by lot.
   as far is not their merge, as a rule. Nor is it usual that one who agreed with the others for long suddenly
   does not, as a version says. That is free, and finds at once what does harm.
 - *Lot.* Each node draws for itself, so that no syncer can foresee or avoid it.
+- *Accusation.* Another member says that it is false.
 
-One version is audited at a time by a node. What several groups made is not audited yet.
+One version is audited at a time by a node. What several groups made is not audited yet. Who finds a version
+false accuses its syncer before all others, and who finds one right that another has accused says so: both
+under their signatures, and both exclude for good whoever lied.
 
-Rules: docs/protocol/audits.md, section 1.
+Rules: docs/protocol/audits.md, sections 1 and 3.
 """
 
 from __future__ import annotations
@@ -18,10 +21,13 @@ from __future__ import annotations
 import math
 import random
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import Audit
 from p2pdiloco.core.api.events import Audited
 from p2pdiloco.core.api.plausible import weight_of
+from p2pdiloco.core.api.proofs import short_of
 from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation
 from p2pdiloco.core.api.trust_weight import ALL_AT
 from p2pdiloco.core.api.types import LEAST_SCORE, Contributor, MergeLimits, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -34,6 +40,8 @@ SUSPICIOUS = 0.5
 """Share of the cosine that its contributor expects of an update; with less it is audited."""
 LEAST_COSINE = 0.05
 """Least expected cosine from which anything can be concluded."""
+MAX_KNOWN = 8
+"""Number of versions that were found right last, and need not be merged again where one is accused."""
 
 
 class Auditor:
@@ -46,7 +54,9 @@ class Auditor:
         self._rng = random.Random(context.shared.rng.random() if context.shared.config.audited else 0)
         self._suspected: SignedVersion | None = None
         """Newest version that waits until another audit is done, as it looks wrong."""
-        self._under_way: SignedVersion | None = None
+        self._under_way: Audit | None = None
+        self._right: BoundedDict[bytes, bool] = BoundedDict(MAX_KNOWN)
+        """Versions that we merged again, and found right."""
         self._agreement = 0
         """Our mean agreement before the version that is being applied."""
 
@@ -98,22 +108,44 @@ class Auditor:
             version, self._suspected = self._suspected, None
             if not self._begin(version):
                 self._suspected = version
+        for accusation in self._shared.accusations.waiting(self._context.index, now):
+            self._look_into(accusation, now)
+
+    def found_right(self, digest: bytes) -> bool:
+        """Tell whether we merged that version again lately, and found it right."""
+        return digest in self._right
+
+    def _look_into(self, accusation: Accusation, now: float) -> None:
+        """Begin to find out whether it is true, if that is known not yet, and the version is here."""
+        digest, heard = accusation.subject.digest(), self._shared.accusations
+        if digest in self._right:
+            self._refute(accusation)
+            return
+        version = self._context.chain.logged(accusation.subject.number)
+        if version is None or version.header.digest() != digest:
+            return  # it may be on its way to us
+        if not self._audits(version.header):
+            heard.vain(accusation, now)
+        elif self._under_way is None:
+            self._begin(version)
 
     def _begin(self, version: SignedVersion) -> bool:
-        if not self._shared.audits.begin(self._context.index):
+        shared = self._shared
+        if not shared.audits.begin(self._context.index):
             return False
-        self._under_way = version
-        self._shared.out.put(Audit(self._context.index, version))
+        givers = tuple(each.accuser for each in shared.accusations.of(version.header.digest()))
+        self._under_way = Audit(self._context.index, version, givers)
+        shared.out.put(self._under_way)
         return True
 
     def audited(self, event: Audited, now: float) -> None:
         """Take in what came of an audit."""
-        version = self._under_way
-        if version is None or version.header.digest() != event.digest:
+        audit = self._under_way
+        if audit is None or audit.version.header.digest() != event.digest:
             return
         self._under_way = None
         self._shared.audits.end(self._context.index)
-        header = version.header
+        header = audit.version.header
         self._shared.out.record(
             "audit",
             header.fragment,
@@ -122,8 +154,33 @@ class Auditor:
             number=header.number,
             outcome=event.outcome.value,
         )
-        if event.outcome is AuditOutcome.DIFFERENT:
-            self._shared.distrust.add(header.syncer, now)
+        accused = self._shared.accusations.of(event.digest)
+        if event.outcome is AuditOutcome.SAME:
+            self._right[event.digest] = True
+            for accusation in accused:
+                self._refute(accusation)
+        elif event.outcome is AuditOutcome.DIFFERENT:
+            self._found_false(audit.version, accused, now)
+        else:
+            for accusation in accused:
+                if accusation.accuser in audit.givers:  # else it is tried once more, with what that one has
+                    self._shared.accusations.vain(accusation, now)
+
+    def _found_false(self, version: SignedVersion, accused: list[Accusation], now: float) -> None:
+        """Accuse the syncer before all others, which excludes it here."""
+        shared, header = self._shared, version.header
+        for accusation in accused:
+            shared.accusations.settled(accusation)
+        if header.syncer != shared.me:
+            shared.distrust.add(header.syncer, now)
+            subject = FalseVersion(short_of(version))
+            shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
+
+    def _refute(self, accusation: Accusation) -> None:
+        """Say before all others that an accusation is false, which excludes its author here."""
+        shared = self._shared
+        shared.accusations.settled(accusation)
+        shared.excluded.found(Refutation(accusation, shared.me, shared.sign("refutation", accusation)))
 
 
 def expected_cosine(parts: tuple[Contributor, ...], learner: str, limits: MergeLimits) -> float:

@@ -1,4 +1,4 @@
-"""Excluded members of one node: those of which it has a proof that they lied.
+"""Excluded members of one node: those of which it has a proof that they lied, or found so by an audit.
 
 Rules: docs/protocol/proofs.md, section 4.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from p2pdiloco.core.api.proofs import MAX_PROOFS, Proof, Verify, fingerprint
+from p2pdiloco.core.api.proofs import MAX_PROOFS, Verify, fingerprint
+from p2pdiloco.core.api.statements import Accusation, Evidence, Refutation
 
 MAX_FOUND = 8
 """Proofs that one event may bring, at most; of more the first are dropped."""
+STATEMENTS = Accusation, Refutation
 
 
 class Excluded:
-    """Table of proofs, one a culprit.
+    """Table of evidence, one a culprit.
 
     Args:
         counts: question whether a peer counts by its work; of others no proof is worth keeping.
@@ -26,9 +28,9 @@ class Excluded:
         self._me = me
         self._verify = verify
         self._counts = counts
-        self._proofs: dict[str, Proof] = {}
+        self._proofs: dict[str, Evidence] = {}
         self._noted: set[str] = set()
-        self._found: deque[tuple[Proof, str]] = deque(maxlen=MAX_FOUND)
+        self._found: deque[tuple[Evidence, str, bool]] = deque(maxlen=MAX_FOUND)
         self.mark = 0
         """Number that says whom we exclude (`fingerprint`)."""
 
@@ -45,47 +47,62 @@ class Excluded:
         return tuple(self._proofs)
 
     @property
-    def proofs(self) -> tuple[Proof, ...]:
-        """Proofs of all of them."""
+    def proofs(self) -> tuple[Evidence, ...]:
+        """Evidence against all of them."""
         return tuple(self._proofs.values())
 
-    def proof_of(self, peer: str) -> Proof | None:
-        """Find the proof for which that peer is excluded; None: it is not."""
+    @property
+    def kept(self) -> tuple[Evidence, ...]:
+        """Evidence that holds after a restart as well: what others state is to be heard again."""
+        return tuple(proof for proof in self._proofs.values() if self._is_own(proof))
+
+    def _is_own(self, proof: Evidence) -> bool:
+        return not isinstance(proof, STATEMENTS) or proof.author() == self._me
+
+    def proof_of(self, peer: str) -> Evidence | None:
+        """Find the evidence for which that peer is excluded; None: it is not."""
         return self._proofs.get(peer)
 
     # --- proofs that are to be looked at ---------------------------------------------------------------
 
-    def found(self, proof: Proof | None, giver: str = "") -> None:
-        """Note what may be a proof, in the middle of something else; `giver` sent what makes it one. It is
-        looked at once that is done (`core.proofs.gossip`)."""
+    def found(self, proof: Evidence | None, giver: str = "", certain: bool = False) -> None:
+        """Note what may be a proof, or what we state ourselves, in the middle of something else; `giver` sent
+        what makes it one. It is looked at once that is done (`core.proofs.gossip`). `certain`: it holds."""
         if proof is not None:
-            self._found.append((proof, giver))
+            self._found.append((proof, giver, certain))
 
     @property
     def news(self) -> bool:
         """True: something was found."""
         return bool(self._found)
 
-    def take_found(self) -> list[tuple[Proof, str]]:
-        """Take what was found, with who gave it."""
+    def take_found(self) -> list[tuple[Evidence, str, bool]]:
+        """Take what was found, with who gave it, and whether it holds for certain."""
         found = list(self._found)
         self._found.clear()
         return found
 
     # --- proofs that hold --------------------------------------------------------------------------------
 
-    def worth(self, proof: Proof) -> bool:
-        """Tell whether a proof is worth its signatures: it is news, and its culprit counts."""
-        culprit = proof.culprit()
-        return culprit not in self._proofs and (culprit == self._me or self._counts(culprit))
+    def worth(self, proof: Evidence) -> bool:
+        """Tell whether a proof is worth its signatures: it is news, and its culprit counts. What holds
+        after a restart as well is news beside what others stated."""
+        culprit, known = proof.culprit(), self._proofs.get(proof.culprit())
+        if known is not None:
+            return self._is_own(proof) and not self._is_own(known)
+        return culprit == self._me or self._counts(culprit)
 
-    def holds(self, proof: Proof) -> bool:
-        """Tell whether the proof holds in this run."""
+    def holds(self, proof: Evidence) -> bool:
+        """Tell whether the proof holds in this run, or is a statement of our own."""
+        return self._is_own(proof) and self.signed(proof)
+
+    def signed(self, proof: Evidence) -> bool:
+        """Tell whether all that it says is signed in this run: of a proof, that it holds."""
         return proof.holds(self._run, self._verify)
 
-    def add(self, proof: Proof) -> bool:
+    def add(self, proof: Evidence) -> bool:
         """Exclude its culprit. In a full table, one that counts no more gives way; False: none does."""
-        if len(self._proofs) >= MAX_PROOFS:
+        if len(self._proofs) >= MAX_PROOFS and proof.culprit() not in self._proofs:
             idle = next((peer for peer in self._proofs if not self._counts(peer)), None)
             if idle is None:
                 return False
@@ -95,7 +112,7 @@ class Excluded:
         self.mark = fingerprint(set(self._proofs))
         return True
 
-    def restore(self, proofs: Iterable[Proof]) -> Proof | None:
+    def restore(self, proofs: Iterable[Evidence]) -> Evidence | None:
         """Take up what was saved, if it holds. Returns the one against ourselves, if there is one."""
         for proof in list(proofs)[:MAX_PROOFS]:
             if self.holds(proof):

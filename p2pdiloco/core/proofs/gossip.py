@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import CastOut, KeepProofs
-from p2pdiloco.core.api.messages import Progress, Proven, Sibling
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.messages import Message, Progress, Proven, Sibling, Stated
 from p2pdiloco.core.api.reasons import MessageFault
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.proofs.excluded import STATEMENTS
 from p2pdiloco.core.shared import Shared
 
 TOLD_AT_ONCE = 16
@@ -29,7 +30,7 @@ MOST_TOLD = 512
 class Gossip:
     """Gossip of one node, and what follows from a proof on it."""
 
-    def __init__(self, shared: Shared, fragments: tuple[Fragment, ...], saved: tuple[Proof, ...]) -> None:
+    def __init__(self, shared: Shared, fragments: tuple[Fragment, ...], saved: tuple[Evidence, ...]) -> None:
         self._shared = shared
         self._fragments = fragments
         self._excluded = shared.excluded
@@ -76,7 +77,7 @@ class Gossip:
         first = self._turn % len(proofs)
         self._turn = first + TOLD_AT_ONCE
         for proof in (proofs + proofs)[first : first + min(TOLD_AT_ONCE, len(proofs))]:
-            self._shared.out.send(sender, Proven(proof))
+            self._shared.out.send(sender, telling(proof))
 
     def refuses(self, sender: str, now: float) -> bool:
         """Tell whether nothing that this peer says is to be heard. It is told why, now and then."""
@@ -88,7 +89,7 @@ class Gossip:
         again_s, pause_s, _ = self._told.get(sender, (now, AGAIN_S, 0))
         if now >= again_s:
             self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), 0
-            self._shared.out.send(sender, Proven(proof))
+            self._shared.out.send(sender, telling(proof))
         return True
 
     def _refuse(self, peer: str, fault: MessageFault) -> None:
@@ -99,38 +100,45 @@ class Gossip:
     def settle(self, now: float) -> bool:
         """Look at what was found. Tell whether somebody is excluded now who was not before."""
         new = False
-        for proof, giver in self._excluded.take_found():
+        for proof, giver, certain in self._excluded.take_found():
             if not self._excluded.worth(proof):
                 continue
-            if self._excluded.holds(proof):
+            if certain or self._excluded.holds(proof):
                 new = self._accept(proof, giver, now) or new
             elif giver:
                 self._refuse(giver, MessageFault.FALSE_PROOF)
         return new
 
-    def _audience(self, now: float) -> list[str]:
-        """Choose who is told of a new proof: whom we talk to, and of a large run some others. The culprit may
-        have been the only one between our group and theirs."""
-        shared = self._shared
-        near = shared.view.members(now)
-        known = {*near, shared.me}
-        far = [peer for peer, _ in shared.roster.members if peer not in known]
-        return [*near, *shared.rng.sample(far, min(TOLD_AFAR, len(far)))]
-
-    def _accept(self, proof: Proof, giver: str, now: float) -> bool:
+    def _accept(self, proof: Evidence, giver: str, now: float) -> bool:
         shared, culprit = self._shared, proof.culprit()
+        known = culprit in self._excluded
         if not self._excluded.add(proof):
             return False
-        shared.out.put(KeepProofs(self._excluded.proofs))
-        shared.out.record("excluded", None, proof.words(), peer=culprit)
+        shared.out.put(KeepProofs(self._excluded.kept))
+        if not known:
+            shared.out.record("excluded", None, proof.words(), peer=culprit)
         if culprit == shared.me:
             shared.out.put(CastOut(proof.words()))
             return True
-        for peer in self._audience(now):
+        for peer in audience(shared, now):
             if peer != giver:  # but its author: it may not know that a copy of it runs
-                shared.out.send(peer, Proven(proof))
+                shared.out.send(peer, telling(proof))
         shared.exclude(culprit, now)
         for fragment in self._fragments:
             fragment.follower.heads.gone(culprit)
             fragment.touch()
         return True
+
+
+def audience(shared: Shared, now: float) -> list[str]:
+    """Choose who is told of news: whom we talk to, and of a large run some others. A culprit may have been
+    the only one between our group and theirs."""
+    near = shared.view.members(now)
+    known = {*near, shared.me}
+    far = [peer for peer, _ in shared.roster.members if peer not in known]
+    return [*near, *shared.rng.sample(far, min(TOLD_AFAR, len(far)))]
+
+
+def telling(proof: Evidence) -> Message:
+    """Make the message that tells somebody of evidence."""
+    return Stated(proof) if isinstance(proof, STATEMENTS) else Proven(proof)

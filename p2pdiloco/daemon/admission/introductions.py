@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from p2pdiloco.bounded import BoundedDict
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.gate import Change
@@ -46,7 +46,7 @@ class Introductions:
         register: Register,
         ours: Admission | None,
         changed: Callable[[Change], None],
-        proven: Callable[[str, Proof], None] = lambda _peer, _proof: None,
+        proven: Callable[[str, Evidence], None] = lambda _peer, _proof: None,
     ) -> None:
         """`changed` is told when the register has something new; `proven`, when a peer shows why it excludes
         us."""

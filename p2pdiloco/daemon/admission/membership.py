@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import PeerId, Signature, Wire
 from p2pdiloco.daemon.admission.gate import Change, Gate
 from p2pdiloco.daemon.admission.introductions import ROUND_S, Introductions
@@ -53,8 +53,8 @@ class Membership:
         worked: Callable[[str], bool],
         settled: Callable[[], bool],
         on_notice: Callable[[], None] = lambda: None,
-        proof_of: Callable[[str], Proof | None] = lambda _peer: None,
-        proven: Callable[[str, Proof], None] = lambda _peer, _proof: None,
+        proof_of: Callable[[str], Evidence | None] = lambda _peer: None,
+        proven: Callable[[str, Evidence], None] = lambda _peer, _proof: None,
     ) -> None:
         """`worked`, `settled`, `proof_of`: see `Register`. `on_notice` is called when there is a newer
         notice; `proven` when a peer shows why it excludes us.

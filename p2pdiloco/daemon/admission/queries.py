@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import Count, PeerId, RunId, Wire
 from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, Grant, Notice
 
@@ -30,8 +30,8 @@ class AdmissionShown(Wire, frozen=True, tag=True):
     notice: Count
     others: Annotated[tuple[Admission, ...], Meta(max_length=MAX_OTHERS)]
     """Admissions that it has seen, the newest ones; for those whom it admits."""
-    proof: Proof | None = None
-    """Proof for which the asker is excluded."""
+    proof: Evidence | None = None
+    """Evidence for which the asker is excluded."""
 
 
 class MayJoin(Wire, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.daemon.admission.papers import (
     Admission,
     AdmissionFault,
@@ -49,7 +49,7 @@ class Register:
         worked: Callable[[str], bool] = lambda _peer: False,
         settled: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
-        proof_of: Callable[[str], Proof | None] = lambda _peer: None,
+        proof_of: Callable[[str], Evidence | None] = lambda _peer: None,
     ) -> None:
         """`worked`: tells whether our chain has a mark of the peer; `settled`: whether we have a chain that
         others confirm. `clock`: Unix time. `proof_of`: finds the proof for which a peer is excluded."""

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.effects import UpdateRecord, VoteRecord
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import StorageError
@@ -43,7 +43,7 @@ class Durable:
             self._complain(str(error))
             raise
 
-    async def keep_proofs(self, proofs: tuple[Proof, ...]) -> None:
+    async def keep_proofs(self, proofs: tuple[Evidence, ...]) -> None:
         """Save these proofs in the place of those before. After a failure others tell them again."""
         try:
             await self._loop.run_in_executor(self._io, self._store.save_proofs, proofs)

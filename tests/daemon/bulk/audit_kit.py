@@ -83,9 +83,9 @@ class AuditNode:
         done = 200 + 100 * n, 20 + n
         return Contributor(self.name, Stamp(1, 1), *done, payload_digest=digest_of(payload))
 
-    async def audit(self, version: SignedVersion) -> AuditOutcome:
-        """What an audit finds."""
-        await self.transfers.auditing.audit(ef.Audit(0, version))
+    async def audit(self, version: SignedVersion, *givers: AuditNode) -> AuditOutcome:
+        """What an audit finds, `givers` having accused its syncer."""
+        await self.transfers.auditing.audit(ef.Audit(0, version, tuple(node.name for node in givers)))
         found: ev.Audited = self.heard.pop()
         assert (found.fragment, found.number) == (0, version.header.number)
         assert found.digest == version.header.digest()

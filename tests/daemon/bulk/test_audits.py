@@ -213,6 +213,52 @@ async def test_a_damage_of_our_own_accuses_nobody(town: AuditTown, monkeypatch: 
     assert await town.auditor.audit(version) is MISSING
 
 
+async def test_who_finds_a_merge_false_gives_others_what_they_need_to_find_the_same(town: AuditTown) -> None:
+    version = await town.version(update_digest=content_digest(b"noise"))
+    accuser, other = town.auditor, town.learners[0]
+    assert await accuser.audit(version) is DIFFERENT
+    await town.gone(*town.learners[1:], town.syncer)
+    assert await other.audit(version) is MISSING
+    assert await other.audit(version, accuser) is DIFFERENT
+    assert accuser.given_bytes == sum(map(len, town.payloads[1:]))
+
+
+async def test_what_is_kept_of_false_merges_is_bounded_by_the_newest_and_by_time(
+    town: AuditTown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged, "KEEP_S", 0.05)
+    kept, payload = town.auditor.transfers.merged, town.payloads[0]
+    kept.keep_audited(0, {b"one": payload})
+    kept.keep(0, [(b"own", 99, payload)])
+    assert kept.get(0, b"one") and kept.get(0, b"own"), "our own merge does not drive it out"
+    kept.keep_audited(0, {b"two": payload})
+    assert not kept.get(0, b"one") and kept.get(0, b"own") and kept.held_bytes == 2 * len(payload)
+    await until(lambda: not kept.get(0, b"two"), "it is forgotten")
+
+
+async def test_who_does_not_calculate_as_all_others_do_finds_nothing_and_says_so(
+    town: AuditTown, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(auditing, "merges_as_everywhere", lambda: False)
+    for _ in range(2):
+        version = await town.version(update_digest=content_digest(b"noise"))
+        assert await town.auditor.audit(version) is AuditOutcome.UNABLE
+    assert caplog.text.count("does not calculate as all others do") == 1
+
+
+async def test_a_merge_that_does_not_come_out_the_same_twice_accuses_nobody(
+    town: AuditTown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, maker = await town.version(update_digest=content_digest(b"noise")), town.auditor.vault.maker
+    remake, times = maker.remake, iter(range(9))
+
+    def flickering(*asked: Any) -> Any:
+        return replace(remake(*asked), update_digest=bytes([next(times)] * 32))
+
+    monkeypatch.setattr(maker, "remake", flickering)
+    assert await town.auditor.audit(version) is MISSING
+
+
 async def test_audits_take_turns_and_few_wait(town: AuditTown) -> None:
     version = await town.version()
     many = [town.auditor.audit(version) for _ in range(auditing.MAX_WAITING + 3)]

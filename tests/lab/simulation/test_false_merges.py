@@ -1,4 +1,4 @@
-"""Syncers whose updates are no merge of what they name: found, and not elected again by whoever found it."""
+"""Syncers whose updates are no merge of what they name, and false accusers: found by all, and excluded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from sim_kit import Commits, calm_plan
 from p2pdiloco.core.api.effects import Audit, Effect, Record
 from p2pdiloco.core.audits import auditor
 from p2pdiloco.lab.simulation.node.host import Host
+from p2pdiloco.lab.simulation.world.perjurer import FALSE_FROM_S, LieTold, Perjurer
 from p2pdiloco.lab.simulation.world.plan import WorldPlan
 from p2pdiloco.lab.simulation.world.world import World
 
 UNTIL_S = 60.0
-LIES_FROM_S = 20.0
+LIES_FROM_S = FALSE_FROM_S
 LIAR = "n1"
+LATE, LATE_S = "n4", 40.0
+"""Who joins when all is over: it cannot make the merge again."""
 
 
 def audited_plan(nodes: int = 5) -> WorldPlan:
@@ -26,18 +29,21 @@ def audited_plan(nodes: int = 5) -> WorldPlan:
 
 
 class Seen:
-    """What happened in a world with a syncer that lies from a moment on, or without."""
+    """What happened in a world with a member that lies, or without."""
 
-    def __init__(self, plan: WorldPlan, lies: bool) -> None:
+    def __init__(self, plan: WorldPlan, kind: LieTold | None) -> None:
         world = World(plan)
-        if lies:
-            world.clock.at(LIES_FROM_S, world.false_syncers.add, LIAR)
+        if kind is not None:
+            world.perjurers = {LIAR: Perjurer(world, LIAR, kind)}
         self.made: list[tuple[float, str]] = []
         self.audits = self.false = 0
         commits = Commits(world)
         commits.act = self._act
         result = world.run()
         assert not result.violation and not result.stuck, result.stuck or result.detail
+        self.excluded = {
+            host.peer: host.core.shared.excluded.peers for host in world.core_hosts() if host.peer != LIAR
+        }
         self.versions = len({(f, n) for _, _, f, n in commits.seen})
 
     def _act(self, host: Host, effect: Effect) -> None:
@@ -48,23 +54,41 @@ class Seen:
             self.false += dict(effect.fields).get("outcome") == "different"
 
 
-def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_holds_no_office_any_more(
+def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_excluded_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(auditor, "DRAWN", 0.0)
-    seen = Seen(audited_plan(), lies=True)
+    seen = Seen(audited_plan(), LieTold.MERGES)
     lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
-    assert lied and seen.false >= 2, "a majority of five, with the liar's own vote, counts on it no more"
-    assert max(lied) < min(lied) + 15.0
+    assert lied and seen.false >= 2, "more than one makes the merge again"
+    assert max(lied) < min(lied) + 5.0
     assert [peer for at_s, peer in seen.made if at_s > max(lied) + 15.0], "others go on"
+    assert set(seen.excluded.values()) == {(LIAR,)}
+
+
+@pytest.mark.parametrize("kind", [LieTold.MERGES, LieTold.ACCUSATIONS])
+def test_who_comes_when_all_is_over_hears_of_it(kind: LieTold, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    plan = audited_plan()
+    joins = tuple(
+        LATE_S if spec.peer == LATE else at_s for spec, at_s in zip(plan.nodes, plan.joins_s, strict=True)
+    )
+    seen = Seen(dataclasses.replace(plan, joins_s=joins), kind)
+    assert len(seen.excluded) == 4 and set(seen.excluded.values()) == {(LIAR,)}
+
+
+def test_a_false_accuser_is_excluded_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    seen = Seen(audited_plan(), LieTold.ACCUSATIONS)
+    assert set(seen.excluded.values()) == {(LIAR,)} and not seen.false and seen.audits >= 4
 
 
 def test_honest_syncers_are_never_found_false_and_audits_are_rare() -> None:
-    seen = Seen(audited_plan(), lies=False)
+    seen = Seen(audited_plan(), None)
     assert seen.false == 0 and seen.audits < 0.2 * seen.versions
 
 
 def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "SUSPICIOUS", -1.0)
     monkeypatch.setattr(auditor, "DRAWN", 100.0)
-    assert Seen(audited_plan(), lies=True).false >= 2
+    assert Seen(audited_plan(), LieTold.MERGES).false >= 2

@@ -1,4 +1,4 @@
-"""Members whose lies can be proved are found out, whichever of the three they tell."""
+"""Members whose lies can be proved, or found by everybody, are found out, whichever they tell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from p2pdiloco.lab.simulation.world.perjurer import LieTold
 from p2pdiloco.lab.simulation.world.plan import draw_plan
 from p2pdiloco.lab.simulation.world.world import World
 
-SEEDS = (1, 3, 11)
+SEEDS = (11, 29, 40, 57)
 """One in which each kind is noticed."""
 
 

@@ -26,6 +26,7 @@ from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.merging.known_answer import merges_as_everywhere
 from p2pdiloco.tensors.merging.making import Remade
 from p2pdiloco.tensors.payload import Payload, digest_of, memory_bytes
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
@@ -66,14 +67,15 @@ class _Arrival:
 class _Fetched:
     """Contributions of one audit that are here."""
 
-    def __init__(self, header: VersionHeader) -> None:
-        self.header = header
+    def __init__(self, effect: ef.Audit) -> None:
+        self.header = header = effect.version.header
         self.payloads: dict[bytes, Payload] = {}
         """Payloads by digest."""
         self.memory_bytes = 0
         """Bytes of memory that they take, with those that are arriving."""
         self.outcome: AuditOutcome | None = None
         """Outcome, if there is no need to merge."""
+        self.givers = effect.givers
         learners: dict[bytes, list[str]] = {}
         for part in header.contributors:
             learners.setdefault(part.payload_digest, []).append(part.learner)
@@ -106,6 +108,7 @@ class Auditing:
         self._post = post
         self._turn = asyncio.Lock()
         self._waiting = 0
+        self._complained = False
         self.held_bytes = 0
         """Bytes of memory of contributions that are being audited."""
         self.bytes_in = 0
@@ -117,28 +120,42 @@ class Auditing:
         if self._waiting <= MAX_WAITING:
             self._waiting += 1
             try:
-                outcome = await self._in_turn(header, asyncio.get_running_loop().time() + AUDIT_S)
+                outcome = await self._in_turn(effect, asyncio.get_running_loop().time() + AUDIT_S)
             finally:
                 self._waiting -= 1
         self._post(ev.Audited(effect.fragment, header.number, header.digest(), outcome))
 
-    async def _in_turn(self, header: VersionHeader, until_s: float) -> AuditOutcome:
-        fetched = _Fetched(header)
+    async def _in_turn(self, effect: ef.Audit, until_s: float) -> AuditOutcome:
+        fetched = _Fetched(effect)
         try:
             async with asyncio.timeout_at(until_s):
                 await self._turn.acquire()
         except TimeoutError:
             return AuditOutcome.MISSING
         try:
+            if not await self._able():
+                return AuditOutcome.UNABLE
             async with asyncio.timeout_at(until_s), asyncio.TaskGroup() as group:
                 for _ in range(STREAMS):
                     group.create_task(self._fetch_all(fetched))
-            return fetched.outcome or await self._merge(fetched)
+            outcome = fetched.outcome or await self._merge(fetched)
+            if outcome is AuditOutcome.DIFFERENT:
+                # Others are to find the same, and may get it nowhere else.
+                self._merged.keep_audited(fetched.header.fragment, fetched.payloads)
+            return outcome
         except TimeoutError:
             return fetched.outcome or AuditOutcome.MISSING
         finally:
             self._give_back(fetched, fetched.memory_bytes)
             self._turn.release()
+
+    async def _able(self) -> bool:
+        """Tell whether merges of ours have the bits that all others' have; say so, once, if not."""
+        able = await self._compute.run(merges_as_everywhere)
+        if not able and not self._complained:
+            self._complained = True
+            logger.error("this machine does not calculate as all others do: it finds no merge false")
+        return able
 
     async def _merge(self, fetched: _Fetched) -> AuditOutcome:
         header = fetched.header
@@ -151,16 +168,19 @@ class Auditing:
         remake, contributions = self._compute.vault.maker.remake, fetched.payloads
         seed = sample_seed(header.contributors)
 
-        def compare() -> AuditOutcome:
+        def make() -> Remade | None:
             try:
-                same = _as_stated(header, remake(header.fragment, inputs, header.limits, seed))
+                return remake(header.fragment, inputs, header.limits, seed)
             except UnusableInputs:
-                same = False
-            if same:
+                return None
+
+        def compare() -> AuditOutcome:
+            made = make()
+            if made is not None and _as_stated(header, made):
                 return AuditOutcome.SAME
             # It is about to cost somebody its place: not for a damaged disk or memory of ours.
             intact = all(digest_of(payload) == digest for digest, payload in contributions.items())
-            return AuditOutcome.DIFFERENT if intact else AuditOutcome.MISSING
+            return AuditOutcome.DIFFERENT if intact and make() == made else AuditOutcome.MISSING
 
         try:
             return await self._compute.run(compare)
@@ -198,20 +218,20 @@ class Auditing:
             return None
         fetched.memory_bytes += size
         self.held_bytes += size
-        sources = self._sources(header, learners)
+        sources = self._sources(fetched, learners)
         for number, peer in enumerate(sources, 1):
             payload = await self._pull(peer, header, digest, size, last=number == len(sources))
             if payload is not None:
                 return await self._place(fetched, payload, size)
         return None
 
-    def _sources(self, header: VersionHeader, learners: list[str]) -> list[str]:
-        """List whom to ask: its learner, then the syncer; a learner that there is no connection to comes
-        last, since to look for it may take long."""
+    def _sources(self, fetched: _Fetched, learners: list[str]) -> list[str]:
+        """List whom to ask: its learner, then the syncer, then who accuses it; a learner that there is no
+        connection to comes last, since to look for it may take long."""
         connected = set(self._transport.connected())
         near = [peer for peer in learners if peer in connected]
         far = [peer for peer in learners if peer not in connected]
-        ordered = dict.fromkeys([*near, header.syncer, *far])
+        ordered = dict.fromkeys([*near, fetched.header.syncer, *fetched.givers, *far])
         return [peer for peer in ordered if peer != self._transport.peer_id]
 
     async def _pull(
@@ -242,7 +262,12 @@ class Auditing:
         def judge() -> bool:
             if digest_of(payload) != digest:
                 return False
-            vault.check_payload(fragment, payload, vault.maker.codec_name)
+            try:
+                vault.check_payload(fragment, payload, vault.maker.codec_name)
+            except Unsound:
+                if digest_of(payload) != digest:
+                    return False  # damaged here, just now
+                raise
             return True
 
         try:

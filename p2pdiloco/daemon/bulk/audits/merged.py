@@ -1,4 +1,5 @@
-"""Payloads of the contributions that we merged last, kept for a while for those who audit the version.
+"""Payloads of the contributions that we merged last, or of a merge that we found false, kept for a while for
+those who audit the version.
 
 They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
 
@@ -8,7 +9,7 @@ Rules: docs/protocol/audits.md, section 2.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -19,12 +20,15 @@ KEEP_S = 60.0
 """Time for which they are kept; an audit takes no longer."""
 MOST_MEMORY_BYTES = 256 << 20
 MOST_SCRATCH_BYTES = 2 << 30
+NO_TICKET = -1
 
 
 class _Kept(Struct, frozen=True):
     ticket: int
     payload: Payload
     until_s: float
+    audited: bool = False
+    """True: of a version of somebody else, that is to be found false by others as well."""
 
 
 class MergedPayloads:
@@ -46,15 +50,30 @@ class MergedPayloads:
     def keep(self, fragment: int, merged: Iterable[tuple[bytes, int, Payload]]) -> None:
         """Keep what was merged into a version of the fragment, (digest, ticket, payload), in place of what
         was merged into an earlier one. A ticket may be released already."""
-        loop = asyncio.get_running_loop()
-        for key in [key for key in self._kept if key[0] == fragment]:
-            del self._kept[key]
-        until_s = loop.time() + KEEP_S
-        for digest, ticket, payload in merged:
-            self._kept[fragment, digest] = _Kept(ticket, payload, until_s)
+        until_s = asyncio.get_running_loop().time() + KEEP_S
+        found = {digest: _Kept(ticket, payload, until_s) for digest, ticket, payload in merged}
+        self._keep(fragment, found, until_s, audited=False)
+
+    def keep_audited(self, fragment: int, payloads: Mapping[bytes, Payload]) -> None:
+        """Keep what was merged again, by digest, and gave something else than its version says: in place of
+        what was so before."""
+        until_s = asyncio.get_running_loop().time() + KEEP_S
+        found = {
+            digest: _Kept(NO_TICKET, payload, until_s, audited=True)
+            for digest, payload in payloads.items()
+            if (fragment, digest) not in self._kept
+        }
+        self._keep(fragment, found, until_s, audited=True)
+
+    def _keep(self, fragment: int, found: Mapping[bytes, _Kept], until_s: float, audited: bool) -> None:
+        for key, kept in list(self._kept.items()):
+            if key[0] == fragment and kept.audited is audited:
+                del self._kept[key]
+        for digest, kept in found.items():
+            self._kept[fragment, digest] = kept
         self._bound()
         if self._timer is None and self._kept:
-            self._timer = loop.call_at(until_s, self._forget_old)
+            self._timer = asyncio.get_running_loop().call_at(until_s, self._forget_old)
 
     def get(self, fragment: int, digest: bytes) -> Payload | None:
         """Return a payload; None: it is not, or no longer, kept."""

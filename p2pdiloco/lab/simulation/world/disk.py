@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.proofs import Proof
+from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.watermarks import marks_of
@@ -61,7 +61,7 @@ class Disk:
     resume: dict[int, ResumeNote] = field(default_factory=dict)
     """Written at an orderly end, used up by the next start."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
-    proofs: tuple[Proof, ...] = ()
+    proofs: tuple[Evidence, ...] = ()
     uplink_bits_per_s: float = math.inf
     """Rate that the uplink carried in an earlier life; infinite: not known."""
 
@@ -77,7 +77,7 @@ class Disk:
         for digest in [d for d, (old, _) in kept.items() if old.header.number < floor]:
             del kept[digest]
 
-    def keep_proofs(self, proofs: tuple[Proof, ...]) -> None:
+    def keep_proofs(self, proofs: tuple[Evidence, ...]) -> None:
         """The proofs are durable, unless there is no room."""
         if not self.full:
             self.proofs = proofs

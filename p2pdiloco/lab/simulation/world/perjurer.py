@@ -1,7 +1,9 @@
-"""A member whose lies can be proved. Its core is honest; what it signs beside that is not.
+"""A member whose lies can be proved, or found out by everybody. Its core is honest; what it signs beside that
+is not.
 
-Three kinds: one votes for everybody who asks, one makes two versions of each parent and gives them to one
-half of its peers each, one puts a false label into its versions.
+Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and gives
+them to one half of its peers each, one puts a false label into its versions. Where merges can be made again,
+there are two more: one makes false merges, one accuses an honest syncer of one.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.effects import Effect, Persist, UpdateRecord
-from p2pdiloco.core.api.messages import Announce, Message, Progress, VoteGranted, VoteRefused
+from p2pdiloco.core.api.effects import CommitVersion, Effect, Persist, UpdateRecord
+from p2pdiloco.core.api.messages import Announce, Message, Progress, Stated, VoteGranted, VoteRefused
+from p2pdiloco.core.api.proofs import short_of
+from p2pdiloco.core.api.statements import Accusation, FalseVersion
 from p2pdiloco.core.api.types import Head, Vote, VoteBody, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate
@@ -32,6 +36,15 @@ class LieTold(Enum):
     VOTES = "votes"
     VERSIONS = "versions"
     LABELS = "labels"
+    MERGES = "merges"
+    ACCUSATIONS = "accusations"
+
+
+PROVABLE = (LieTold.VOTES, LieTold.VERSIONS, LieTold.LABELS)
+FALSE_FROM_S = 10.0
+"""Time from which a maker of false merges makes them: it counts by its work by then."""
+ACCUSED_FROM = 4
+"""First number of a version that a false accuser accuses: members count by their work by then."""
 
 
 class Perjurer:
@@ -43,12 +56,17 @@ class Perjurer:
         self._peer = peer
         self._twins: dict[bytes, tuple[SignedVersion, OuterUpdate, FragmentLineage]] = {}
         """Digest of a version of ours -> the other one of the same parent."""
+        self._accuses = kind is LieTold.ACCUSATIONS
+        if kind is LieTold.MERGES:
+            world.clock.at(FALSE_FROM_S, world.false_syncers.add, peer)
 
     def _signed(self, header: VersionHeader) -> SignedVersion:
         return SignedVersion(header, HashCrypto(self._peer).sign(signed_bytes("version", header)))
 
     def sees(self, host: Host, effect: Effect) -> None:
         """Look at what its own core wants: of a version that it is about to save, another one is made."""
+        if self._accuses and isinstance(effect, CommitVersion):
+            self._accuse(host, effect.version)
         if self.kind is not LieTold.VERSIONS or not isinstance(effect, Persist):
             return
         if not isinstance(effect.record, UpdateRecord):
@@ -63,6 +81,19 @@ class Perjurer:
         header = replace(version.header, update_digest=other.digest, state_digest=state.digest)
         if len(self._twins) < MOST_TWINS:
             self._twins[version.header.digest()] = self._signed(header), other, state
+
+    def _accuse(self, host: Host, version: SignedVersion) -> None:
+        """Accuse the syncer of that version before everybody, once."""
+        header = version.header
+        if header.number < ACCUSED_FROM or header.syncer in self._world.perjurers:
+            return
+        self._accuses = False
+        subject = FalseVersion(short_of(version))
+        signature = HashCrypto(self._peer).sign(signed_bytes("accusation", subject))
+        for other in self._world.up_hosts():
+            if other is not host:
+                stated = Stated(Accusation(subject, self._peer, signature))
+                self._world.network.send(host, other.peer, stated)
 
     def says(self, peer: str, message: Message) -> Message:
         """Change what its core says to that peer."""

@@ -327,6 +327,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         config = replace(config, admits=stream(seed, "admission").random() < 0.5)
     if mix.perjurers:  # candidates cross each other's path often: else nobody could vote twice
         config = replace(config, timing=replace(config.timing, stagger_s=CROSSING_S))
+        if config.audited:  # what several groups made is not audited
+            config = replace(config, group_size=max(config.group_size, count + MAX_JOINS))
     thin = draw_thin(seed, name)
     if thin > 1.0:
         sizes = tuple(int(size * thin) for size in config.max_payload_bytes)

@@ -26,7 +26,7 @@ from p2pdiloco.lab.simulation.world.disk import Disk
 from p2pdiloco.lab.simulation.world.faults import Faults
 from p2pdiloco.lab.simulation.world.liar import Liar
 from p2pdiloco.lab.simulation.world.network import Network
-from p2pdiloco.lab.simulation.world.perjurer import LieTold, Perjurer
+from p2pdiloco.lab.simulation.world.perjurer import PROVABLE, LieTold, Perjurer
 from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stated_lengths, stream
 from p2pdiloco.lab.simulation.world.stranger import Stranger
 
@@ -58,7 +58,9 @@ class World:
         self.bulk = Bulk(self.clock, self.network, self.hosts)
         peers = [spec.peer for spec in plan.nodes]
         lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
-        kinds = list(LieTold)
+        kinds = list(LieTold) if plan.config.audited else PROVABLE
+        self.false_syncers: set[str] = set()
+        """Nodes whose versions have updates that are no merge of their contributions."""
         self.perjurers = {
             peer: Perjurer(self, peer, kinds[(plan.seed + place) % len(kinds)])
             for place, peer in enumerate(lying)
@@ -75,8 +77,6 @@ class World:
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
-        self.false_syncers: set[str] = set()
-        """Nodes whose versions have updates that are no merge of their contributions."""
         self.auditing = stream(plan.seed, "auditing")
         self.full: set[str] = set()
         """Nodes of the healed core whose disk is full for ever."""

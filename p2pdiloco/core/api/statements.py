@@ -1,0 +1,117 @@
+"""Statements of members on merges that they made again: accusations, and what refutes one.
+
+A false merge does not fit into a proof: its contributions are needed. But each has a digest, and the same
+merge has the same bits everywhere. So whoever hears an accusation makes the merge again for itself: one of
+the two, its syncer or the accuser, has signed something false.
+
+Rules: docs/protocol/audits.md, section 3.
+"""
+
+from __future__ import annotations
+
+from p2pdiloco.core.api.proofs import Proof, SignedShort, Verify
+from p2pdiloco.core.api.types import PeerId, Signature, Wire, signed_bytes
+
+
+class FalseVersion(Wire, frozen=True, tag=True):
+    """Version whose update is said not to be the merge of the contributions that it names."""
+
+    version: SignedShort
+
+    @property
+    def run(self) -> str:
+        """Run to which it belongs."""
+        return self.version.header.run
+
+    @property
+    def fragment(self) -> int:
+        """Fragment in whose chain it is."""
+        return self.version.header.fragment
+
+    @property
+    def number(self) -> int:
+        """Number of the version."""
+        return self.version.header.number
+
+    def digest(self) -> bytes:
+        """Compute the digest that names what is accused."""
+        return self.version.header.digest()
+
+    def maker(self) -> PeerId:
+        """Name the member that made it."""
+        return self.version.header.syncer
+
+    def signed(self, verify: Verify) -> bool:
+        """Tell whether its maker signed it. One signature is checked."""
+        return self.version.signed(verify)
+
+    def words(self) -> str:
+        """Name it for people."""
+        return f"version {self.number} of fragment {self.fragment}"
+
+
+Subject = FalseVersion
+"""Subject of an accusation."""
+
+
+class Accusation(Wire, frozen=True, tag=True):
+    """Statement of a member that made a merge again: it is false."""
+
+    subject: Subject
+    accuser: PeerId
+    signature: Signature
+
+    @property
+    def accusation(self) -> Accusation:
+        """The accusation in question: this one."""
+        return self
+
+    def author(self) -> PeerId:
+        """Name the member that states it."""
+        return self.accuser
+
+    def culprit(self) -> PeerId:
+        """Name the member that lied, if it is true."""
+        return self.subject.maker()
+
+    def words(self) -> str:
+        """Say for people what it did."""
+        return f"{self.subject.words()} is not the merge of what it names"
+
+    def holds(self, run: str, verify: Verify) -> bool:
+        """Tell whether all is signed: not whether it is true. Two signatures are checked."""
+        subject = self.subject
+        right = subject.run == run and self.accuser != subject.maker()
+        signed = right and verify(self.accuser, signed_bytes("accusation", subject), self.signature)
+        return signed and subject.signed(verify)
+
+
+class Refutation(Wire, frozen=True, tag=True):
+    """Statement of a member that made an accused merge again: it is right, and the accuser lied."""
+
+    accusation: Accusation
+    witness: PeerId
+    signature: Signature
+
+    def author(self) -> PeerId:
+        """Name the member that states it."""
+        return self.witness
+
+    def culprit(self) -> PeerId:
+        """Name the member that lied, if it is true."""
+        return self.accusation.accuser
+
+    def words(self) -> str:
+        """Say for people what it did."""
+        return f"it accused {self.accusation.subject.words()}, which is the merge of what it names"
+
+    def holds(self, run: str, verify: Verify) -> bool:
+        """Tell whether all is signed: not whether it is true. Three signatures are checked."""
+        right = self.witness != self.accusation.accuser
+        signed = right and verify(self.witness, signed_bytes("refutation", self.accusation), self.signature)
+        return signed and self.accusation.holds(run, verify)
+
+
+Statement = Accusation | Refutation
+Evidence = Proof | Statement
+"""Evidence for which a member is excluded: a proof, or a statement of our own, or of most who vote."""

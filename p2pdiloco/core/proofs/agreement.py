@@ -1,0 +1,33 @@
+"""Agreement of those who vote: what most of them state is believed by who could not make the merge again.
+
+Only voters by our own chain count: more than half of all of them, but the accused and who is excluded, and
+two at least. Whoever has so many decides all else as well.
+
+Rules: docs/protocol/audits.md, section 3.
+"""
+
+from __future__ import annotations
+
+from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.core.api.statements import Statement
+
+MAX_CULPRITS = 16
+FEWEST = 2
+"""Least number of members whose word excludes somebody."""
+
+
+class Agreement:
+    """Members that state of somebody that it lied, each under its own signature."""
+
+    def __init__(self) -> None:
+        self._authors: BoundedDict[str, frozenset[str]] = BoundedDict(MAX_CULPRITS)
+
+    def has(self, statement: Statement) -> bool:
+        """Tell whether its author's word on that member is counted."""
+        return statement.author() in self._authors.get(statement.culprit(), frozenset())
+
+    def count(self, statement: Statement, voters: frozenset[str]) -> bool:
+        """Count the word of a voter. Tell whether most voters agree by now."""
+        authors = (self._authors.get(statement.culprit(), frozenset()) | {statement.author()}) & voters
+        self._authors[statement.culprit()] = authors
+        return len(authors) >= max(FEWEST, len(voters) // 2 + 1)

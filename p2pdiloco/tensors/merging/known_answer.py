@@ -1,0 +1,66 @@
+"""Known answer of merges: a small merge whose bits every machine must make.
+
+An audit costs somebody its place, so whoever makes them first shows that its own arithmetic is everybody's:
+there are processors and builds of torch that this project has never seen, and broken ones.
+
+Whoever changes the answer changes what merges are: then WIRE_VERSION is raised, as nodes of both kinds would
+accuse each other.
+
+Rules: docs/protocol/audits.md, section 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.core.api.types import MergeLimits
+from p2pdiloco.tensors.codec import CODECS
+from p2pdiloco.tensors.layout import FragmentLayout, Piece
+from p2pdiloco.tensors.merging.making import UpdateMaker
+
+ANSWER = "5c791debeb4a8b60edeb60a3fbad5521f8c8c868902fc0c06c5143abe651f894"
+_SIZES = (4_099, 513, 600)
+"""Elements of the pieces, the last one an embedding: several widths of squares with a rest, and few."""
+_LIMITS = MergeLimits(most_tokens=300, longest=8.0, of_median=3.0)
+
+
+def _layout() -> FragmentLayout:
+    pieces, offset = [], 0
+    for number, numel in enumerate(_SIZES):
+        pieces.append(Piece(f"piece {number}", 0, offset, numel, number == len(_SIZES) - 1))
+        offset += numel
+    return FragmentLayout(0, offset, tuple(pieces))
+
+
+def _delta(numel: int, learner: int) -> Tensor:
+    """Make a contribution of numbers that fp32 holds exactly, by arithmetic of whole numbers alone."""
+    places = torch.arange(numel, dtype=torch.int64)
+    drawn = (places * (2_654_435_761 + 2 * learner) + learner) % 65_521
+    return (drawn - 32_760).float() * (0.5**18 * (learner + 1))
+
+
+def answer() -> str:
+    """Make the merges, with every dense codec, and compute one digest of them."""
+    layout, made = _layout(), hashlib.sha256()
+    for name, codec in sorted(CODECS.items()):
+        if codec.sparse:
+            continue
+        rooms = (torch.empty(layout.numel) for _ in range(3))
+        maker = UpdateMaker((layout,), 24, codec, codec, *rooms)
+        inputs = [
+            (codec.encode(_delta(layout.numel, n)), 100 * (n + 1), 20 + 3 * n, 64 - 20 * n) for n in range(3)
+        ]
+        merge = maker.remake(0, inputs, _LIMITS, b"known")
+        figures = merge.found.cut, merge.found.lengths, merge.found.scores
+        made.update(f"{name} {merge.update_digest.hex()} {figures}".encode())
+    return made.hexdigest()
+
+
+@cache
+def merges_as_everywhere() -> bool:
+    """Tell whether this machine makes the known answer. Looked at once in a process."""
+    return answer() == ANSWER

@@ -1,0 +1,60 @@
+"""`false_node.py merges|accuses p2pdiloco node …`: a node that, as a syncer, makes noise of its merges, or
+that accuses an honest syncer of that. Nothing but the lie differs from any other node's code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from p2pdiloco.cli.main import main as command
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.audits.auditor import Auditor
+from p2pdiloco.tensors.merging.making import Remade, UpdateMaker
+
+FIRST = 4
+"""First version that is accused."""
+
+
+def false_merges() -> None:
+    """Encode noise that is as long as the merge, but where a merge of somebody else is made again."""
+    encode, remake = UpdateMaker.encode, UpdateMaker.remake
+    again = []
+
+    def noise(self: UpdateMaker, *asked: Any) -> tuple[bytearray, torch.Tensor]:
+        update, delta = encode(self, *asked)
+        if again:
+            return update, delta
+        length = delta.norm()
+        delta.normal_()
+        delta.mul_(length / delta.norm())
+        return self._update.encode(delta), delta
+
+    def honest(self: UpdateMaker, *asked: Any) -> Remade:
+        again.append(True)
+        try:
+            return remake(self, *asked)
+        finally:
+            again.pop()
+
+    UpdateMaker.encode, UpdateMaker.remake = noise, honest  # type: ignore[method-assign]
+
+
+def false_accusations() -> None:
+    """Accuse the syncer of the first version that comes after a while."""
+    applied = Auditor.applied
+
+    def accuse(self: Auditor, version: SignedVersion, cosine: float | None, now: float) -> None:
+        applied(self, version, cosine, now)
+        me, header = self._shared.me, version.header
+        if header.syncer != me and header.number >= FIRST and header.syncer not in self._shared.excluded:
+            self._found_false(version, [], now)
+
+    Auditor.applied = accuse  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    {"merges": false_merges, "accuses": false_accusations}[sys.argv[1]]()
+    sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
+    command()

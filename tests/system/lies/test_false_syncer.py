@@ -1,0 +1,43 @@
+"""A syncer of false merges, and a false accuser, with real processes: all others find out by themselves."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from system_kit import Swarm
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+NODE = str(Path(__file__).with_name("false_node.py"))
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [("merges", "is not the merge of what it names"), ("accuses", "which is the merge of what it names")],
+)
+def test_whoever_lies_about_a_merge_is_excluded_and_the_others_go_on(
+    visited_swarm: Swarm, lie: str, words: str
+) -> None:
+    swarm = visited_swarm
+    manifest = swarm.manifest()
+    manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
+    bootstrap = swarm.bootstrap("--run", str(manifest))
+    a = swarm.node("a", bootstrap, "--genesis")
+    b = swarm.node("b", bootstrap)
+    joined = ("--join", bootstrap.address() or "", "--name", "liar", "--threads", "1", "--min-step-s", "0.05")
+    liar = swarm.start("liar", "node", *joined, within=(sys.executable, NODE, lie))
+    swarm.until(lambda: liar.address() is not None, "the liar's address")
+    liar.expected_to_live = False
+    for honest in (a, b):
+        swarm.until(lambda node=honest: node.events("excluded"), f"{honest.name} to see through it", 120.0)
+        assert [line.peer for line in honest.events("excluded")] == [liar.peer_id]
+        swarm.until(lambda node=honest: words in node.said(), f"{honest.name} to say so")
+    if lie == "merges":
+        liar.wait_exit(2)
+        assert "the others exclude this node for good: version" in liar.said() and words in liar.said()
+    else:
+        swarm.kill(liar)  # it excludes one of the two, and one word alone ends nobody
+    swarm.advance(a, [0, 1, 2, 3], 1)
+    assert not [line for line in (*a.events("audit"), *b.events("audit")) if "unable" in line.reason]

@@ -1,0 +1,27 @@
+"""The known answer of merges, which every machine must make before it accuses anybody."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from p2pdiloco.tensors import portable
+from p2pdiloco.tensors.merging import known_answer, merge
+
+
+def test_this_machine_makes_it() -> None:
+    """If it was changed on purpose, merges have other bits: raise WIRE_VERSION, and then ANSWER."""
+    assert known_answer.answer() == known_answer.ANSWER
+
+
+def test_another_order_of_additions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "norm", lambda values: float(values.double().square().sum().sqrt()))
+    assert known_answer.answer() != known_answer.ANSWER
+
+
+def test_a_fused_product_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fused(total: torch.Tensor, values: torch.Tensor, factor: float, _work: torch.Tensor) -> None:
+        total.copy_((total.double() + values.double() * portable._rounded(factor)).float())
+
+    monkeypatch.setattr(merge, "add_scaled", fused)
+    assert known_answer.answer() != known_answer.ANSWER
