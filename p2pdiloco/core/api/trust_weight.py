@@ -7,8 +7,8 @@ for every learner (`Watermark.agreement`). It follows from the parent's table an
 it out anew.
 The mean decides what a contribution weighs, its own score included: so a liar does harm in no round, and one
 contribution of an honest learner that goes nowhere costs it nothing. Trust is lost faster than it is won: the
-mean is bounded, and what goes against the others counts twice, so that whoever turns has half of its weight
-once, and then next to nothing. It follows from the parent and from what the syncer
+mean is bounded, and what goes against the others counts the more, the farther it does, so that whoever turns
+has some of its weight once, and then next to nothing. It follows from the parent and from what the syncer
 states, so that partial merges compose.
 
 A newcomer begins with half of the weight. Nobody has none: where all are doubted, all count alike.
@@ -44,7 +44,8 @@ BEGINS = ALL_AT // 2
 MOST = 2 * ALL_AT
 """Largest mean agreement: nobody saves up trust to be wrong with later."""
 AGAINST = 2
-"""Times that a score below zero counts: honest work goes elsewhere, but hardly ever against all others'."""
+"""Times that a score below zero counts besides, if it is the reverse of the usual, and by as much less as it
+is smaller: honest work goes a little against all others' now and then, but never far."""
 SLOWNESS, FIRST_SLOWNESS = 8, 2
 """Divisor of a step: the mean moves by so small a part of the way to the newest figure. It begins with a
 larger one, and grows by one in each round: what a newcomer begins with is worth no more than one score."""
@@ -78,7 +79,9 @@ class Mean(Struct, frozen=True):
         if score in UNTOLD:
             return max(self.agreement, min(self.agreement + FORGIVEN, ALL_AT))
         slowness = min(FIRST_SLOWNESS + self.merges, SLOWNESS)
-        newest = in_means(score) * (AGAINST if score < 0 else 1)
+        newest = in_means(score)
+        if newest < 0:
+            newest -= AGAINST * newest * newest // USUAL
         return min(self.agreement + (newest - self.agreement) // slowness, MOST)
 
     def trust(self, score: int) -> int:

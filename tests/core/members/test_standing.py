@@ -97,7 +97,7 @@ def test_what_nobody_trusts_earns_no_vote(score: int, first: int) -> None:
     for number in range(first, first + 40):
         marks = worked(marks, number, "new", score=score)
     assert "new" not in marks.voters
-    for number in range(first + 40, first + 40 + 10 + PROBATION_MERGES):
+    for number in range(first + 40, first + 40 + 12 + PROBATION_MERGES):
         marks = worked(marks, number, "new", score=USUAL_SCORE)
     assert "new" in marks.voters, "honest work does, once it is trusted again"
 
