@@ -28,6 +28,7 @@ CODEC = "int8"
 COMMON_SEED = 77
 PARTED_SHARE = 0.5
 """Share of the contexts that a learner sees where data are different."""
+STEPS_KEPT = 16
 WAITS_S = 0.1
 """Time for which a liar looks at what others send: less than a round waits for stragglers."""
 
@@ -58,6 +59,7 @@ class LyingVectors(Vectors):
         self._lie, self._parted = lie, parted
         self._work: list[dict[str, Work]] = [{} for _ in self.layouts]
         self._rounds: dict[tuple[str, int], int] = {}
+        self._stepped: dict[tuple[int, int, bytes, bytes, int], bytes] = {}
         self._radius = [math.inf] * len(self.layouts)
         """Length beyond which contributions were cut last."""
 
@@ -95,6 +97,17 @@ class LyingVectors(Vectors):
     ) -> Made:
         self._radius[fragment] = limits.longest
         return super().merge(fragment, number, state, inputs, partials, longest_steps, limits, seed)
+
+    def outer_step(
+        self, fragment: int, number: int, state: bytes, update: bytes, longest_steps: int
+    ) -> bytes:
+        """Work it out once for all who apply that update to that state."""
+        key = fragment, number, state, update, longest_steps
+        if key not in self._stepped:
+            self._stepped[key] = super().outer_step(fragment, number, state, update, longest_steps)
+            for old in list(self._stepped)[:-STEPS_KEPT]:
+                del self._stepped[old]
+        return self._stepped[key]
 
     def told(self, peer: str, fragment: int, matter: bytes) -> FalseWork:
         assert self._lie is not None

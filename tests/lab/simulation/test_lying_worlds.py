@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from p2pdiloco.lab.lies.kinds import Lie
+from p2pdiloco.lab.simulation.world.world import World
 from p2pdiloco.lab.vectors.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
+from p2pdiloco.lab.vectors.hours import play_hours
 from p2pdiloco.lab.vectors.lying import LyingVectors
 
 UNTIL_S = 40.0
@@ -57,6 +59,23 @@ def test_liars_lie_in_different_ways_and_read_what_is_theirs() -> None:
     assert shares["n2"].targets is not None and shares["n1"].targets is None
     contexts = [share.contexts for share in shares.values() if share.contexts is not None]
     assert len(contexts) == 2 and contexts[0].tolist() != contexts[1].tolist()
+
+
+def test_copies_are_refused_and_earn_nothing() -> None:
+    """Copies have the same digest as what they are copies of, as in a node."""
+    plan = cell_plan(cell("copycat"))
+    world = World(plan, substance=LyingVectors(plan, Lie.COPYCAT, frozenset({"n2"})))
+    world.clock.run_until(UNTIL_S)
+    merged = [
+        part.learner for version in world.watch.headers.values() for part in version.header.contributors
+    ]
+    assert merged.count("n2") < 0.3 * merged.count("n1")
+
+
+def test_honest_learners_are_not_doubted_for_long_whatever_happens_to_them() -> None:
+    row = play_hours(3, 0.15)
+    assert not row.violation and row.faults and row.contributions > 100
+    assert row.excluded == row.doubted_in_the_end == 0 and row.longest_doubt < 3
 
 
 def test_a_cell_is_the_same_in_every_process() -> None:

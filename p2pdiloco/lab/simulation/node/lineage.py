@@ -42,9 +42,9 @@ class Displacement:
         return sum(end - first for first, end in self.spans)
 
     def digest(self) -> bytes:
-        """Stands for the payload digest."""
+        """Stands for the payload digest. Where there are bytes it is theirs alone: copies have the same."""
         text = repr((self.fragment, self.learner, self.spans))
-        return hashlib.sha256(text.encode() + self.matter).digest()
+        return hashlib.sha256(self.matter or text.encode()).digest()
 
 
 def combine(parts: list[Displacement]) -> Displacement:

@@ -36,6 +36,8 @@ class InvariantWatch:
         self.headers = {v.header.digest(): v for v in config.genesis_versions}
         """Every version that was ever committed by anybody, by header digest."""
         self.states: dict[bytes, FragmentLineage] = {}
+        self._payloads: set[bytes] = set()
+        """Digests of all payloads that were merged."""
         self.versions = 0
         self.forks = 0
         self.elections = 0
@@ -112,8 +114,14 @@ class InvariantWatch:
     def _in_scale(self, header: VersionHeader, parent: VersionHeader, where: str) -> None:
         """Check that nobody's numbers move the chain's: neither its tokens, nor what it takes for usual."""
         unit, gain = parent.unit or self._first_unit, header.tokens - parent.tokens
-        # Who is not trusted counts nothing; where nobody is, the version counts one token.
-        tokens = [part.tokens for part in header.contributors if part.trust > LEAST_TRUST] or [1]
+        # Who is not trusted counts nothing, nor do copies; where nobody does, the version counts one token.
+        payloads = [part.payload_digest for part in header.contributors]
+        counts = [
+            part.trust > LEAST_TRUST and payloads.count(payload) == 1 and payload not in self._payloads
+            for part, payload in zip(header.contributors, payloads, strict=True)
+        ]
+        self._payloads.update(payloads)
+        tokens = [part.tokens for part, each in zip(header.contributors, counts, strict=True) if each] or [1]
         least, most = COUNTED_WEIGHTS * unit, self._most_counted(header, parent, unit)
         if not sum(min(each, least) for each in tokens) <= gain <= most:
             raise Violation("in-scale", f"{where}: {gain} tokens more, of {tokens} where {unit} are usual")
