@@ -22,6 +22,7 @@ PROTOCOL = (
     "weights",
     "proofs",
     "audits",
+    "loss-audits",
     "following",
     "exactly-once",
     "forks",

@@ -14,6 +14,7 @@ TABLES = {
     "group": "Who merges with whom, and how long versions are kept.",
     "admission": "Who may be a member.",
     "weight": "How much one learner weighs in a merge (docs/lab/attacks.md).",
+    "audit": "What members look at of each other's work (docs/protocol/loss-audits.md).",
     "end": "What happens at the end of the schedule (docs/topics/course.md).",
     "export": "What a given model's folder said besides, for `p2pdiloco export` (run new --from writes it).",
 }
@@ -71,6 +72,7 @@ COMMENTS = {
     "admission.mode": "open: whoever knows the run; invite: by the owner's invites; list: the owner's list.",
     "weight.largest_share": "Of a merge, one learner's at most, from three on; 1: no limit, among friends.",
     "weight.most_units": "Weight of a contribution at most, in usual ones.",
+    "audit.loss_share": "Of learners' time, for measuring single contributions of others; 0: none.",
     "end.learners": "stop: no inner steps beyond schedule_tokens; go-on: at the floor of the learning rate.",
     "export.token_ids": "Ids of special tokens in its config.json; empty: data.end_of_document's.",
     "export.tokenizer_config": "Its tokenizer_config.json.",

@@ -12,7 +12,14 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.comments import COMMENTS, TABLES
-from p2pdiloco.config.manifest import AdmissionSection, EndSection, ExportSection, Manifest, WeightSection
+from p2pdiloco.config.manifest import (
+    AdmissionSection,
+    AuditSection,
+    EndSection,
+    ExportSection,
+    Manifest,
+    WeightSection,
+)
 from p2pdiloco.config.models import BYTES, ModelSection, Section, table
 from p2pdiloco.config.schema import as_toml, keys_of
 from p2pdiloco.errors import RemoteError
@@ -84,6 +91,7 @@ def canonical_bytes(manifest: Manifest) -> bytes:
 _CAME_LATER: dict[str, Section] = {
     "admission": AdmissionSection(),
     "weight": WeightSection(),
+    "audit": AuditSection(),
     "end": EndSection(),
     "export": ExportSection(),
 }

@@ -182,6 +182,14 @@ class WeightSection(Section, frozen=True, kw_only=True):
     that was away, or is faster than most, loses more of its work."""
 
 
+class AuditSection(Section, frozen=True, kw_only=True):
+    loss_share: Annotated[float, Meta(ge=0, le=0.5)] = 0.0
+    """Share of each learner's time, and of what its node receives, in which it measures what single
+    contributions of others do to the loss; each node refuses those whose work does harm, or nothing
+    (docs/protocol/loss-audits.md). 0: there is no such audit, which suits runs among friends. A hundredth is
+    enough for open runs. Far too large: training is slower by it."""
+
+
 class EndSection(Section, frozen=True, kw_only=True):
     learners: Literal["stop", "go-on"] = "stop"
     """Conduct of learners when the run has merged `inner.schedule_tokens`: "stop", no more inner steps; or
@@ -221,7 +229,8 @@ class Manifest(Section, frozen=True, kw_only=True):
     group: GroupSection = GroupSection()
     admission: AdmissionSection = AdmissionSection()
     weight: WeightSection = WeightSection()
+    audit: AuditSection = AuditSection()
     end: EndSection = EndSection()
     export: ExportSection = ExportSection()
-    """The last four are not in the canonical bytes where they say nothing: runs from before them keep their
+    """The last five are not in the canonical bytes where they say nothing: runs from before them keep their
     ids."""

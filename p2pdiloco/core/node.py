@@ -41,6 +41,7 @@ PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
     ev.FetchFailed: lambda f, e, t: f.follower.fetch_failed(e, t),
     ev.UpdateApplied: lambda f, e, t: f.follower.update_applied(e, t),
     ev.Audited: lambda f, e, t: f.auditor.audited(e, t),
+    ev.LossAudited: lambda f, e, t: f.auditor.loss.audited(e, t),
     ev.StateFetched: lambda f, e, t: f.follower.state_fetched(e, t),
 }
 """Handlers of events that concern one part of one fragment; the fragment is polled afterwards."""

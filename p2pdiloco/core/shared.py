@@ -15,6 +15,7 @@ from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
 from p2pdiloco.core.audits.accusations import Accusations
 from p2pdiloco.core.audits.distrust import Distrust
+from p2pdiloco.core.audits.loss.loss_audits import LossAudits
 from p2pdiloco.core.audits.permission import Audits
 from p2pdiloco.core.members.answers import Answers
 from p2pdiloco.core.members.claims import Claims
@@ -110,6 +111,9 @@ class Shared:
         """Accusations of others that wait for an audit of ours."""
         self.distrust = Distrust()
         """Members that are counted on in no office: a merge of theirs was false."""
+        drawing = random.Random(rng.random() if config.loss_audits else 0)
+        self.loss_audits = LossAudits(config.loss_audits, drawing)
+        """Loss audits, and whom they have expelled."""
         self._records: list[WorkRecord] = []
         """Records of who has worked, one for each fragment."""
         self._answer_times: dict[int, AnswerTime] = {}
@@ -197,6 +201,8 @@ class Shared:
     def expected_learners(self, now: float) -> list[str]:
         """List the live learners that a round waits for, oneself included."""
         others = self.view.live_learners(now)
+        if self.loss_audits.expels:
+            others = [peer for peer in others if peer not in self.loss_audits]
         return self.derived.of("learners", self.with_me, others) if self.learning else others
 
     def training(self, now: float) -> int:

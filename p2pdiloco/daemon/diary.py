@@ -32,14 +32,15 @@ LOUD = frozenset(
         "refusal",
         "cut",
         "excluded",
+        "expelled",
         "election",
         "learner",
     ]
 )
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
-TOLD = frozenset({"join", "leave", "learner", "fork", "excluded"})
+TOLD = frozenset({"join", "leave", "learner", "fork", "excluded", "expelled"})
 """Kinds that the log tells without being asked for all."""
-PUBLIC = frozenset({"join", "silent", "leave", "suspicion", "fork", "refusal", "excluded"})
+PUBLIC = frozenset({"join", "silent", "leave", "suspicion", "fork", "refusal", "excluded", "expelled"})
 """Kinds whose reasons are words of ours, so that whoever asks for a status may read them. Others may say what
 went wrong on this machine, with paths and names of its own."""
 UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
@@ -97,6 +98,8 @@ class Diary:
                 text += f" ({self.label(peer)})"
             if record.kind == "excluded" and isinstance(peer, str):
                 text = f"{self.label(peer)} is excluded: {record.reason}"
+            if record.kind == "expelled" and isinstance(peer, str):
+                text = f"{self.label(peer)} is expelled here: {record.reason}"
             level = logging.INFO if record.kind in TOLD else logging.DEBUG
             if record.kind == "cut" and "peer" not in values:
                 level = logging.WARNING

@@ -25,6 +25,7 @@ from p2pdiloco.core.proofs.gossip import telling
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.membership import Membership
 from p2pdiloco.daemon.background import Background
+from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
 from p2pdiloco.daemon.bulk.chain_view import OwnChain
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
@@ -253,9 +254,15 @@ class Member:
             merging=Merging(compute, tickets, post, self.transfers.merged.keep),
             committing=self.committing,
             durable=held.durable,
+            loss_auditing=self._loss_auditing(),
             record=self.diary.on_record,
         )
         self.runner = Runner(self.core, self.post, self.background, hands)
+
+    def _loss_auditing(self) -> LossAuditing:
+        transfers, questions = self.transfers, self.learner_link.questions
+        parts = self.chain, self.holdings.compute, transfers.auditing, questions
+        return LossAuditing(*parts, self.holdings.store.folder, self.run.manifest, self.post.put)
 
     def _keep_and_show(self) -> None:
         held, run, link = self.holdings, self.run, self.learner_link

@@ -12,6 +12,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.background import Background
+from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.outbound import Outbound
@@ -40,6 +41,7 @@ class Hands(Struct, frozen=True):
     merging: Merging
     committing: Committing
     durable: Durable
+    loss_auditing: LossAuditing
     record: Callable[[ef.Record], None]
     """Writer of the core's decisions."""
 
@@ -90,6 +92,7 @@ class Runner:
             ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
             ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
             ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
+            ef.LossAudit: lambda e: spawn(hands.loss_auditing.audit(e)),
             ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
             ef.CommitVersion: lambda e: spawn(hands.committing.commit(e)),
             ef.Record: hands.record,

@@ -174,6 +174,15 @@ class Evaluate(Command, frozen=True):
     """Order to measure the held-out loss of the global parameters (the current bases): `Evaluated`."""
 
 
+class Appraise(Command, frozen=True):
+    """Order to measure what a peer's contribution does to the loss, and what ours does, both in the file
+    (`tensors.appraisal`): `Appraised`."""
+
+    fragment: int
+    peer: str
+    path: Path
+
+
 class Save(Command, frozen=True):
     """Order to write the learner's state to this file: `Saved`."""
 
@@ -202,6 +211,7 @@ AnyCommand = (
     | FollowCourse
     | SpareMachine
     | Evaluate
+    | Appraise
     | Save
     | StopStepping
     | Stop
@@ -312,6 +322,18 @@ class Evaluated(LearnerEvent, frozen=True):
     """Seconds in which no inner step was made."""
 
 
+class Appraised(LearnerEvent, frozen=True):
+    """Gain of two contributions: by how much, in nats, each makes the loss of each batch smaller. Empty: this
+    learner cannot measure that."""
+
+    theirs: tuple[float, ...]
+    ours: tuple[float, ...]
+    same_data: bool = False
+    """True: the last batch was of that peer's own share of the data."""
+    took_s: float = 0.0
+    """Seconds in which no inner step was made."""
+
+
 class StateSaved(LearnerEvent, frozen=True):
     """Message that a save is over. A failed one changes nothing else: an older file is still there."""
 
@@ -330,4 +352,6 @@ class Failed(LearnerEvent, frozen=True):
     """Advice on what the person at the keyboard can do about it."""
 
 
-AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | StateSaved | Failed
+AnyEvent = (
+    Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | Appraised | StateSaved | Failed
+)

@@ -82,7 +82,7 @@ class Fragments:
         `reset_to_base`."""
         invariant(len(bases) == len(layouts) == exchange.fragments, "one base per fragment")
         self.held = held
-        self._layouts = layouts
+        self.layouts = layouts
         self._exchange = exchange
         self._period = inner_steps
         self._rho = keep_in_flight
@@ -106,7 +106,7 @@ class Fragments:
         self._staging = torch.empty(largest, dtype=torch.float32, pin_memory=held.on_cuda)
 
     def __len__(self) -> int:
-        return len(self._layouts)
+        return len(self.layouts)
 
     def take_part(self, every: int) -> None:
         """Contribute to every `every`-th version only, from now on."""
@@ -193,7 +193,7 @@ class Fragments:
             theta.copy_(new_base)
             self._release(index)
             self.counters[index] = FragmentCounters()
-        self.held.scatter(theta, self._layouts[index])
+        self.held.scatter(theta, self.layouts[index])
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
 
     @property
@@ -235,17 +235,17 @@ class Fragments:
         """theta <- base - displacement (None: the base itself)."""
         base = self._exchange.base(fragment, self.bases[fragment].buffer)
         theta = base if displacement is None else base - displacement
-        self.held.scatter(theta, self._layouts[fragment])
+        self.held.scatter(theta, self.layouts[fragment])
 
     def scatter_bases(self, params: Mapping[str, Tensor]) -> None:
         """Put the global parameters (every fragment's current base) into another instance of the model."""
-        for layout, base in zip(self._layouts, self.bases, strict=True):
+        for layout, base in zip(self.layouts, self.bases, strict=True):
             scatter(self._exchange.base(layout.index, base.buffer), layout, params)
 
     # ---------------------------------------------------------------------------------------------
 
     def _gather(self, fragment: int) -> Tensor:
-        layout = self._layouts[fragment]
+        layout = self.layouts[fragment]
         theta = self._staging[: layout.numel]
         self.held.gather(layout, theta)
         return theta

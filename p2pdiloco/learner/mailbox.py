@@ -8,15 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from torch import nn
 
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.learner import checkpoint
+from p2pdiloco.learner.appraising import Appraiser
 from p2pdiloco.learner.channel import LearnerEnd
 from p2pdiloco.learner.channel_messages import (
     AnyCommand,
     Applied,
+    Appraise,
+    Appraised,
     CopyOut,
     Evaluate,
     Evaluated,
@@ -263,7 +267,7 @@ class Mailbox:
                 self._learners = count
             case TakePart(every):
                 self._fragments.take_part(every)
-            case Evaluate() | ShareData() | Save() if self._finishing:
+            case Evaluate() | Appraise() | ShareData() | Save() if self._finishing:
                 pass  # the end's save is to come, and a step that is given up may be at the data
             case FollowCourse():
                 self.follow(command)
@@ -279,6 +283,11 @@ class Mailbox:
                     self._channel.emit(Evaluated(None, 0, took_s=took_s))
                 else:
                     self._channel.emit(Evaluated(found.loss, found.tokens, found.metrics, took_s))
+            case Appraise():
+                since = self._clock()
+                found_of_both = self._appraise(command)
+                took_s = self._meter.exclude(since)
+                self._channel.emit(replace(found_of_both, took_s=took_s))
             case Save(path):
                 self._save(path)
             case StopStepping():
@@ -320,12 +329,23 @@ class Mailbox:
         held = self._fragments.held
         if isinstance(held, HeldShares):
             return self._evaluate_together(held)
+        training, model = self._training, self._global_model()
+        with training.meanwhile():
+            return evaluate(training.task, model, self._heldout, precision=training.precision)
+
+    def _global_model(self) -> nn.Module:
+        """Put the global parameters into the second instance of the model."""
         if self._spare_instance is None:
             self._spare_instance = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare_instance))
-        training = self._training
-        with training.meanwhile():
-            return evaluate(training.task, self._spare_instance, self._heldout, precision=training.precision)
+        return self._spare_instance
+
+    def _appraise(self, command: Appraise) -> Appraised:
+        if isinstance(self._fragments.held, HeldShares):
+            return Appraised((), ())  # there is no room for a second instance
+        return Appraiser(self._training, self._fragments.layouts, self._heldout, self._global_model).appraise(
+            command
+        )
 
     def _evaluate_together(self, held: HeldShares) -> Evaluation:
         """Evaluate in the model that trains: there is no room for another one."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from core_swarm import Member, Swarm
 from kit import RUN, Solo, child, config, contribution, digest, found, genesis, sign, signed_part
-from scenes import copied, next_part, one_round, shown_a_lie, syncer
+from scenes import copied, expels, next_part, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -119,8 +119,7 @@ def out_of_office() -> Effects:
     return solo.feed(ev.Offered(1, "p2", contribution("p2", solo.head)))
 
 
-def shown_to_have_lied() -> Effects:
-    solo = shown_a_lie(syncer(), "p1")
+def shut_out(solo: Solo) -> Effects:
     return solo.feed(ev.Offered(1, "p1", contribution("p1", solo.head)))
 
 
@@ -277,7 +276,8 @@ LEAF: dict[Verdict, tuple[Callable[[], Effects], ...]] = {
     Verdict.ALREADY_HELD: (lambda: sent_twice(arrived=True),),
     Verdict.IN_TRANSFER: (lambda: sent_twice(arrived=False),),
     Verdict.NOT_SYNCER: (out_of_office,),
-    Verdict.EXCLUDED: (shown_to_have_lied,),
+    Verdict.EXCLUDED: (lambda: shut_out(shown_a_lie(syncer(), "p1")),),
+    Verdict.EXPELLED: (lambda: shut_out(expels(syncer(loss_audits=0.5), "p1")),),
     Verdict.STALE_BASE: (long_ago,),
     Verdict.UNKNOWN_BASE: (labelled(base_digest=bytes(32)),),
     Verdict.BEHIND: (

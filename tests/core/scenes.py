@@ -61,6 +61,13 @@ FORGED_STATEMENTS = {
 }
 
 
+def expels(solo: Solo, learner: str) -> Solo:
+    """Its loss audits have shown that this learner's work does harm."""
+    for _ in range(40):
+        solo.core.shared.loss_audits.end(learner, (-1.0,), (1.0,), False, 0.0, solo.now)
+    return solo
+
+
 def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ef.Effect]:
     """A version that merges these learners' next contributions."""
     effects: list[ef.Effect] = []

@@ -24,7 +24,7 @@ from kit import (
     vote,
 )
 from refusal_rows import Below, Effects
-from scenes import FORGED_STATEMENTS, due_again, one_round, shown_a_lie, syncer
+from scenes import FORGED_STATEMENTS, due_again, expels, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -171,10 +171,8 @@ def test_why_a_version_does_not_become_ours(fault: VersionFault) -> None:
 # --- votes -------------------------------------------------------------------------------------------
 
 
-def asked(
-    solo: Solo, term: int, candidate: str = "p1", head: Head | None = None, group: str = "all"
-) -> Effects:
-    return solo.message(candidate, msg.VoteRequest(group, 0, term, head or solo.head, "open"))
+def asked(solo: Solo, term: int, by: str = "p1", head: Head | None = None, group: str = "all") -> Effects:
+    return solo.message(by, msg.VoteRequest(group, 0, term, head or solo.head, "open"))
 
 
 def full_disk() -> Effects:
@@ -262,6 +260,7 @@ VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
     VoteRefusal.COUNTED_ON: lambda: after(lambda solo: solo.elect("p2"), 2),
     VoteRefusal.NOT_PROVEN: ahead_by_its_own_word,
     VoteRefusal.DISTRUSTED: lambda: after(lambda s: s.core.shared.distrust.add("p1", s.now), 1),
+    VoteRefusal.EXPELLED: lambda: asked(expels(syncer(PEERS, loss_audits=0.5), "p1"), 2),
     VoteRefusal.OUT_OF_TURN: made_nothing_of_it,
     VoteRefusal.CLOSING: in_the_middle_of_a_round,
 }

@@ -13,7 +13,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import decode_event, frame
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, DataShare, Status
 from p2pdiloco.learner.reading.shards import Allotment
-from p2pdiloco.learner.reading.stream import SampleStream
+from p2pdiloco.learner.reading.stream import LATELY, SampleStream
 
 SIZE, STEP = 640, 4
 
@@ -250,3 +250,20 @@ def test_others_hear_of_a_shard_when_its_samples_are_used():
     ahead.used()
     taken(one, 1)
     assert ahead.shared == one.shared
+
+
+def test_of_another_reader_the_newest_samples_are_known_and_of_others_none():
+    a, b, c = stream("a"), stream("b"), stream("c")
+    rng = np.random.default_rng(0)
+    assert a.share_of("b", 8, rng) is None, "nothing is known of it"
+    gossip(a, b, c)
+    theirs = [number for _ in range(10) for number in (taken(b, 4), taken(c, 3), gossip(a, b, c))[0]]
+    (drawn,) = a.share_of("b", 8, rng)
+    assert set(drawn.tolist()) <= set(theirs[-2 * LATELY * 8 :]) and len(drawn) == 8
+    assert a.share_of("d", 8, rng) is None and a.share_of("a", 8, rng) is None
+    before = taken(stream("a"), 10)
+    (anywhere,) = a.anywhere(500, rng)
+    assert len(anywhere) == 500 and len(set(anywhere.tolist())) > 200
+    fresh = stream("a")
+    fresh.anywhere(8, rng)
+    assert taken(fresh, 10) == before, "what is drawn does not count as used"

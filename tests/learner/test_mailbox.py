@@ -28,7 +28,7 @@ def test_rebases_by_zero_do_not_change_the_training(bench):
     for step in range(12):
         report = bench.training.step()
         losses.append(report.loss)
-        for layout in bench.fragments._layouts:
+        for layout in bench.fragments.layouts:
             old = bench.fragments.bases[layout.index]
             bench.exchange.base(layout.index, 1 - old.buffer).copy_(
                 bench.exchange.base(layout.index, old.buffer)

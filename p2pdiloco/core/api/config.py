@@ -89,6 +89,9 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Members that the run is to have at its start, by its manifest; 0: nobody knows."""
     audited: bool = False
     """True: merges can be made again: updates have a dense codec."""
+    loss_audits: float = 0.0
+    """Share of a learner's time, and of what its node receives, for audits of single contributions; 0: there
+    are none."""
     admits: bool = False
     """True: the run's owner lets members in, so that whoever says that it is confirmed was let in, and H
     inner steps weigh in full beside however slow ones, within `most_units`. False: anybody may say so."""

@@ -245,6 +245,16 @@ class Audit(Effect, frozen=True):
     """Members that may have its contributions, too: they made the merge again, and say that it is false."""
 
 
+class LossAudit(Effect, frozen=True):
+    """Get a learner's contribution to a version, and let our learner measure what it does to the loss, and
+    what ours does: `LossAudited`."""
+
+    fragment: int
+    version: SignedVersion
+    theirs: Contributor
+    ours: Contributor
+
+
 class DropSpare(Effect, frozen=True):
     """Discard what was prepared in the spare copy of this fragment."""
 

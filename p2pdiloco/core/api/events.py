@@ -312,6 +312,21 @@ class Audited(Event, frozen=True):
     outcome: AuditOutcome
 
 
+class LossAudited(Event, frozen=True):
+    """Outcome of a `LossAudit`: by how much, in nats, each of the two contributions makes the loss of each
+    batch smaller; empty: nothing was measured."""
+
+    fragment: int
+    digest: bytes
+    """Digest of the version's header."""
+    theirs: tuple[float, ...] = ()
+    ours: tuple[float, ...] = ()
+    same_data: bool = False
+    """True: one batch was of that learner's own share of the data that it and we read."""
+    took_s: float = 0.0
+    """Seconds in which our learner made no inner step."""
+
+
 class StateFetched(Event, frozen=True):
     """Whole fragment that a donor gave us; it is in the spare copy and matches `version`'s state digest."""
 

@@ -89,6 +89,8 @@ class Verdict(Reason):
     NO_MEMORY = "out-of-memory-budget"
     EXCLUDED = "excluded", Then.DOUBT
     """Sender that is shown to have lied, for all that the receiver knows."""
+    EXPELLED = "expelled", Then.RETRY, True
+    """Sender whose work does harm, or nothing, as the receiver's loss audits have shown."""
     CUT = "cut"
     """Broken stream: the sender hears nothing."""
     # What is wrong with the label.
@@ -264,6 +266,7 @@ class VoteRefusal(Reason):
     COUNTED_ON = "counted-on", "the syncer in office is alive"
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
     DISTRUSTED = "distrusted", "we made a merge of its again, and it was false"
+    EXPELLED = "expelled", "our loss audits have shown that its work does harm, or nothing"
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, and others stand", True
     CLOSING = "closing", "our round is closing"
 
@@ -300,6 +303,14 @@ class AuditOutcome(Reason):
     DIFFERENT = "different", "the update is not the merge of the contributions that it names"
     MISSING = "missing", "not all contributions could be had"
     UNABLE = "unable", "this machine does not calculate as all others do"
+
+
+@direct_members
+class LossFinding(Reason):
+    """Findings of loss audits about a learner."""
+
+    HARM = "harm", "its work makes the model worse"
+    NOTHING = "nothing", "its work does no good to the model, on its own data neither"
 
 
 @direct_members

@@ -31,6 +31,7 @@ from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation
 from p2pdiloco.core.api.trust_weight import ALL_AT
 from p2pdiloco.core.api.types import LEAST_SCORE, Contributor, MergeLimits, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.audits.loss.loss_auditor import LossAuditor
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
 
@@ -59,6 +60,7 @@ class Auditor:
         """Versions that we merged again, and found right."""
         self._agreement = 0
         """Our mean agreement before the version that is being applied."""
+        self.loss = LossAuditor(context, own)
 
     def _audits(self, header: VersionHeader) -> bool:
         """Tell whether that child of our head, or the head itself, can be audited: it was made by one group,
@@ -76,6 +78,7 @@ class Auditor:
         """Look at a version of another member that was just applied. `cosine`: of our own contribution in it
         with the update; None: there is none."""
         header, shared = version.header, self._shared
+        self.loss.applied(version, now)
         if not self._audits(header) or header.syncer == shared.me:
             return
         if cosine is not None:

@@ -48,6 +48,8 @@ class Trust:
         view, syncer = self._shared.view, certificate.syncer
         if self._shared.distrust.has(syncer, now):
             return "a merge of the syncer's was false"
+        if syncer in self._shared.loss_audits:
+            return "the syncer's work does harm, or nothing"
         if view.has_left(syncer):
             return "the syncer left"
         said = view.progress(syncer)

@@ -97,6 +97,8 @@ class VoteJudge:
             return VoteRefusal.NO_VOTER
         if shared.distrust.has(candidate, now):
             return VoteRefusal.DISTRUSTED
+        if candidate in shared.loss_audits:
+            return VoteRefusal.EXPELLED
         if request.term > max(self._terms.newest, self._office.term) + 1:
             return VoteRefusal.FAR_AHEAD
         if request.term <= self._office.term:

@@ -197,6 +197,8 @@ class LearnerInbox(Inbox):
         config, chain, header = self._shared.config, self._chain, signed.header
         if header.learner != sender:
             return Verdict.FALSE_LEARNER
+        if sender in self._shared.loss_audits:
+            return Verdict.EXPELLED
         if self._context.grouped and not self._context.leaf.electorate.admits(sender, now):
             return Verdict.OTHER_GROUP
         if not signed_by_learners(self._shared, self._fragment, [signed.contributor()]):

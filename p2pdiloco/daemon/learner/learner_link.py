@@ -17,6 +17,7 @@ from p2pdiloco.daemon.learner.failures import Failures
 from p2pdiloco.daemon.learner.host import LearnerExited, MakeHost, OnEvent
 from p2pdiloco.daemon.learner.learner_count import KnowsLearners, LearnerCount
 from p2pdiloco.daemon.learner.learner_status import core_status
+from p2pdiloco.daemon.learner.questions import Questions
 from p2pdiloco.daemon.learner.silence import TICK_S, Silence
 from p2pdiloco.daemon.learner.slots import Slot
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -68,7 +69,7 @@ class LearnerLink:
         self._silence = Silence()
         self._saving = False
         """True: it was asked for its state and has not said that it is written."""
-        self._measuring: asyncio.Future[float | None] | None = None
+        self.questions = Questions(self._ask)
         self._every = 1
         self._share: ch.DataShare | None = None
         self._left: Resume | None = None
@@ -177,17 +178,11 @@ class LearnerLink:
         self._saving = self._host.send(ch.Save(self._state_path))
 
     async def evaluate(self) -> float | None:
-        """Let the learner measure the held-out loss of the global parameters, and wait until it has.
+        """See `Questions`."""
+        return await self.questions.evaluate()
 
-        Returns the seconds that it took; None: it has ended, takes no commands, or rests for its owner."""
-        self._measuring = asyncio.get_running_loop().create_future()
-        if not self._ready or self.handed_over or not self._host.send(ch.Evaluate()):
-            return None
-        return await self._measuring
-
-    def _measured(self, took_s: float | None) -> None:
-        if self._measuring is not None and not self._measuring.done():
-            self._measuring.set_result(took_s)
+    def _ask(self, question: ch.Command) -> bool:
+        return self._ready and not self.handed_over and self._host.send(question)
 
     def take_part(self, every: int) -> None:
         """Let the learner contribute to every so-and-so-many-th version only; 1: to all. Holds for later
@@ -290,8 +285,8 @@ class LearnerLink:
                     self._failures.made_step()
                 self._post(core_status(event))
                 self.count_learners()
-            case ch.Evaluated():
-                self._measured(event.took_s)
+            case ch.Evaluated() | ch.Appraised():
+                self.questions.heard(event)
             case ch.StateSaved():
                 self._saving = False
                 self._saved_at_end = event.ok and event.last
@@ -344,7 +339,7 @@ class LearnerLink:
     def _exited(self, exited: LearnerExited) -> None:
         self._ready = False
         self._moved.set()
-        self._measured(None)
+        self.questions.ended()
         self._saving = False
         self.ready.clear()
         self._life += 1

@@ -214,6 +214,7 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
         most_units=manifest.weight.most_units,
         expected_members=manifest.group.expected_members,
         audited=not update.sparse,
+        loss_audits=manifest.audit.loss_share,
         admits=manifest.admission.mode != "open",
         timing=timing,
     )

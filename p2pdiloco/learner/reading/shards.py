@@ -67,16 +67,33 @@ class Allotment:
         self._taken[shard] = True
         return self.epoch, shard
 
+    def begun_by(self, peer: str) -> Array:
+        """List the shards of this epoch that another reader has begun, for all that we know: it owns them.
+        The newest come first."""
+        if peer not in self._others:
+            return np.empty(0, dtype=np.int64)
+        shards = self._shards()
+        theirs = mixed(shards ^ np.uint64(hash64(peer)))
+        owned = self._taken.copy()
+        for other in (self._peer, *self._others):
+            if other != peer:
+                owned &= theirs > mixed(shards ^ np.uint64(hash64(other)))
+        found = np.flatnonzero(owned)
+        return found[np.argsort(theirs[found])]
+
     def _begin(self, epoch: int) -> None:
         self.epoch, self._hashes = epoch, None
         self._taken = np.zeros(self.count, dtype=bool)
 
     def _hashed(self) -> tuple[Array, Array]:
-        base = np.uint64(hash64(f"shards/{self._seed}/{self.epoch}"))
-        shards = mixed(base + np.arange(self.count, dtype=np.uint64))
+        shards = self._shards()
         ours = mixed(shards ^ np.uint64(hash64(self._peer)))
         owned = np.ones(self.count, dtype=bool)
         for other in self._others:
             owned &= ours > mixed(shards ^ np.uint64(hash64(other)))
         self._hashes = ours, owned
         return self._hashes
+
+    def _shards(self) -> Array:
+        base = np.uint64(hash64(f"shards/{self._seed}/{self.epoch}"))
+        return mixed(base + np.arange(self.count, dtype=np.uint64))

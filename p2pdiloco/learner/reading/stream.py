@@ -25,7 +25,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.errors import DataError
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS, DataShare
-from p2pdiloco.learner.reading.permutation import permuted
+from p2pdiloco.learner.reading.permutation import Array, permuted
 from p2pdiloco.learner.reading.shards import Allotment
 from p2pdiloco.notes import read_note
 from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 AHEAD_STEPS = 16
 FINGERPRINT_SAMPLES = 64
+LATELY = 4
+"""Times as many samples as are drawn of another reader's share: those that it took last."""
 
 
 class SavedPlace(Struct, frozen=True):
@@ -62,6 +64,15 @@ class Ordered:
         self.count = min(MAX_SHARDS, max(1, len(samples) // step_samples))
         self.identity = fingerprint(samples)
 
+    def places(self, shard: int) -> Array:
+        """List the places of a shard's samples in the order of an epoch."""
+        size = len(self.samples)
+        return np.arange(shard * size // self.count, (shard + 1) * size // self.count)
+
+    def at(self, places: Array, epoch: int) -> Batch:
+        """Return the samples at these places of an epoch's order."""
+        return self.samples.batch(permuted(places, len(self.samples), f"{self.seed}/{epoch}"))
+
     def open(self, epoch: int, shard: int, place: Place) -> Reader:
         """See `tasks.task.Shards`."""
         return _Slice(self, epoch, shard, place)
@@ -83,9 +94,7 @@ class _Slice:
         if not len(places):
             return None
         self.place = Place(self.place.offset + len(places))
-        return self._of.samples.batch(
-            permuted(places, len(self._of.samples), f"{self._of.seed}/{self._epoch}")
-        )
+        return self._of.at(places, self._epoch)
 
     def close(self) -> None:
         """End reading; there is nothing to give back."""
@@ -179,6 +188,27 @@ class SampleStream:
             if (saved := self._first_unused()) is not None:
                 self._put(saved)
             self._given_back = True
+
+    def anywhere(self, samples: int, rng: np.random.Generator) -> Batch | None:
+        """Draw some of the samples; None: they have no index. They do not count as used."""
+        if not isinstance(self._shards, Ordered):
+            return None
+        return self._shards.at(rng.integers(0, len(self._shards.samples), samples), self._allotment.epoch)
+
+    def share_of(self, peer: str, samples: int, rng: np.random.Generator) -> Batch | None:
+        """Draw some of the samples that another reader took last in this epoch, by all that we know; None: of
+        none is that known. They do not count as used."""
+        if not isinstance(self._shards, Ordered):
+            return None
+        found: list[Array] = []
+        for shard in self._allotment.begun_by(peer):
+            found.append(self._shards.places(int(shard)))
+            if sum(map(len, found)) >= LATELY * samples:
+                break
+        if not found:
+            return None
+        drawn = rng.permutation(np.concatenate(found))[:samples]
+        return self._shards.at(drawn, self._allotment.epoch)
 
     def save_place(self) -> None:
         """Write down exactly where we are: an orderly end follows, or a save. (What was taken ahead is used

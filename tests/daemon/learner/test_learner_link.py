@@ -189,6 +189,23 @@ async def test_a_measurement_is_waited_for_and_given_up_with_its_learner() -> No
     assert await link.evaluate() is None, "there is no learner"
 
 
+async def test_an_appraisal_is_waited_for_beside_a_measurement() -> None:
+    linked = Linked(PaperHost())
+    questions, question = linked.link.questions, ch.Appraise(1, "p1", Path("given"))
+    measured, appraised = map(asyncio.ensure_future, (questions.evaluate(), questions.appraise(question)))
+    await asyncio.sleep(0)
+    found = ch.Appraised((0.1,), (0.2,))
+    linked.tell(found)
+    assert await appraised == found and not measured.done()
+    linked.tell(ch.Evaluated(2.5, 64, took_s=7.0))
+    linked.tell(found)
+    assert await measured == 7.0
+    appraised = asyncio.ensure_future(questions.appraise(question))
+    await asyncio.sleep(0)
+    linked.tell(LearnerExited(1, "killed"))
+    assert await appraised is None
+
+
 async def test_a_learner_that_has_trained_and_comes_to_bad_data_cannot_go_on() -> None:
     linked = Linked(PaperHost())
     linked.link._begun = True

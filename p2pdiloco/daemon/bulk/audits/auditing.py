@@ -9,15 +9,17 @@ Rules: docs/protocol/audits.md, section 2.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.trust_weight import sample_seed
-from p2pdiloco.core.api.versions import VersionHeader
+from p2pdiloco.core.api.types import Contributor
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
 from p2pdiloco.daemon.bulk.chain_view import ChainView
@@ -156,6 +158,19 @@ class Auditing:
             self._complained = True
             logger.error("this machine does not calculate as all others do: it finds no merge false")
         return able
+
+    @contextlib.asynccontextmanager
+    async def contribution(self, version: SignedVersion, part: Contributor) -> AsyncIterator[Payload | None]:
+        """Get one contribution that a version names, when it is its turn. None: it is not to be had in time,
+        or there is no room. It is kept until the end of the context."""
+        fetched, payload = _Fetched(ef.Audit(version.header.fragment, version)), None
+        try:
+            with contextlib.suppress(TimeoutError, Unsound):
+                async with asyncio.timeout(AUDIT_S), self._turn:
+                    payload = await self._fetch(fetched, part.payload_digest, [part.learner])
+            yield payload
+        finally:
+            self._give_back(fetched, fetched.memory_bytes)
 
     async def _merge(self, fetched: _Fetched) -> AuditOutcome:
         header = fetched.header

@@ -103,6 +103,7 @@ class Host:
             fx.FetchState: self.worker.fetch_state,
             fx.ApplyUpdate: self.worker.apply_update,
             fx.Audit: self.worker.audit,
+            fx.LossAudit: self.worker.loss_audit,
             fx.DropSpare: lambda e: self.stores[e.fragment].drop_spare(),
             fx.CommitVersion: self.worker.commit,
             fx.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),

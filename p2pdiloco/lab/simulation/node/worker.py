@@ -12,12 +12,14 @@ from p2pdiloco.core.api.effects import (
     Combine,
     CommitVersion,
     FetchState,
+    LossAudit,
     Merge,
     MergePartial,
 )
 from p2pdiloco.core.api.events import (
     Audited,
     Combined,
+    LossAudited,
     Merged,
     MergeFailed,
     PartialFailed,
@@ -254,6 +256,11 @@ class Worker:
         else:
             outcome = AuditOutcome.DIFFERENT if found[1].false else AuditOutcome.SAME
         host.feed(Audited(effect.fragment, header.number, header.digest(), outcome))
+
+    def loss_audit(self, effect: LossAudit) -> None:
+        """Measure nothing: there is no loss here."""
+        digest = effect.version.header.digest()
+        self._host.later(self._work_s(), self._host.feed, LossAudited(effect.fragment, digest))
 
     def fetch_state(self, effect: FetchState) -> None:
         """Pull a whole fragment into the spare copy."""
