@@ -217,6 +217,7 @@ class Member:
         )
         held.memory.count(held.tickets, held.updates, self.transfers)
         held.memory.give_way_by(self.transfers.merged)
+        held.memory.give_way_by(self.transfers.true_updates)
 
     def _make_learner(self) -> None:
         held = self.holdings
@@ -241,7 +242,7 @@ class Member:
         return LearnerHost(*host) if at is None else GuestHost(at, *host)
 
     def _carry_out_effects(self) -> None:
-        held, link = self.holdings, self.learner_link
+        held, link, bulk = self.holdings, self.learner_link, self.transfers
         compute, tickets, post = held.compute, held.tickets, self.post.put
         parts = compute, tickets, held.updates, held.durable, link, self.keeper
         self.committing = Committing(self._me, *parts)
@@ -251,7 +252,7 @@ class Member:
             transfers=self.transfers,
             learner=link,
             kept=self.kept,
-            merging=Merging(compute, tickets, post, self.transfers.merged.keep),
+            merging=Merging(compute, tickets, post, bulk.merged.keep, bulk.true_updates.correction),
             committing=self.committing,
             durable=held.durable,
             loss_auditing=self._loss_auditing(),

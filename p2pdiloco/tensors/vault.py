@@ -24,7 +24,7 @@ from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout, gather
 from p2pdiloco.tensors.merging.inputs import Findings, Given
-from p2pdiloco.tensors.merging.making import UpdateMaker
+from p2pdiloco.tensors.merging.making import Correction, UpdateMaker
 from p2pdiloco.tensors.merging.partial import Work, check_partial, encode_partial
 from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
 from p2pdiloco.tensors.own_contributions import OwnContributions, Residual
@@ -225,12 +225,13 @@ class Vault:
         longest_steps: int | None = None,
         limits: MergeLimits = NO_LIMITS,
         seed: bytes = b"",
+        correction: Correction | None = None,
     ) -> MergeResult:
         """Merge contributions, then partials, in the given order and make version `number` in the spare.
 
         `longest_steps`: inner steps of the longest contribution, those in the partials too; None, where there
         are no partials: of the inputs. `limits` are those of the committed version; `seed` draws the
-        sample on which inputs are compared.
+        sample on which inputs are compared; `correction`: of an earlier version, which goes into this one.
 
         Raises:
             UnusableInputs: those at fault, as `check_payload` or `tensors.merging.partial.decode_partial`, or
@@ -243,7 +244,7 @@ class Vault:
         accumulator, found = self.maker.add_up(fragment, inputs, partials, limits, seed)
         left_out = self._left_out_of_updates(fragment)
         longest = _ENCODED * limits.longest_update if partials or left_out is not None else None
-        update, delta = self.maker.encode(accumulator, longest, left_out)
+        update, delta = self.maker.encode(accumulator, longest, left_out, correction)
         digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:
             left_out.pend(delta, self._decoded[: len(delta)])

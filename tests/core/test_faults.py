@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import version_rows
 from kit import (
     FIRST,
     Solo,
@@ -20,7 +21,6 @@ from kit import (
     reasons,
     sent,
     sign,
-    table,
     vote,
 )
 from refusal_rows import Below, Effects
@@ -109,24 +109,6 @@ def another_result() -> Effects:
     return solo.feed(done) + solo.wait(1.0)
 
 
-def an_old_state() -> Effects:
-    chain, solo = branch(9), Solo(peers=PEERS)
-    solo.announce(chain[1])
-    solo.announce(chain[2])
-    copy = found(solo.hear("p1", heads=(chain[9].header.head(),)), ef.FetchState)[0]
-    return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
-
-
-def of_a_stranger() -> Effects:
-    """By our chain only p1 and p2 have worked; p3 names, gives and has made a heavier version."""
-    solo, chain = Solo(peers=PEERS), branch(2, learners=("p1", "p2"))
-    for version in chain[1:]:
-        solo.announce(version)
-    following = child(chain[2].header, "p3", learners=("p1", "p2"))
-    (asked,) = found(solo.hear("p3", heads=(following.header.head(),)), ef.FetchUpdate)
-    return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
-
-
 def part(tokens: int = 40, stamp: Stamp = FIRST) -> tuple[Contributor, ...]:
     return (Contributor("p1", stamp, tokens, 4),)
 
@@ -138,7 +120,6 @@ def by_another() -> tuple[Contributor, ...]:
 
 VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.CHAIN_MOVED: lambda: fetched(odd(number=2)),
-    VersionFault.BEHIND: an_old_state,
     VersionFault.PARENT_DIFFERS: lambda: fetched(odd(parent=bytes(32))),
     VersionFault.OTHER_SYNCER: lambda: fetched(odd(term=5), term=5),
     VersionFault.DIGEST_DIFFERS: another_result,
@@ -147,7 +128,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.FALSE_PLAN: lambda: fetched(odd(epoch=7)),
     VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
     VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
-    VersionFault.UNBACKED: of_a_stranger,
+    **version_rows.ROWS,
     VersionFault.FALSE_TRUST: lambda: fetched(odd(contributors=part())),
     VersionFault.FALSE_TABLE: lambda: fetched(odd(table=bytes(32))),
     VersionFault.FALSE_SCALE: lambda: fetched(odd(unit=41)),

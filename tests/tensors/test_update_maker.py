@@ -13,6 +13,7 @@ from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.merging.making import Correction
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 from p2pdiloco.tensors.vault import Vault
 
@@ -56,6 +57,44 @@ def test_nothing_of_an_audit_is_in_the_next_merge() -> None:
     vault, other = make("int8", "int8"), make("int8", "int8")
     vault.maker.remake(0, work("int8")[:2])
     assert vault.merge(0, 1, work("int8")).update_digest == other.merge(0, 1, work("int8")).update_digest
+
+
+def goes_on(vault: Vault, updates: list[bytearray]) -> torch.Tensor:
+    """Parameters after these updates, and many that all have in common."""
+    for update in updates:
+        number = (vault.version(0) or 0) + 1
+        vault.apply(0, number, update, 24)
+        vault.commit(0, number)
+    nothing = codec("fp32").encode(torch.zeros(NUMEL))
+    for _ in range(120):
+        number = (vault.version(0) or 0) + 1
+        vault.apply(0, number, nothing, 24)
+        vault.commit(0, number)
+    return vault.theta(0).clone()
+
+
+def test_a_false_update_is_taken_back_in_the_end_momentum_included() -> None:
+    maker, inputs = make("int8", "fp32").maker, work("int8")
+    true = maker.remake(0, inputs, LIMITS).update
+    false = codec("fp32").encode(torch.randn(NUMEL, generator=torch.Generator().manual_seed(5)) * 0.02)
+    later = maker.remake(0, inputs[::-1], LIMITS)
+    repaired = maker.remake(0, inputs[::-1], LIMITS, b"", Correction(true, false))
+    assert repaired.update_digest != later.update_digest
+    honest = goes_on(make("int8", "fp32"), [true, later.update, later.update])
+    lied = goes_on(make("int8", "fp32"), [false, later.update, later.update])
+    healed = goes_on(make("int8", "fp32"), [false, later.update, repaired.update])
+    harm, rest = float((lied - honest).norm()), float((healed - honest).norm())
+    assert rest < 0.1 * harm, (rest, harm)
+
+
+def test_whoever_has_both_updates_makes_the_same_repair() -> None:
+    syncer, auditor, inputs = make("int8", "int8"), make("int8", "int8"), work("int8")
+    true, false = syncer.maker.remake(0, inputs[:3]).update, syncer.maker.remake(0, inputs[1:]).update
+    correction = Correction(true, false)
+    made = syncer.merge(0, 1, inputs, limits=LIMITS, seed=b"s", correction=correction)
+    assert auditor.maker.remake(0, inputs, LIMITS, b"s", correction).update_digest == made.update_digest
+    for other in (None, Correction(false, true)):
+        assert auditor.maker.remake(0, inputs, LIMITS, b"s", other).update_digest != made.update_digest
 
 
 def test_every_other_input_makes_another_update() -> None:

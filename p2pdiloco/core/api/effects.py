@@ -183,6 +183,9 @@ class Merge(Effect, frozen=True):
     limits: MergeLimits = NO_LIMITS
     seed: bytes = b""
     """Seed by which the sample is drawn on which contributions are compared."""
+    repairs: SignedVersion | None = None
+    """False version whose true update was made again here: that is added to the merge, and the false one
+    subtracted, if both are still here. `Merged` says whether."""
 
 
 class MergePartial(Effect, frozen=True):
@@ -243,6 +246,8 @@ class Audit(Effect, frozen=True):
     version: SignedVersion
     givers: tuple[str, ...] = ()
     """Members that may have its contributions, too: they made the merge again, and say that it is false."""
+    repairs: SignedVersion | None = None
+    """Version that it repairs, by the true update that is kept here (or else missing), and the false one."""
 
 
 class LossAudit(Effect, frozen=True):

@@ -240,6 +240,8 @@ class Merged(Event, frozen=True):
     """Learners whose contributions were cut, as they were too long."""
     measured: tuple[Measured, ...] = ()
     """Findings about its inputs, as of `PartialMerged`."""
+    repaired: bool = False
+    """True: what was to be repaired is."""
 
 
 class MergeFailed(Event, frozen=True):
@@ -310,6 +312,8 @@ class Audited(Event, frozen=True):
     digest: bytes
     """Digest of the version's header."""
     outcome: AuditOutcome
+    remade: bool = False
+    """True: the update is another one, and the true one is kept here."""
 
 
 class LossAudited(Event, frozen=True):

@@ -61,6 +61,7 @@ class ShortHeader(HeaderStart, frozen=True):
     norm: float
     reach: float
     limits: MergeLimits
+    repairs: Digest | None = None
 
     def digest(self) -> bytes:
         """Compute SHA-256 of the canonical encoding: the digest of the version."""
@@ -87,6 +88,9 @@ class VersionHeader(HeaderStart, frozen=True):
     """Length of a usual contribution; 0: not known, and nothing is cut."""
     limits: MergeLimits = NO_LIMITS
     """Limits by which its contributions were merged, which follow from its parent."""
+    repairs: Digest | None = None
+    """Digest of an earlier version, a false one, whose update is taken back in this one's, and the true one
+    added (docs/protocol/audits.md, section 4)."""
 
     def short(self) -> ShortHeader:
         """Make what stands for it wherever it is named or signed: contributors by their one digest."""

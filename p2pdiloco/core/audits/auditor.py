@@ -92,6 +92,8 @@ class Auditor:
             self._suspected = version
             words = f"version {header.number} says that our contribution to it goes against the others"
             shared.out.record("audit", header.fragment, words, peer=header.syncer)
+        if self._context.repairs.has(header.repairs):
+            self._suspected = version  # in a repair anything could hide, and few others can look
         if self._suspected is None and self._drawn():
             self._begin(version)
         self.poll(now)
@@ -137,7 +139,9 @@ class Auditor:
         if not shared.audits.begin(self._context.index):
             return False
         givers = tuple(each.accuser for each in shared.accusations.of(version.header.digest()))
-        self._under_way = Audit(self._context.index, version, givers)
+        repaired = version.header.repairs
+        repairs = self._context.chain.find(repaired) if repaired is not None else None
+        self._under_way = Audit(self._context.index, version, givers, repairs)
         shared.out.put(self._under_way)
         return True
 
@@ -157,6 +161,8 @@ class Auditor:
             number=header.number,
             outcome=event.outcome.value,
         )
+        if event.remade:
+            self._context.repairs.remade(event.digest)
         accused = self._shared.accusations.of(event.digest)
         if event.outcome is AuditOutcome.SAME:
             self._right[event.digest] = True

@@ -57,6 +57,15 @@ class Chain:
         """Find a version of the log; None if it is not there."""
         return self._log.get(number)
 
+    def find(self, digest: bytes) -> SignedVersion | None:
+        """Find a version of the log by its header's digest; None if it is not there."""
+        number = next((number for number, known in self._digests.items() if known == digest), None)
+        return None if number is None else self._log[number]
+
+    def repaired(self, digest: bytes) -> bool:
+        """Tell whether a version of the log repairs that one."""
+        return any(version.header.repairs == digest for version in self._log.values())
+
     def logged_all(self) -> tuple[SignedVersion, ...]:
         """List the whole log, oldest first, the head last."""
         return tuple(version for _, version in sorted(self._log.items()))

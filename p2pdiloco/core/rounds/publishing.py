@@ -49,6 +49,8 @@ class Publisher:
         self._own = own
         self._job: Job | None = None
         self._parts: MergedParts | None = None
+        self._repairing: SignedVersion | None = None
+        """False version that the merge under way is to repair."""
         self._on_published = on_published
         self._term = 0
         self._parents: set[bytes] = set()
@@ -80,6 +82,8 @@ class Publisher:
         )
         longest_steps = max((part.inner_steps for part in parts), default=0)
         limits = scale.limits_after(self._chain, self._shared.config)
+        apart = grouped or making.partials
+        self._repairing = None if apart else self._context.repairs.next(job.closed_s)
         self._shared.out.put(
             Merge(
                 self._fragment,
@@ -90,6 +94,7 @@ class Publisher:
                 longest_steps,
                 limits,
                 making.seed(),
+                self._repairing,
             )
         )
 
@@ -140,6 +145,7 @@ class Publisher:
             reach=now_usual.reach,
             table=marks.digest,
             limits=scale.limits_after(self._chain, config),
+            repairs=self._repaired(event),
         )
         if event.term != self._term:
             self._term, self._parents = event.term, set()
@@ -151,6 +157,11 @@ class Publisher:
             lambda t: self._published(version, job, t),
             lambda t, why: self._not_published(event, job, t, why),
         )
+
+    def _repaired(self, event: Merged) -> bytes | None:
+        """Name the version that this one repairs."""
+        version = self._repairing if event.repaired else None
+        return None if version is None else version.header.digest()
 
     def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:
         """List what may happen once the version is durable: it becomes ours, and those around us may know."""
@@ -169,10 +180,13 @@ class Publisher:
         self._own.chain_moved(self._chain.watermark(self._shared.me), now)
         job.round.published(now - job.closed_s)
         header = version.header
+        words = f"version {header.number} with {len(header.contributors)} contributions"
+        if header.repairs is not None and self._repairing is not None:
+            words += f", takes false version {self._repairing.header.number} back"
         self._shared.out.record(
             "publish",
             self._fragment,
-            f"version {header.number} with {len(header.contributors)} contributions",
+            words,
             number=header.number,
             digest=self._chain.head.digest.hex()[:8],
             term=header.term,

@@ -23,6 +23,7 @@ from p2pdiloco.daemon.budgets import BulkBudgets
 from p2pdiloco.daemon.bulk.audits.auditing import Auditing
 from p2pdiloco.daemon.bulk.audits.giving import GivingContributions
 from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
+from p2pdiloco.daemon.bulk.audits.true_updates import TrueUpdates
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.bulk.failing import failure_of
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn
@@ -82,7 +83,9 @@ class Transfers:
         self.gathering = Gathering(self.pulling, now)
         self.merged = MergedPayloads(tickets)
         self.giving = GivingContributions(chain, self.merged, memory, self.courtesy)
-        self.auditing = Auditing(chain, transport, compute, self.merged, memory, spool, post)
+        self.true_updates = TrueUpdates(chain)
+        parts = self.merged, self.true_updates, memory, spool
+        self.auditing = Auditing(chain, transport, compute, *parts, post)
 
     @property
     def bytes_in(self) -> int:
@@ -103,6 +106,7 @@ class Transfers:
         Fetches under way are not in it.
         """
         audits = self.merged.held_bytes + self.giving.held_bytes + self.auditing.held_bytes
+        audits += self.true_updates.held_bytes
         return self.pushes_in.held_bytes + self.pulling.unfinished.held_bytes + self._checked_bytes + audits
 
     def counters(self) -> dict[str, int]:

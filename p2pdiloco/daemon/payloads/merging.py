@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.merging.inputs import Findings, Input
+from p2pdiloco.tensors.merging.making import Correction
 from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 
@@ -36,8 +38,11 @@ class Merging:
         tickets: Tickets,
         post: Callable[[ev.Event], None],
         keep: Callable[[int, list[tuple[bytes, int, Payload]]], None] = lambda _fragment, _merged: None,
+        repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None,
     ) -> None:
-        """`keep`: keeps the contributions that were merged, (digest, ticket, payload), for audits."""
+        """`keep`: keeps the contributions that were merged, (digest, ticket, payload), for audits. `repair`:
+        finds what makes a false version good; None: nothing is."""
+        self._repair = repair
         self._compute = compute
         self._keep = keep
         self._tickets = tickets
@@ -56,7 +61,9 @@ class Merging:
 
     async def _merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
         key = (effect.fragment, effect.term, effect.number)
-        job = self._compute.vault.merge
+        job, correction = self._compute.vault.merge, None
+        if effect.repairs is not None and self._repair is not None:
+            correction = await self._repair(effect.repairs)
         try:
             done = await self._compute.run(
                 job,
@@ -67,6 +74,7 @@ class Merging:
                 effect.longest_steps,
                 effect.limits,
                 effect.seed,
+                correction,
             )
         except (UnusableInputs, StorageError) as error:
             self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
@@ -81,6 +89,7 @@ class Merging:
                 *(*key, ticket, done.update_digest, len(done.update), done.state_digest, done.norm),
                 _learners(effect, done.found.cut),
                 _measured(done.found),
+                correction is not None,
             )
         )
 

@@ -10,6 +10,7 @@ Rules: docs/protocol/audits.md, section 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from torch import Tensor
@@ -18,20 +19,30 @@ from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec_base import Codec
+from p2pdiloco.tensors.digest import Buffer
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merging.agreement import Sample, cosine
 from p2pdiloco.tensors.merging.inputs import Findings, Given, add_up, decode
 from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.own_contributions import Residual
 from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.portable import add_scaled, scratch
 from p2pdiloco.tensors.state import shorten
 
 
 class Remade(Struct, frozen=True):
     """Result of a merge that was made again."""
 
+    update: bytearray
     update_digest: bytes
     found: Findings
+
+
+class Correction(NamedTuple):
+    """Two updates of an earlier version, encoded: what it should have been, and what it was."""
+
+    true: Buffer
+    false: Buffer
 
 
 class UpdateMaker:
@@ -84,12 +95,16 @@ class UpdateMaker:
         return accumulator, add_up(accumulator, self._contribution, inputs, partials, scratch, seed)
 
     def encode(
-        self, accumulator: Accumulator, longest: float | None, left_out: Residual | None
+        self,
+        accumulator: Accumulator,
+        longest: float | None,
+        left_out: Residual | None,
+        correction: Correction | None = None,
     ) -> tuple[bytearray, Tensor]:
         """Encode the merge of what was added up: (update, what was encoded, valid until the next call).
 
         `longest`: length to which it is cut; None: it is not. `left_out`: what our earlier updates left out,
-        which goes into this one.
+        which goes into this one. `correction`: what this update makes good, added at full length.
         """
         delta = self._delta[: accumulator.layout.numel]
         accumulator.result(delta)
@@ -97,11 +112,25 @@ class UpdateMaker:
             left_out.add_to(delta)
         if longest is not None:
             shorten(delta, longest)
+        if correction is not None:
+            self._correct(delta, correction)
         delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
         return self._update.encode(delta), delta
 
+    def _correct(self, delta: Tensor, correction: Correction) -> None:
+        """Add the true update, and subtract the false one: in this order, each sum rounded."""
+        room, work = self._decoded[: len(delta)], scratch(len(delta))
+        for update, sign in ((correction.true, 1.0), (correction.false, -1.0)):
+            self._update.decode(update, room)
+            add_scaled(delta, room, sign, work)
+
     def remake(
-        self, fragment: int, inputs: Sequence[Given], limits: MergeLimits = NO_LIMITS, seed: bytes = b""
+        self,
+        fragment: int,
+        inputs: Sequence[Given],
+        limits: MergeLimits = NO_LIMITS,
+        seed: bytes = b"",
+        correction: Correction | None = None,
     ) -> Remade:
         """Make the update of these contributions, at least one, in this order. Neither state nor spare is
         touched. Of a run whose updates have a dense codec. `seed`: draws the sample on which they are
@@ -112,7 +141,8 @@ class UpdateMaker:
         """
         invariant(self.repeatable, "what a sparse update has of earlier ones only its syncer knows")
         accumulator, found = self.add_up(fragment, inputs, (), limits, seed)
-        return Remade(content_digest(self.encode(accumulator, None, None)[0]), found)
+        update, _ = self.encode(accumulator, None, None, correction)
+        return Remade(update, content_digest(update), found)
 
     def cosine(self, fragment: int, own: Payload, update: Payload, seed: bytes) -> float | None:
         """Compare a contribution with an update on a sample that `seed` draws. None: one of them is zero

@@ -24,6 +24,7 @@ def test_no_field_changes_without_the_name(field: str) -> None:
     header = child(genesis(0).header, by="p2").header
     value = getattr(header, field)
     others = {str: "other", int: 77, float: 0.77, bytes: b"\7" * 32, MergeLimits: MergeLimits(77, 7.0)}
+    others[type(None)] = b"\7" * 32
     other = others[type(value)]
     assert replace(header, **{field: other}).digest() != header.digest()
 

@@ -54,7 +54,9 @@ class AuditNode:
         self.transfers = Transfers(*parts, self.memory, self.spool)
         self.memory.count(self.tickets, self.transfers)
         self.memory.give_way_by(self.transfers.merged)
-        self.merging = Merging(self.compute, self.tickets, self.heard.append, self.transfers.merged.keep)
+        bulk = self.transfers
+        kept = bulk.merged.keep, bulk.true_updates.correction
+        self.merging = Merging(self.compute, self.tickets, self.heard.append, *kept)
         self.door = FrontDoor()
         self.door.enter(self.run.id, self.transfers, None)  # type: ignore[arg-type]
 
@@ -83,12 +85,16 @@ class AuditNode:
         done = 200 + 100 * n, 20 + n
         return Contributor(self.name, Stamp(1, 1), *done, payload_digest=digest_of(payload))
 
-    async def audit(self, version: SignedVersion, *givers: AuditNode) -> AuditOutcome:
+    async def audit(
+        self, version: SignedVersion, *givers: AuditNode, repairs: SignedVersion | None = None
+    ) -> AuditOutcome:
         """What an audit finds, `givers` having accused its syncer."""
-        await self.transfers.auditing.audit(ef.Audit(0, version, tuple(node.name for node in givers)))
+        names = tuple(node.name for node in givers)
+        await self.transfers.auditing.audit(ef.Audit(0, version, names, repairs))
         found: ev.Audited = self.heard.pop()
         assert (found.fragment, found.number) == (0, version.header.number)
         assert found.digest == version.header.digest()
+        assert found.remade == self.transfers.true_updates.has(found.digest)
         return found.outcome
 
     async def ask(self, holder: AuditNode, digest: bytes, fragment: int = 0) -> bytearray:
@@ -98,6 +104,11 @@ class AuditNode:
         if isinstance(answer, Refusal):
             raise wire.refused(answer)
         return answer[1]
+
+    def forget(self) -> None:
+        """Let go of what is kept for audits and repairs."""
+        self.transfers.merged.forget()
+        self.transfers.true_updates.give_up()
 
     async def close(self) -> None:
         await self.transport.close()
@@ -119,18 +130,23 @@ class AuditTown:
 
     async def __aexit__(self, *_: object) -> None:
         for node in self.nodes:
-            node.transfers.merged.forget()
+            node.forget()
             await node.close()
 
-    async def version(self, payloads: Sequence[Any] = (), **changes: Any) -> SignedVersion:
-        """What the syncer makes of the learners' contributions. `changes`: of the header."""
+    async def version(
+        self, payloads: Sequence[Any] = (), mends: SignedVersion | None = None, **changes: Any
+    ) -> SignedVersion:
+        """What the syncer makes of the learners' contributions, and of an earlier version that it repairs.
+        `changes`: of the header."""
         syncer, given = self.syncer, payloads or self.payloads
         parts = [node.label(p, n) for n, (node, p) in enumerate(zip(self.learners, given, strict=True))]
         tickets = [syncer.tickets.put(payload, pushed=True) for payload in given]
         means = [Mean(-100 * n, 8) for n in range(len(parts))]
         inputs = tuple(map(ef.MergeInput, parts, tickets, means))
-        await syncer.merging.merge(ef.Merge(0, 1, 1, inputs, (), 24, LIMITS, sample_seed(parts)))
+        await syncer.merging.merge(ef.Merge(0, 1, 1, inputs, (), 24, LIMITS, sample_seed(parts), mends))
         merged: ev.Merged = syncer.heard.pop()
+        if mends is not None and merged.repaired:
+            changes = {"repairs": mends.header.digest()} | changes
         for ticket in [*tickets, merged.ticket]:
             syncer.tickets.release(ticket)
         assert len(merged.cut) == len(given)

@@ -40,7 +40,7 @@ async def town(tmp_path: Path) -> AsyncIterator[AuditTown]:
     async with await memory_town(tmp_path) as made:
         yield made
         for node in made.nodes:
-            node.transfers.merged.forget()
+            node.forget()
             await until(lambda node=node: left_over(node) == (0, 0, 0), "all is released")
 
 
@@ -336,10 +336,12 @@ async def test_members_audit_what_they_merged(tmp_path: Path) -> None:
         one = await swarm.member("one", genesis=True)
         two = await swarm.member("two")
         members = [one, two]
-        for _ in range(2):
+        version, both = None, 0
+        while both < 2:  # on a busy machine one may come too late for a round
             await swarm.round(*members)
-        version = one.chain_of(0).logged(one.number())
-        assert version is not None and len(version.header.contributors) == 2
+            version = one.chain_of(0).logged(one.number())
+            both = len(version.header.contributors) if version is not None else 0
+        assert version is not None
         for member in members:
             parts = [part for part in version.header.contributors if part.learner == member.core.shared.me]
             own = await member.chain.contribution_of(0, parts[0].payload_digest)
@@ -347,7 +349,7 @@ async def test_members_audit_what_they_merged(tmp_path: Path) -> None:
         assert await one.chain.contribution_of(0, bytes(32)) is None
         auditor = next(m for m in members if m.core.shared.me != version.header.syncer)
         heard: list[Any] = []
-        held, merges = auditor.holdings, auditor.transfers.merged
-        tools = auditor.chain, auditor.transport, held.compute, merges, held.memory, held.spool
-        await Auditing(*tools, heard.append).audit(ef.Audit(0, version))
+        held, bulk = auditor.holdings, auditor.transfers
+        tools = auditor.chain, auditor.transport, held.compute, bulk.merged, bulk.true_updates
+        await Auditing(*tools, held.memory, held.spool, heard.append).audit(ef.Audit(0, version))
         assert [event.outcome for event in heard] == [SAME]

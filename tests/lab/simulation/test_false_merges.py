@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
-from p2pdiloco.core.api.effects import Audit, Effect, Record
+from p2pdiloco.core.api.effects import Audit, CommitVersion, Effect, Record
 from p2pdiloco.core.audits import auditor
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.world.perjurer import FALSE_FROM_S, LieTold, Perjurer
@@ -37,6 +37,10 @@ class Seen:
             world.perjurers = {LIAR: Perjurer(world, LIAR, kind)}
         self.made: list[tuple[float, str]] = []
         self.audits = self.false = 0
+        self.names: dict[bytes, str] = {}
+        """Syncers of all versions."""
+        self.repairs: dict[bytes, set[bytes]] = {}
+        """Versions that repair each one."""
         commits = Commits(world)
         commits.act = self._act
         result = world.run()
@@ -47,6 +51,11 @@ class Seen:
         self.versions = len({(f, n) for _, _, f, n in commits.seen})
 
     def _act(self, host: Host, effect: Effect) -> None:
+        if isinstance(effect, CommitVersion):
+            header = effect.version.header
+            self.names[header.digest()] = header.syncer
+            if header.repairs is not None:
+                self.repairs.setdefault(header.repairs, set()).add(header.digest())
         self.audits += isinstance(effect, Audit)
         if isinstance(effect, Record) and effect.kind == "publish":
             self.made.append((host.now, host.peer))
@@ -64,6 +73,9 @@ def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_excluded_
     assert max(lied) < min(lied) + 5.0
     assert [peer for at_s, peer in seen.made if at_s > max(lied) + 15.0], "others go on"
     assert set(seen.excluded.values()) == {(LIAR,)}
+    assert seen.repairs, "what it made is taken back"
+    for repaired, by in seen.repairs.items():
+        assert seen.names[repaired] == LIAR and len(by) == 1 and seen.names[by.pop()] != LIAR
 
 
 @pytest.mark.parametrize("kind", [LieTold.MERGES, LieTold.ACCUSATIONS])
@@ -85,7 +97,7 @@ def test_a_false_accuser_is_excluded_by_all(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_honest_syncers_are_never_found_false_and_audits_are_rare() -> None:
     seen = Seen(audited_plan(), None)
-    assert seen.false == 0 and seen.audits < 0.2 * seen.versions
+    assert seen.false == 0 and seen.audits < 0.2 * seen.versions and not seen.repairs
 
 
 def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from system_kit import Swarm
+from system_kit import Daemon, Swarm
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 NODE = str(Path(__file__).with_name("false_node.py"))
+
+
+def published(*nodes: Daemon) -> list[str]:
+    """What they say of the versions that they made."""
+    return [line.reason for node in nodes for line in node.events("publish")]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,7 @@ def test_whoever_lies_about_a_merge_is_excluded_and_the_others_go_on(
     if lie == "merges":
         liar.wait_exit(2)
         assert "the others exclude this node for good: version" in liar.said() and words in liar.said()
+        swarm.until(lambda: any("takes false version" in reason for reason in published(a, b)), "the repair")
     else:
         swarm.kill(liar)  # it excludes one of the two, and one word alone ends nobody
     swarm.advance(a, [0, 1, 2, 3], 1)

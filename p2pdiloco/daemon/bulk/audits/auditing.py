@@ -22,6 +22,7 @@ from p2pdiloco.core.api.types import Contributor
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
+from p2pdiloco.daemon.bulk.audits.true_updates import TrueUpdates
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.memory import Memory
@@ -77,7 +78,9 @@ class _Fetched:
         """Bytes of memory that they take, with those that are arriving."""
         self.outcome: AuditOutcome | None = None
         """Outcome, if there is no need to merge."""
-        self.givers = effect.givers
+        self.givers, self.repairs = effect.givers, effect.repairs
+        self.true_update: bytearray | None = None
+        """Update as it should have been, if the version has another one."""
         learners: dict[bytes, list[str]] = {}
         for part in header.contributors:
             learners.setdefault(part.payload_digest, []).append(part.learner)
@@ -100,6 +103,7 @@ class Auditing:
         transport: Transport,
         compute: Compute,
         merged: MergedPayloads,
+        true_updates: TrueUpdates,
         memory: Memory,
         spool: Spool | None,
         post: Callable[[ev.Event], None],
@@ -107,6 +111,7 @@ class Auditing:
         """`spool`: place for what finds none in memory; None: an audit of so much does without."""
         self._chain, self._transport, self._compute = chain, transport, compute
         self._merged, self._memory, self._spool = merged, memory, spool
+        self._true_updates = true_updates
         self._post = post
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -125,7 +130,9 @@ class Auditing:
                 outcome = await self._in_turn(effect, asyncio.get_running_loop().time() + AUDIT_S)
             finally:
                 self._waiting -= 1
-        self._post(ev.Audited(effect.fragment, header.number, header.digest(), outcome))
+        digest = header.digest()
+        remade = outcome is AuditOutcome.DIFFERENT and self._true_updates.has(digest)
+        self._post(ev.Audited(effect.fragment, header.number, digest, outcome, remade))
 
     async def _in_turn(self, effect: ef.Audit, until_s: float) -> AuditOutcome:
         fetched = _Fetched(effect)
@@ -144,6 +151,8 @@ class Auditing:
             if outcome is AuditOutcome.DIFFERENT:
                 # Others are to find the same, and may get it nowhere else.
                 self._merged.keep_audited(fetched.header.fragment, fetched.payloads)
+                if fetched.true_update is not None:
+                    self._true_updates.keep(fetched.header.digest(), fetched.true_update)
             return outcome
         except TimeoutError:
             return fetched.outcome or AuditOutcome.MISSING
@@ -180,12 +189,17 @@ class Auditing:
             Input(fetched.payloads[part.payload_digest], part.tokens, part.inner_steps, part.trust)
             for part in header.contributors
         ]
+        correction = None
+        if header.repairs is not None:
+            correction = await self._true_updates.correction(fetched.repairs)
+            if correction is None:
+                return AuditOutcome.MISSING
         remake, contributions = self._compute.vault.maker.remake, fetched.payloads
         seed = sample_seed(header.contributors)
 
         def make() -> Remade | None:
             try:
-                return remake(header.fragment, inputs, header.limits, seed)
+                return remake(header.fragment, inputs, header.limits, seed, correction)
             except UnusableInputs:
                 return None
 
@@ -195,7 +209,11 @@ class Auditing:
                 return AuditOutcome.SAME
             # It is about to cost somebody its place: not for a damaged disk or memory of ours.
             intact = all(digest_of(payload) == digest for digest, payload in contributions.items())
-            return AuditOutcome.DIFFERENT if intact and make() == made else AuditOutcome.MISSING
+            if not intact or make() != made:
+                return AuditOutcome.MISSING
+            if made is not None and made.update_digest != header.update_digest:
+                fetched.true_update = made.update
+            return AuditOutcome.DIFFERENT
 
         try:
             return await self._compute.run(compare)

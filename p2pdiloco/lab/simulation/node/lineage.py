@@ -100,6 +100,8 @@ class OuterUpdate:
     """Inner steps of the longest contribution, as its syncer told them to the outer step."""
     false: bool = False
     """True: it is not the merge of its parts, though it says so."""
+    repairs: bytes = b""
+    """Digest of the false version that it takes back."""
 
     @staticmethod
     def of(
@@ -109,12 +111,13 @@ class OuterUpdate:
         matter: bytes = b"",
         longest_steps: int = 0,
         false: bool = False,
+        repairs: bytes = b"",
     ) -> OuterUpdate:
         """Encode a merge."""
         text = repr((fragment, number, [(p.learner, p.stamp, p.first, p.end) for p in parts]))
-        text += "false" * false
+        text += "false" * false + repairs.hex()
         digest = hashlib.sha256(text.encode() + matter).digest()
-        return OuterUpdate(fragment, number, parts, digest, matter, longest_steps, false)
+        return OuterUpdate(fragment, number, parts, digest, matter, longest_steps, false, repairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class Worker:
         self._rng = rng
         self._failed: dict[int, tuple[float, int]] = {}
         """Failed merges of each fragment: since when, and how many."""
+        self._remade: set[bytes] = set()
+        """False versions whose true update this node has, since it started."""
 
     def _work_s(self) -> float:
         return self._rng.uniform(0.002, 0.15)
@@ -157,7 +159,20 @@ class Worker:
         """Make the update that the syncer publishes."""
         false = self._host.peer in self._host.world.false_syncers
         parts, steps = self._parts(effect), effect.longest_steps
-        return OuterUpdate.of(effect.fragment, effect.number, parts, made.matter, steps, false)
+        repairs = effect.repairs.header.digest() if self._repairs(effect) and effect.repairs else b""
+        return OuterUpdate.of(effect.fragment, effect.number, parts, made.matter, steps, false, repairs)
+
+    def _repairs(self, effect: Merge) -> bool:
+        """Tell whether the merge takes a false version back: the true update is here, and the false one."""
+        version = effect.repairs
+        if version is None or version.header.digest() not in self._remade:
+            return False
+        found = self._host.stores[effect.fragment].log.get(version.header.number)
+        if found is not None and not found[1].false:
+            raise Violation(
+                "only-false", f"{self._host.peer} repairs {version.header.number}, which is right"
+            )
+        return found is not None and found[0] == version
 
     def merge_partial(self, effect: MergePartial) -> None:
         """Add a group's contributions up."""
@@ -216,7 +231,8 @@ class Worker:
         norm = invented if made.norm is None else made.norm
         key = (fragment, effect.term, effect.number)
         learners = _learners(effect, made)
-        done = Merged(*key, ticket, update.digest, size, state.digest, norm, learners, made.found)
+        found = learners, made.found, bool(update.repairs)
+        done = Merged(*key, ticket, update.digest, size, state.digest, norm, *found)
         host.feed(done)
 
     def apply_update(self, effect: ApplyUpdate) -> None:
@@ -255,7 +271,12 @@ class Worker:
             outcome = AuditOutcome.MISSING
         else:
             outcome = AuditOutcome.DIFFERENT if found[1].false else AuditOutcome.SAME
-        host.feed(Audited(effect.fragment, header.number, header.digest(), outcome))
+        if header.repairs is not None and header.repairs not in self._remade:
+            outcome = AuditOutcome.MISSING
+        remade = outcome is AuditOutcome.DIFFERENT
+        if remade:
+            self._remade.add(header.digest())
+        host.feed(Audited(effect.fragment, header.number, header.digest(), outcome, remade))
 
     def loss_audit(self, effect: LossAudit) -> None:
         """Measure nothing: there is no loss here."""

@@ -1,0 +1,55 @@
+"""True updates of versions that we found false, kept until one of ours, or of others, repairs that.
+
+Whatever else wants the memory gets it: then somebody else makes the repair, or nobody.
+
+Rules: docs/protocol/audits.md, section 4.
+"""
+
+from __future__ import annotations
+
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.daemon.bulk.chain_view import ChainView
+from p2pdiloco.tensors.merging.making import Correction
+
+MOST_BYTES = 256 << 20
+MOST_KEPT = 16
+
+
+class TrueUpdates:
+    """Updates as they should have been, by the digest of the version. The oldest give way."""
+
+    def __init__(self, chain: ChainView) -> None:
+        self._chain = chain
+        self._kept: dict[bytes, bytearray] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that they take."""
+        return sum(map(len, self._kept.values()))
+
+    def keep(self, digest: bytes, update: bytearray) -> None:
+        """Keep one."""
+        self._kept.pop(digest, None)
+        self._kept[digest] = update
+        while len(self._kept) > MOST_KEPT or self.held_bytes > MOST_BYTES:
+            del self._kept[next(iter(self._kept))]
+
+    def has(self, digest: bytes) -> bool:
+        """Tell whether that one is kept."""
+        return digest in self._kept
+
+    def give_up(self) -> None:
+        """Let go of all: the memory is wanted for something else."""
+        self._kept.clear()
+
+    async def correction(self, repaired: SignedVersion | None) -> Correction | None:
+        """Find what makes a version good: its true update and the false one. None: one is not here."""
+        if repaired is None:
+            return None
+        header = repaired.header
+        digest = header.digest()
+        found = await self._chain.update_of(header.fragment, header.number) if self.has(digest) else None
+        true = self._kept.get(digest)
+        if true is None or found is None or found[0].header.digest() != digest:
+            return None
+        return Correction(true, found[1])

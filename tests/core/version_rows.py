@@ -1,0 +1,58 @@
+"""How some faults of versions come about: what `test_faults` goes over, by fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kit import Solo, branch, child, config, found, table
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.config import Restored, RestoredFragment
+from p2pdiloco.core.api.reasons import VersionFault
+
+Effects = list[ef.Effect]
+PEERS = ("p1", "p2", "p3", "p4")
+
+
+def an_old_state() -> Effects:
+    chain, solo = branch(9), Solo(peers=PEERS)
+    solo.announce(chain[1])
+    solo.announce(chain[2])
+    copy = found(solo.hear("p1", heads=(chain[9].header.head(),)), ef.FetchState)[0]
+    return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
+
+
+def of_a_stranger() -> Effects:
+    """By our chain only p1 and p2 have worked; p3 names, gives and has made a heavier version."""
+    solo, chain = Solo(peers=PEERS), branch(2, learners=("p1", "p2"))
+    for version in chain[1:]:
+        solo.announce(version)
+    following = child(chain[2].header, "p3", learners=("p1", "p2"))
+    (asked,) = found(solo.hear("p3", heads=(following.header.head(),)), ef.FetchUpdate)
+    return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
+
+
+def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
+    """A version comes that repairs one of ours, or another one; its syncer is not excluded."""
+
+    def row() -> Effects:
+        chain = branch(3, syncer="p1", learners=PEERS)
+        fragment = RestoredFragment(log=tuple(chain), watermarks=table(chain[-1]))
+        solo = Solo(config(**run), PEERS, Restored(fragments=(fragment,), saved=True))
+        solo.wait(2.0)
+        made = child(chain[3].header, "p2", PEERS, repairs=digest or chain[2].header.digest())
+        (pull,) = found(solo.hear("p2", heads=(made.header.head(),)), ef.FetchUpdate)
+        return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900)) + solo.wait(1.0, silent=PEERS)
+
+    return row
+
+
+ROWS: dict[VersionFault, Callable[[], Effects]] = {
+    VersionFault.BEHIND: an_old_state,
+    VersionFault.UNBACKED: of_a_stranger,
+    VersionFault.FALSE_REPAIR: repairs(audited=False),
+    VersionFault.NOT_KNOWN_FALSE: repairs(audited=True),
+    VersionFault.UNKNOWN_REPAIR: repairs(bytes(32), audited=True),
+}
