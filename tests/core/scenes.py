@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit import Solo, branch, config, contribution, found, table, vote
+from kit import Solo, branch, child, config, contribution, found, table, vote
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
@@ -12,9 +12,9 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.proofs import TwoVotes, short_of
-from p2pdiloco.core.api.reasons import MessageFault
+from p2pdiloco.core.api.reasons import MessageFault, Verdict
 from p2pdiloco.core.api.statements import Accusation, FalseVersion
-from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Stamp, Watermark, table_digest
+from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Head, Stamp, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.chain import Chain
 
@@ -87,6 +87,29 @@ def copied(author: str) -> list[ef.Effect]:
     mark, payload = solo.fragment.chain.watermark("p2"), parts[author].payload_digest
     signed = contribution("p2", solo.head, Stamp(1, 2), after=mark, payload_digest=payload)
     return solo.feed(ev.Offered(90, "p2", signed))
+
+
+def held_by_p1(quorum: int = 1) -> Solo:
+    """Our contribution is with the syncer p1, which says so."""
+    solo = Solo(config(quorum=quorum, term_versions=64), peers=("p1", "p2", "p3", "p4"))
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, solo.head))
+    return solo
+
+
+def without_ours(
+    solo: Solo, versions: int, says: Verdict = Verdict.ALREADY_HELD, head: Head | None = None
+) -> list[ef.Effect]:
+    """So many versions by p1 of others' work. Whenever we offer ours again, p1 says that, with that head."""
+    effects: list[ef.Effect] = []
+    for _ in range(versions):
+        made = solo.announce(child(solo.fragment.chain.header, "p1", ("p2", "p3")))
+        effects += made
+        for offer in found(made, ef.Offer):
+            effects += solo.feed(ev.OfferAnswered(offer, says, head or solo.head))
+    return effects
 
 
 def due_again(solo: Solo, learner: str, transfer: int) -> list[ef.Effect]:

@@ -24,7 +24,16 @@ from kit import (
     vote,
 )
 from refusal_rows import Below, Effects
-from scenes import FORGED_STATEMENTS, due_again, expels, one_round, shown_a_lie, syncer
+from scenes import (
+    FORGED_STATEMENTS,
+    due_again,
+    expels,
+    held_by_p1,
+    one_round,
+    shown_a_lie,
+    syncer,
+    without_ours,
+)
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -363,15 +372,11 @@ def turned_away_twice() -> Effects:
     return solo.feed(ev.OfferAnswered(found(effects, ef.Offer)[0], Verdict.NOT_SYNCER, None))
 
 
-def another_life() -> Effects:
-    solo, _ = given_work()
-    return solo.hear("p1", incarnation=2)
-
-
 SUSPICIONS: dict[Suspicion, Callable[[], Effects]] = {
     Suspicion.NO_VERSION: nothing_comes_of_it,
+    Suspicion.LEFT_OUT: lambda: without_ours(held_by_p1(), 6),
     Suspicion.NOT_IN_OFFICE: turned_away_twice,
-    Suspicion.RESTARTED: another_life,
+    Suspicion.RESTARTED: lambda: given_work()[0].hear("p1", incarnation=2),
 }
 
 

@@ -271,7 +271,7 @@ class VoteRefusal(Reason):
     LIGHTER = "lighter", "our chain is heavier"
     COUNTED_ON = "counted-on", "the syncer in office is alive"
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
-    DISTRUSTED = "distrusted", "we made a merge of its again, and it was false"
+    DISTRUSTED = "distrusted", "a merge of its was false, or it left our work out"
     EXPELLED = "expelled", "our loss audits have shown that its work does harm, or nothing"
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, and others stand", True
     CLOSING = "closing", "our round is closing"
@@ -297,6 +297,7 @@ class Suspicion(Reason):
 
     NO_VERSION = "no-version", "no version in time"
     """Syncer that holds a contribution, or a partial merge, and makes no version of it."""
+    LEFT_OUT = "left-out", "the syncer leaves out of its versions what it says that it has"
     NOT_IN_OFFICE = "not-in-office", "the syncer says that it is not in office"
     RESTARTED = "restarted", "the syncer was restarted"
 

@@ -1,4 +1,4 @@
-"""Distrust of members whose merge this node made again, and found false.
+"""Distrust of members whose merge this node made again, and found false, or that left its work out.
 
 It is this node's own finding, and moves nobody else. But whoever is harmed by a false merge sees that, and
 makes it again for itself.

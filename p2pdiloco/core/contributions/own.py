@@ -32,6 +32,7 @@ from p2pdiloco.core.api.types import ContributionHeader, Contributor, SignedCont
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.kept import KeptContributions, KeptPart
 from p2pdiloco.core.contributions.label import signed_label
+from p2pdiloco.core.contributions.omission import MOST_MISSES, Omissions
 from p2pdiloco.core.contributions.patience import Patience
 from p2pdiloco.core.contributions.pending import Again, Pending, SendState
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
@@ -63,6 +64,7 @@ class ContributionQueue:
         If a chain has one all the same, a peer that held it merged it, and the displacement must go."""
         self._sequence = 0
         self._patience = Patience(context)
+        self._omissions = Omissions()
         self._behind = behind
         self.base_number = chain.head.number
         """Version that the learner's parameters are measured against."""
@@ -210,6 +212,7 @@ class ContributionQueue:
         if first is None:
             return
         if event.verdict.taken:
+            self._omissions.acknowledged(first, event.head, self._chain.head)
             self.accepted(first, event.verdict, now)
             return
         self._shared.out.record(
@@ -322,8 +325,8 @@ class ContributionQueue:
         number = self._chain.merged_at(self._shared.me)
         while self._queue and self._queue[0].stamp <= watermark:
             self._merged(self._queue.popleft(), number, now)
-        lost = self._kept.moved(watermark, number, self._chain.replaced != self._replaced)
-        self._replaced = self._chain.replaced
+        replaced, self._replaced = self._chain.replaced != self._replaced, self._chain.replaced
+        lost = self._kept.moved(watermark, number, replaced)
         first = self._queue[0] if self._queue else None
         if first is not None and first.parts and first.parts != lost:
             self._withdraw(first)
@@ -338,6 +341,15 @@ class ContributionQueue:
                 first.follow(watermark)
                 if first.state is SendState.HELD:  # not any more: it does not fit as it was labelled
                     first.retry(now)
+            elif not replaced and self._omissions.missed(first, self._chain.header):
+                self._left_out(first, now)
+
+    def _left_out(self, first: Pending, now: float) -> None:
+        """Offer again what its syncer should have merged, or count on that syncer no more."""
+        first.retry(now)
+        if self._omissions.misses >= MOST_MISSES and first.peer == self._office.syncer:
+            self._shared.distrust.add(first.peer, now)
+            self._office.suspect(Suspicion.LEFT_OUT)
 
     def _merged(self, pending: Pending, number: int, now: float) -> None:
         """Record a contribution that is in our chain now, and keep it until that is beyond doubt."""

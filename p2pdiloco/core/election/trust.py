@@ -47,7 +47,7 @@ class Trust:
             return f"the syncer {others}"
         view, syncer = self._shared.view, certificate.syncer
         if self._shared.distrust.has(syncer, now):
-            return "a merge of the syncer's was false"
+            return "a merge of the syncer's was false, or it left our work out"
         if syncer in self._shared.loss_audits:
             return "the syncer's work does harm, or nothing"
         if view.has_left(syncer):

@@ -11,6 +11,7 @@ from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import ContributionHeader
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.uplinks.meter import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
@@ -267,6 +268,8 @@ class Host:
         self.world.trace.decision(self.now, self.peer, text, effect.fragment, effect.fields)
         if effect.kind == "excluded" and self.liar is None:
             self.world.exclusion.excluded(self, str(dict(effect.fields)["peer"]))
+        if effect.kind == "suspicion" and effect.reason == str(Suspicion.LEFT_OUT):
+            self.world.exclusion.said_to_leave_out(self, str(dict(effect.fields)["syncer"]))
 
     # --- contributions -------------------------------------------------------------------------------
 

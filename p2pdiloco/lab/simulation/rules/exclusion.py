@@ -64,6 +64,11 @@ class Exclusion:
             raise Violation("only-liars", f"{host.peer} excludes {peer}, which never lied")
         self._must_be_seen(peer)
 
+    def said_to_leave_out(self, host: Host, peer: str) -> None:
+        """A node finds that a syncer leaves its work out: an honest one never does."""
+        if host.peer not in self._world.perjurers and peer not in self._world.perjurers:
+            raise Violation("only-liars", f"{host.peer} finds that {peer} leaves its work out")
+
     def _must_be_seen(self, liar: str) -> None:
         if liar not in self.seen:
             clock = self._world.clock

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from p2pdiloco.lab.simulation.world.clock import Clock
     from p2pdiloco.lab.simulation.world.liar import Liar
 from p2pdiloco.lab.simulation.world.network import Network
+from p2pdiloco.lab.simulation.world.withholder import Withholder
 
 OFFER_TIMEOUT_S = 12.0
 """A sender that has no last word so long after its payload should be there gives the transfer up."""
@@ -150,6 +151,11 @@ class Bulk:
         receiver.run_when_awake(receiver.feed, PayloadBroken(transfer.number, Verdict.CUT))
 
     def _hand_over(self, transfer: Transfer) -> None:
+        liar = transfer.receiver.liar
+        if isinstance(liar, Withholder) and liar.swallows(transfer.sender.peer, self._clock.now):
+            self.answer(transfer.number, Verdict.IN_ROUND, None)
+            transfer.receiver.feed(PayloadBroken(transfer.number, Verdict.CUT))
+            return
         verdict = self._network.why_unusable()
         if verdict is not None:
             header = transfer.offer.signed.header
@@ -230,6 +236,9 @@ class Bulk:
             )
             return
         back_s = network.latency_s(holder.peer, asker.peer)
+        if isinstance(holder.liar, Withholder) and holder.liar.withholds(self._clock.now):
+            self._failed(asker, effect, FetchFailure.BUSY, back_s, generation)
+            return
         if not holder.core.may_serve:
             self._failed(asker, effect, FetchFailure.NOT_READY, back_s, generation)
             return

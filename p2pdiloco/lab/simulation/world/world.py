@@ -25,8 +25,8 @@ from p2pdiloco.lab.simulation.world.clock import Clock
 from p2pdiloco.lab.simulation.world.disk import Disk
 from p2pdiloco.lab.simulation.world.faults import Faults
 from p2pdiloco.lab.simulation.world.liar import Liar
+from p2pdiloco.lab.simulation.world.lying import lying_members
 from p2pdiloco.lab.simulation.world.network import Network
-from p2pdiloco.lab.simulation.world.perjurer import PROVABLE, LieTold, Perjurer
 from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stated_lengths, stream
 from p2pdiloco.lab.simulation.world.stranger import Stranger
 
@@ -56,18 +56,12 @@ class World:
         self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
         self.network.hidden = frozenset(plan.hidden)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
-        peers = [spec.peer for spec in plan.nodes]
-        lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
-        kinds = list(LieTold) if plan.config.audited else PROVABLE
         self.false_syncers: set[str] = set()
         """Nodes whose versions have updates that are no merge of their contributions."""
-        self.perjurers = {
-            peer: Perjurer(self, peer, kinds[(plan.seed + place) % len(kinds)])
-            for place, peer in enumerate(lying)
-        }
-        """Members whose lies can be proved. None of the rules for honest ones is theirs."""
+        self.perjurers = lying_members(self)
+        """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
         self.exclusion = Exclusion(self)
-        self.watch = InvariantWatch(plan.config, plan.calm_from_s, frozenset(lying))
+        self.watch = InvariantWatch(plan.config, plan.calm_from_s, frozenset(self.perjurers))
         self.records: dict[str, int] = {}
         self.on_effect: Callable[[Host, Effect], None] | None = None
         """Hook for hand-made scenarios: sees every effect just before it is carried out."""

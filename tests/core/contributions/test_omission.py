@@ -1,0 +1,54 @@
+"""A syncer that says that it has our work, and leaves it out of its versions."""
+
+from __future__ import annotations
+
+from kit import child, found, reasons
+from msgspec.structs import replace
+from scenes import held_by_p1, without_ours
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api.reasons import Suspicion, Verdict
+from p2pdiloco.core.contributions.omission import MOST_AHEAD, MOST_MISSES
+
+
+def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> None:
+    solo = held_by_p1()
+    effects = without_ours(solo, 2 * MOST_MISSES - 1)
+    assert not reasons(effects, "suspicion") and not solo.core.shared.distrust.has("p1", solo.now)
+    assert len(found(effects, ef.Offer)) == MOST_MISSES - 1, "offered again after each miss"
+    assert reasons(without_ours(solo, 1), "suspicion") == [str(Suspicion.LEFT_OUT)]
+    assert solo.core.shared.distrust.has("p1", solo.now)
+    assert not found(effects, ef.RetireSlot), "nothing of it is lost"
+
+
+def test_the_version_that_was_in_the_making_is_no_miss() -> None:
+    assert not found(without_ours(held_by_p1(), 1), ef.Offer)
+
+
+def test_versions_that_were_made_before_it_had_our_work_are_no_miss() -> None:
+    solo = held_by_p1()
+    ahead = replace(solo.head, number=solo.head.number + MOST_AHEAD)
+    assert len(found(without_ours(solo, 2, head=ahead), ef.Offer)) == 1
+    assert not found(without_ours(solo, MOST_AHEAD - 1), ef.Offer)
+
+
+def test_whoever_says_that_it_is_far_ahead_is_found_all_the_same() -> None:
+    solo = held_by_p1()
+    far = replace(solo.head, number=1 << 40)
+    effects = without_ours(solo, MOST_MISSES * (MOST_AHEAD + 2), head=far)
+    assert reasons(effects, "suspicion") == [str(Suspicion.LEFT_OUT)]
+
+
+def test_a_syncer_that_had_to_drop_it_says_so_and_is_not_suspected() -> None:
+    solo = held_by_p1()
+    effects = without_ours(solo, 12, says=Verdict.NO_MEMORY)
+    assert not reasons(effects, "suspicion")
+
+
+def test_a_merged_contribution_ends_the_count() -> None:
+    solo = held_by_p1()
+    without_ours(solo, 4)
+    solo.announce(child(solo.fragment.chain.header, "p1", ("me", "p2")))
+    offer = found(solo.ready(ticket=2), ef.Offer)
+    assert offer and not solo.core.shared.distrust.has("p1", solo.now)
+    assert not reasons(without_ours(solo, 4), "suspicion")
