@@ -205,6 +205,10 @@ def shown(rows: Sequence[Row]) -> str:
         words = row.verdict + (f": {', '.join(row.broken)}" if row.broken else "")
         lines.append(f"{row.attack:24}{''.join(cells)}  {words}")
         lines.append(f"{'':26}refused {counts(row.refused)}")
+        if row.liars:
+            after = row.excluded_after_versions
+            words = "not excluded" if after is None else f"excluded after {after} versions of a fragment"
+            lines.append(f"{'':26}liar {words}, honest excluded: {row.honest_excluded}")
         if row.sent:
             lines.append(f"{'':26}did {counts(row.sent)}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import bench_attacks
+from attacks.excluding import excluded_after, honest_excluded
 from attacks.lies import BY_A_MEMBER
 from attacks.outcome import Broken, Row, Seen, judge
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
@@ -23,6 +24,7 @@ from p2pdiloco.core.election.voting import Candidacy
 from p2pdiloco.core.life.heartbeat import Heartbeats
 from p2pdiloco.core.rounds.publishing import Publisher
 from p2pdiloco.lab.guard import Guard
+from p2pdiloco.lab.swarm.event_log import Line
 
 CALM = Seen(
     alive=3,
@@ -144,3 +146,27 @@ def test_an_attacker_that_cannot_begin_is_ended(tmp_path: Path, monkeypatch: pyt
         assert process.stdout is not None and process.stdout.readline() == ""
     assert process.poll() not in (None, 0)
     guard.release()
+
+
+def test_a_row_says_when_the_liar_lost_its_place_and_who_else_did() -> None:
+    def line(at_s: float, kind: str, **fields: object) -> Line:
+        return Line(mono=at_s, kind=kind, **fields)
+
+    def version(at_s: float, fragment: int, number: int) -> Line:
+        return line(at_s, "apply", about=fragment, number=number, digest="d")
+
+    logs = {
+        "a": [version(9.0, 0, 6), *(version(10.0 + n, 0, 7 + n) for n in range(4)), version(11.0, 1, 2)],
+        "b": [version(11.5, 0, 8), line(12.1, "excluded", peer="liar"), version(12.2, 0, 9)],
+    }
+    assert excluded_after(logs, ["liar"], 10.0) is None, "one has not"
+    logs["a"].append(line(12.5, "excluded", peer="liar"))
+    assert excluded_after(logs, ["liar"], 10.0) == 3, "versions 7, 8, 9 of fragment 0"
+    assert honest_excluded(logs, ["liar"]) == 0
+    logs["b"].append(line(13.0, "excluded", peer="a"))
+    assert honest_excluded(logs, ["liar"]) == 1
+    found = msgspec.structs.replace(CALM, liars=1, excluded_after=3, honest_excluded=1, loss=3.3)
+    row = judge("member-x100", found, CALM, member=True)
+    assert (row.liars, row.of, row.excluded_after_versions, row.honest_excluded) == (1, 4, 3, 1)
+    assert row.loss_ratio == pytest.approx(1.1)
+    assert "excluded after 3 versions of a fragment, honest excluded: 1" in bench_attacks.shown([row])

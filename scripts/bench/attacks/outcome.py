@@ -64,6 +64,12 @@ class Seen(Struct, frozen=True, kw_only=True):
     offices: int = 0
     """Offices that honest nodes gave to the attacker."""
     refused: Mapping[str, int] = {}
+    liars: int = 0
+    """Admitted members that lie, or are to lie, besides the nodes."""
+    excluded_after: int | None = None
+    """Versions of a fragment after which all honest nodes had excluded the liars; None: they have not."""
+    honest_excluded: int = 0
+    """Members that some node excludes, and that do not lie."""
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -84,6 +90,14 @@ class Row(Struct, frozen=True, kw_only=True):
     verdict: str
     sent: Mapping[str, int] = {}
     """Counts of what the attacker did, in its own words."""
+    liars: int = 0
+    of: int = 0
+    """Admitted members that lie, and all."""
+    loss_ratio: float | None = None
+    """Training loss over the calm swarm's, of which all members are honest."""
+    excluded_after_versions: int | None = None
+    """Versions of a fragment after which all honest nodes had excluded the liar; None: they have not."""
+    honest_excluded: int = 0
 
 
 def ratio(attacked: float, calm: float) -> float | None:
@@ -146,4 +160,9 @@ def judge(
         broken=[fault.value for fault in faults],
         verdict="succeeds" if faults else "held off",
         sent=dict(sent or {}),
+        liars=attacked.liars,
+        of=attacked.liars + attacked.nodes,
+        loss_ratio=ratio(attacked.loss, calm.loss) if attacked.loss and calm.loss else None,
+        excluded_after_versions=attacked.excluded_after,
+        honest_excluded=attacked.honest_excluded + calm.honest_excluded,
     )

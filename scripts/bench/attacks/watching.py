@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
+from attacks.excluding import excluded_after, honest_excluded
 from attacks.outcome import Seen
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.cli.visitor import visitor
@@ -155,6 +156,9 @@ def seen(
         newcomer=joined,
         forged=forged_heads(logs, own),
         offices=offices,
+        liars=len(liars),
+        excluded_after=excluded_after(logs, [node.peer for node in liars], before.at_s) if liars else None,
+        honest_excluded=honest_excluded(logs, [node.peer for node in liars]),
     )
 
 
