@@ -31,6 +31,8 @@ FEWEST_OTHERS = 3
 RIDGE = 1e-6
 MOST_AGAINST = 64.0
 """Limit of how far one goes against some, beside how far it goes with the others."""
+OWN_SHARE = 0.02
+"""Share of noise with which liars that send the same send no copies."""
 LONG_SHARE = 0.9
 """Length of who knows the limits, as a share of the longest that is not cut: three times the usual one."""
 
@@ -132,7 +134,8 @@ def _inner_product(share: float) -> Callable[[Known], Told]:
 
 def _knows_trust(known: Known) -> Told:
     """Keep the median cosine with all others at a quarter of the usual, which has all of the weight, and go
-    against those that no median hears: all liars send the same, and with them a few honest ones are most."""
+    against those that no median hears: all liars send much the same, and with them a few honest ones are
+    most."""
     others = known.honest or known.before
     if len(others) < FEWEST_OTHERS:
         return Told(-known.own)
@@ -150,6 +153,7 @@ def _knows_trust(known: Known) -> Told:
         low, high = (middle, high) if agrees >= least else (low, middle)
     usual = float(torch.tensor([_length(one) for one in others]).median())
     told = (ways[0] + low * ways[1]).float()
+    told += _of_length(_drawn(told, known.seed, known.round), OWN_SHARE * _length(told))
     return Told(_of_length(told, LONG_SHARE * min(known.radius, 3 * usual)))
 
 

@@ -89,8 +89,8 @@ class LyingSwarm(Virtual):
         self._first: dict[tuple[int, int], Tensor] = {}
         self._last: dict[tuple[int, int], Tensor] = {}
         self._before: dict[int, list[Tensor]] = {}
-        self._payloads: dict[int, Payload] = {}
-        """Encodings of pseudo-gradients that were sent lately, by identity."""
+        self._payloads: list[tuple[Tensor, Payload]] = []
+        """Pseudo-gradients that were made lately, and their encodings."""
         if lies.lie is None:
             for seat in self._seats:
                 seat.alive = seat.index not in lies.liars
@@ -119,7 +119,7 @@ class LyingSwarm(Virtual):
             own[one.seat.index] = delta
             if not self._lying(one.seat.index):
                 honest.append(delta)
-        self._payloads |= {id(own[one.seat.index]): one.content[0] for one in arrived}
+        self._payloads += [(own[one.seat.index], one.content[0]) for one in arrived]
         liars = [delta for index, delta in own.items() if self._lying(index)]
         contents = {index: one.content for index, one in zip(own, arrived, strict=True)}
         shown = dict(own)
@@ -167,18 +167,17 @@ class LyingSwarm(Virtual):
         self._first.setdefault((fragment, index), own)
         self._last[fragment, index] = own
         told = tell(self._lies.lie, known)
-        payload = self._payloads.get(id(told.delta))  # of what somebody has sent, or made: the same bytes
+        known_as = (payload for delta, payload in self._payloads if delta is told.delta)
+        payload = next(known_as, None)  # of what somebody has made: the same bytes
         if payload is None:
             payload = codec(self.manifest.codec.contribution).encode(told.delta.clone())
         steps = max(1, round(told.work * content[2]))
         return payload, max(1, round(content[1] * steps / content[2])), steps
 
     def _count_up(self, fragment: int, parts: Sequence[Part], made: Merged | None) -> None:
-        self._payloads = {
-            id(delta): self._payloads[id(delta)]
-            for deltas in (*self._before.values(), self._first.values(), self._last.values())
-            for delta in deltas
-        }
+        kept = (*self._before.values(), self._first.values(), self._last.values())
+        needed = {id(delta) for deltas in kept for delta in deltas}
+        self._payloads = [made for made in self._payloads if id(made[0]) in needed]
         for part in parts:
             index = int(part.learner.rpartition("-")[2])
             trust = made.trust.get(part.learner, LEAST_TRUST) if made is not None else LEAST_TRUST
