@@ -89,13 +89,13 @@ def copied(author: str) -> list[ef.Effect]:
     return solo.feed(ev.Offered(90, "p2", signed))
 
 
-def held_by_p1(quorum: int = 1) -> Solo:
-    """Our contribution is with the syncer p1, which says so."""
-    solo = Solo(config(quorum=quorum, term_versions=64), peers=("p1", "p2", "p3", "p4"))
+def held_by_p1(says: Verdict = Verdict.IN_ROUND) -> Solo:
+    """Our contribution was offered to the syncer p1, which says that."""
+    solo = Solo(config(term_versions=64), peers=("p1", "p2", "p3", "p4"))
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ef.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, solo.head))
+    solo.feed(ev.OfferAnswered(offer, says, solo.head))
     return solo
 
 
@@ -110,6 +110,11 @@ def without_ours(
         for offer in found(made, ef.Offer):
             effects += solo.feed(ev.OfferAnswered(offer, says, head or solo.head))
     return effects
+
+
+def left_out() -> list[ef.Effect]:
+    """Our work is in none of six versions by who says that it has it."""
+    return without_ours(held_by_p1(), 6)
 
 
 def due_again(solo: Solo, learner: str, transfer: int) -> list[ef.Effect]:

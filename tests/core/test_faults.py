@@ -24,16 +24,7 @@ from kit import (
     vote,
 )
 from refusal_rows import Below, Effects
-from scenes import (
-    FORGED_STATEMENTS,
-    due_again,
-    expels,
-    held_by_p1,
-    one_round,
-    shown_a_lie,
-    syncer,
-    without_ours,
-)
+from scenes import FORGED_STATEMENTS, due_again, expels, left_out, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -374,7 +365,7 @@ def turned_away_twice() -> Effects:
 
 SUSPICIONS: dict[Suspicion, Callable[[], Effects]] = {
     Suspicion.NO_VERSION: nothing_comes_of_it,
-    Suspicion.LEFT_OUT: lambda: without_ours(held_by_p1(), 6),
+    Suspicion.LEFT_OUT: left_out,
     Suspicion.NOT_IN_OFFICE: turned_away_twice,
     Suspicion.RESTARTED: lambda: given_work()[0].hear("p1", incarnation=2),
 }

@@ -32,7 +32,7 @@ from p2pdiloco.core.api.types import ContributionHeader, Contributor, SignedCont
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.kept import KeptContributions, KeptPart
 from p2pdiloco.core.contributions.label import signed_label
-from p2pdiloco.core.contributions.omission import MOST_MISSES, Omissions
+from p2pdiloco.core.contributions.omission import Withheld
 from p2pdiloco.core.contributions.patience import Patience
 from p2pdiloco.core.contributions.pending import Again, Pending, SendState
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
@@ -64,7 +64,7 @@ class ContributionQueue:
         If a chain has one all the same, a peer that held it merged it, and the displacement must go."""
         self._sequence = 0
         self._patience = Patience(context)
-        self._omissions = Omissions()
+        self._withheld = Withheld(context, self._patience)
         self._behind = behind
         self.base_number = chain.head.number
         """Version that the learner's parameters are measured against."""
@@ -212,7 +212,7 @@ class ContributionQueue:
         if first is None:
             return
         if event.verdict.taken:
-            self._omissions.acknowledged(first, event.head, self._chain.head)
+            self._withheld.acknowledged(first, event.head)
             self.accepted(first, event.verdict, now)
             return
         self._shared.out.record(
@@ -250,6 +250,7 @@ class ContributionQueue:
         denied = verdict.then is Then.DOUBT and pending.attempts > 1 and pending.peer == self._office.syncer
         if denied and not self._behind(now):  # else a version that ends its term may be on its way to us
             self._office.suspect(Suspicion.NOT_IN_OFFICE)
+        self._withheld.refused(pending, verdict, self._behind(now), now)
         pending.retry(now, self._shared.timing.retry_s)
 
     def sent(self, stamp: Stamp) -> None:
@@ -341,15 +342,8 @@ class ContributionQueue:
                 first.follow(watermark)
                 if first.state is SendState.HELD:  # not any more: it does not fit as it was labelled
                     first.retry(now)
-            elif not replaced and self._omissions.missed(first, self._chain.header):
-                self._left_out(first, now)
-
-    def _left_out(self, first: Pending, now: float) -> None:
-        """Offer again what its syncer should have merged, or count on that syncer no more."""
-        first.retry(now)
-        if self._omissions.misses >= MOST_MISSES and first.peer == self._office.syncer:
-            self._shared.distrust.add(first.peer, now)
-            self._office.suspect(Suspicion.LEFT_OUT)
+            elif not replaced and self._withheld.missed(first, now):
+                first.retry(now)
 
     def _merged(self, pending: Pending, number: int, now: float) -> None:
         """Record a contribution that is in our chain now, and keep it until that is beyond doubt."""

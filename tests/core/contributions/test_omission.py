@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from kit import child, found, reasons
+import pytest
+from kit import announce, child, found, reasons
 from msgspec.structs import replace
 from scenes import held_by_p1, without_ours
 
 from p2pdiloco.core.api import effects as ef
-from p2pdiloco.core.api.reasons import Suspicion, Verdict
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
 from p2pdiloco.core.contributions.omission import MOST_AHEAD, MOST_MISSES
 
 
@@ -52,3 +54,20 @@ def test_a_merged_contribution_ends_the_count() -> None:
     offer = found(solo.ready(ticket=2), ef.Offer)
     assert offer and not solo.core.shared.distrust.has("p1", solo.now)
     assert not reasons(without_ours(solo, 4), "suspicion")
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ALREADY_MERGED, Verdict.OVERLAP])
+def test_whoever_is_ahead_with_what_nobody_can_have_is_not_counted_on(verdict: Verdict) -> None:
+    solo = held_by_p1(says=verdict)
+    solo.message("p1", announce(child(solo.fragment.chain.header, "p1", ("p2",))))
+    seen, effects = [], solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.BUSY))
+    while not reasons(seen, "suspicion") and len(seen) < 2000:
+        answers = [ev.OfferAnswered(offer, verdict, None) for offer in found(effects, ef.Offer)]
+        answers += [
+            ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.BUSY)
+            for pull in found(effects, ef.FetchUpdate)
+        ]
+        seen += effects
+        effects = [effect for answer in answers for effect in solo.feed(answer)] + solo.wait(0.5)
+    assert reasons(seen, "suspicion") == [str(Suspicion.NO_VERSION)]
+    assert solo.now > 5.0, "not before its patience is over"

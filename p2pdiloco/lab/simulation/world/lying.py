@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pdiloco.lab.simulation.world.perjurer import PROVABLE, LieTold, Perjurer
+from p2pdiloco.lab.simulation.world.plan import one_withholds
 from p2pdiloco.lab.simulation.world.withholder import Kept, Withholder
 
 if TYPE_CHECKING:
     from p2pdiloco.lab.simulation.world.world import World
-
-ONE_WITHHOLDS = 4
-"""Worlds with liars in one of which the last of them withholds in place of lying."""
 
 
 def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
@@ -20,11 +18,10 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     peers = [spec.peer for spec in plan.nodes]
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
     kinds = list(LieTold) if plan.config.audited else PROVABLE
-    withheld = list(Kept)[plan.seed // ONE_WITHHOLDS % len(Kept)]
-    one_withholds = plan.seed % ONE_WITHHOLDS == 2
+    withheld = list(Kept)[plan.seed // 4 % len(Kept)]
     return {
         peer: Withholder(withheld, victim=peers[0])
-        if one_withholds and peer == lying[-1]
+        if one_withholds(plan.seed) and peer == lying[-1]
         else Perjurer(world, peer, kinds[(plan.seed + place) % len(kinds)])
         for place, peer in enumerate(lying)
     }

@@ -310,6 +310,11 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
     )
 
 
+def one_withholds(seed: int) -> bool:
+    """Tell whether one of the liars of that world withholds in place of lying (`world.withholder`)."""
+    return seed % 4 == 2
+
+
 def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> WorldPlan:
     """The plan of a seed. Mix and number of nodes are drawn too unless they are given."""
     rng = stream(seed, "plan")
@@ -329,6 +334,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         config = replace(config, timing=replace(config.timing, stagger_s=CROSSING_S))
         if config.audited:  # what several groups made is not audited
             config = replace(config, group_size=max(config.group_size, count + MAX_JOINS))
+    if mix.perjurers and one_withholds(seed):  # it is here and merged by nobody: no quorum may need it
+        config = replace(config, quorum=min(config.quorum, max(1, count - count // 3)))
     thin = draw_thin(seed, name)
     if thin > 1.0:
         sizes = tuple(int(size * thin) for size in config.max_payload_bytes)
