@@ -102,12 +102,18 @@ class LyingSwarm(Virtual):
 
     def training_of(self, name: str, model: nn.Module) -> Training:
         """Prepare a learner's training, on its own part of the text, or on false targets."""
-        index, samples, task = int(name.rpartition("-")[2]), self.data.train, self.task
-        if self._lies.parted and not isinstance(samples, Shards):
-            samples = Tenth(samples, index, self._count)
+        index, task = int(name.rpartition("-")[2]), self.task
+        samples = self.samples_of(index)
         if self._lies.lie is Lie.LABELS and index in self._lies.liars:
             task = FalseTargets(self.manifest, None)
         return self.computing.training(task, model, samples, name)
+
+    def samples_of(self, index: int) -> Samples | Shards:
+        """Find what a learner reads."""
+        samples = self.data.train
+        if self._lies.parted and not isinstance(samples, Shards):
+            return Tenth(samples, index, self._count)
+        return samples
 
     def _merge_round(self, fragment: int, arrived: Sequence[Arrived]) -> Merged | None:
         chosen, numel = codec(self.manifest.codec.contribution), self.layouts[fragment].numel

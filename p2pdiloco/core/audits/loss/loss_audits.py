@@ -48,12 +48,12 @@ class LossAudits:
         return self._rng.random() < PAYLOADS * self._share
 
     def choose(self, learners: Sequence[str]) -> str | None:
-        """Draw one of these learners: every other time the one against which most speaks."""
+        """Draw one of these learners: that against which most speaks the more often, the more it is."""
         open_ = [learner for learner in learners if learner not in self._found]
         if not open_:
             return None
         worst = max(open_, key=self._accounts.doubt)
-        if self._accounts.doubt(worst) > 1.0 and self._rng.random() < 0.5:
+        if self._rng.random() * self._accounts.doubt(worst) > 1.0:
             return worst
         return self._rng.choice(open_)
 
