@@ -41,6 +41,8 @@ SMALL = Size(12, 8)
 """204 parameters in 25 rows: enough for several pieces in each of six fragments."""
 LARGE = Size(32, 16)
 """1,056 parameters: enough to tell directions from each other."""
+LARGER = Size(48, 48)
+"""4,656 parameters: enough to tell those of learners with different data."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,13 @@ class MarkovChain:
     follows: np.ndarray
 
     @staticmethod
-    def drawn(seed: int, tokens: int = SMALL.tokens) -> MarkovChain:
-        """Draw the chain of a run: every row is peaked, so that there is something to learn."""
-        logits = 1.5 * np.random.default_rng([seed, 1]).standard_normal((tokens, tokens))
+    def drawn(seed: int, tokens: int = SMALL.tokens, turned: float = 0.0) -> MarkovChain:
+        """Draw the chain of a run: every row is peaked, so that there is something to learn. `turned`: angle,
+        in radians, by which the logits have turned towards others since: so there always is."""
+        rng = np.random.default_rng([seed, 1])
+        logits = 1.5 * rng.standard_normal((tokens, tokens))
+        if turned:
+            logits = np.cos(turned) * logits + np.sin(turned) * 1.5 * rng.standard_normal((tokens, tokens))
         return MarkovChain(_softmax(logits))
 
     @property
@@ -93,7 +99,7 @@ class Model:
     def __init__(self, chain: MarkovChain, entropy: list[int], size: Size = SMALL, data: Share = ALL) -> None:
         """`entropy`: seeds its stream of data."""
         self._rng, self._tokens, self._data = np.random.default_rng(entropy), size.tokens, data
-        self._cumulative = chain.follows.cumsum(axis=1)
+        self.follow(chain)
         specs = size.specs
         sizes = [spec.numel for spec in specs]
         self._theta = np.zeros(sum(sizes), np.float32)
@@ -106,6 +112,10 @@ class Model:
         self._slopes = [self._gradient[p].reshape(s.shape) for p, s in zip(parts, specs, strict=True)]
         self.params = {s.name: torch.from_numpy(v) for s, v in zip(specs, self._views, strict=True)}
         """Shared with the arrays that are trained: whoever writes here moves the learner."""
+
+    def follow(self, chain: MarkovChain) -> None:
+        """Go over to other data."""
+        self._cumulative = chain.follows.cumsum(axis=1)
 
     def inner_step(self) -> None:
         """One Adam step on a fresh batch."""

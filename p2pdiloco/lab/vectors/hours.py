@@ -1,8 +1,9 @@
 """Long worlds of honest learners: is any of them doubted for ever, or excluded?
 
 Learners are as different as they come: one is five times as fast as another, each reads half of the
-contexts, links are cut, machines crash, stand still and leave for a while. The world is thin, so that hours
-can be played: six nodes, two fragments, rounds of half a minute, heartbeats every few seconds.
+contexts, links are cut, machines crash, stand still and leave for a while. What is to be learned turns
+slowly, so that there is a direction to agree on. The world is thin, so that hours can be played: six nodes,
+two fragments, rounds of two minutes, few heartbeats.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from msgspec import Struct
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
+from p2pdiloco.core.api.types import LEAST_SCORE
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.rules.violation import Violation
 from p2pdiloco.lab.simulation.world.plan import Mix, WorldPlan, draw_plan, genesis_version
 from p2pdiloco.lab.simulation.world.world import World
+from p2pdiloco.lab.vectors.bigrams import LARGER
 from p2pdiloco.lab.vectors.cells import SLOWEST
 from p2pdiloco.lab.vectors.lying import LyingVectors
 
 NODES, FRAGMENTS = 6, 2
-STEP_S, INNER_STEPS = 2.0, 10
-TIMING = Timing(heartbeat_s=6.0, suspect_s=15.0, member_ttl_s=25.0)
+STEP_S, INNER_STEPS = 8.0, 10
+TURNS = 0.02
+"""Angle by which the data turn with each version, in radians."""
+TIMING = Timing(heartbeat_s=24.0, suspect_s=80.0, member_ttl_s=160.0)
 WEATHER = Mix(
     latency_s=(0.005, 0.1),
     bandwidth_bytes_s=(1e6, 5e7),
@@ -37,8 +42,9 @@ WEATHER = Mix(
     visit=0.005,
     partition=0.02,
     slow_learner=0.01,
+    lasts=16.0,
 )
-"""Faults per node and minute: one in three minutes somewhere, cuts of up to half a minute among them."""
+"""Faults per node and minute: one in three minutes somewhere, cuts of up to nine minutes among them."""
 FIRST_VERSIONS = 2
 """Versions of a fragment in which everybody is new."""
 
@@ -51,6 +57,8 @@ class HoursRow(Struct, frozen=True, kw_only=True):
     versions: int
     faults: int
     contributions: int
+    measured: float
+    """Share of contributions whose round could be measured."""
     doubted: int
     """Contributions with next to no trust weight."""
     longest_doubt: int
@@ -76,7 +84,7 @@ class _Doubts:
         self._row: dict[tuple[str, int], int] = {}
         """Doubted contributions in a row, up to now."""
         self._sums: dict[str, list[int]] = {}
-        self.contributions = self.doubted = self.below_half = self.longest = 0
+        self.contributions = self.measured = self.doubted = self.below_half = self.longest = 0
 
     def look(self, _host: Host, effect: Effect) -> None:
         """See an effect."""
@@ -91,6 +99,7 @@ class _Doubts:
             self._row[key] = self._row.get(key, 0) + 1 if doubted else 0
             self.longest = max(self.longest, self._row[key])
             self.contributions += 1
+            self.measured += part.score >= LEAST_SCORE
             self.doubted += doubted
             self.below_half += 2 * part.trust < FULL_TRUST
             total = self._sums.setdefault(part.learner, [0, 0])
@@ -115,7 +124,7 @@ def hours_plan(seed: int, hours: float) -> WorldPlan:
         delay_steps=2,
         quorum=2,
         grace_fraction=0.5,
-        grace_cap_s=10.0,
+        grace_cap_s=40.0,
         group_size=64,
         term_versions=6,
         log_versions=8,
@@ -146,7 +155,7 @@ def hours_plan(seed: int, hours: float) -> WorldPlan:
 def play_hours(seed: int, hours: float) -> HoursRow:
     """Play a long world."""
     plan, began_s, violation = hours_plan(seed, hours), time.process_time(), ""
-    world = World(plan, substance=LyingVectors(plan, parted=True))
+    world = World(plan, substance=LyingVectors(plan, parted=True, size=LARGER, turns=TURNS))
     doubts = _Doubts()
     world.on_effect = doubts.look
     try:
@@ -161,6 +170,7 @@ def play_hours(seed: int, hours: float) -> HoursRow:
         versions=world.watch.versions,
         faults=sum(world.faults.counts.values()),
         contributions=doubts.contributions,
+        measured=round(doubts.measured / max(1, doubts.contributions), 3),
         doubted=doubts.doubted,
         longest_doubt=doubts.longest,
         doubted_in_the_end=doubts.in_the_end(),

@@ -20,7 +20,7 @@ from p2pdiloco.lab.lies.kinds import Lie
 from p2pdiloco.lab.lies.telling import Known, tell
 from p2pdiloco.lab.simulation.node.substance import FalseWork, Given, Made
 from p2pdiloco.lab.simulation.world.plan import WorldPlan, stream
-from p2pdiloco.lab.vectors.bigrams import ALL, LARGE, Share
+from p2pdiloco.lab.vectors.bigrams import ALL, LARGE, MarkovChain, Share, Size
 from p2pdiloco.lab.vectors.vectors import Vectors
 from p2pdiloco.tensors.codec import codec
 
@@ -52,9 +52,13 @@ class LyingVectors(Vectors):
         lie: Lie | None = None,
         liars: frozenset[str] = frozenset(),
         parted: bool = False,
+        size: Size = LARGE,
+        turns: float = 0.0,
     ) -> None:
-        """`parted`: each learner sees a part of the contexts only."""
-        super().__init__(plan, LARGE, CODEC, USUAL)
+        """`parted`: each learner sees a part of the contexts only. `turns`: angle by which the data turn with
+        each version, in radians."""
+        super().__init__(plan, size, CODEC, USUAL)
+        self._turns, self._newest = turns, 0
         self.liars = liars if lie is not None else frozenset()
         self._lie, self._parted = lie, parted
         self._work: list[dict[str, Work]] = [{} for _ in self.layouts]
@@ -96,6 +100,9 @@ class LyingVectors(Vectors):
         seed: bytes,
     ) -> Made:
         self._radius[fragment] = limits.longest
+        if self._turns and number > self._newest:
+            self._newest = number
+            self.chain = MarkovChain.drawn(self.seed, self.size.tokens, self._turns * number)
         return super().merge(fragment, number, state, inputs, partials, longest_steps, limits, seed)
 
     def outer_step(

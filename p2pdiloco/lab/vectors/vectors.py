@@ -262,7 +262,8 @@ class VectorTrainer(Trainer):
         self._bases[fragment] = (number, state)
         if self._running is None:
             return
-        _, fragments, areas = self._running
+        model, fragments, areas = self._running
+        model.follow(self._study.chain)
         buffer = 1 - fragments.bases[fragment].buffer
         areas.base(fragment, buffer).copy_(self._study.theta(fragment, state))
         fragments.install(Install(fragment, number, buffer, mode))

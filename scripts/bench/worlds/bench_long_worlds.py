@@ -4,7 +4,7 @@
     python scripts/bench/worlds/bench_long_worlds.py [--hours 10] [--seeds 1 2 3] [--jobs 2] [--json FILE]
 
 Long simulated worlds of honest learners of different speeds and data, with faults and cuts
-(`p2pdiloco.lab.vectors.hours`). An hour takes some 4 to 5 CPU-s.
+(`p2pdiloco.lab.vectors.hours`). An hour takes two or three CPU-s.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class LearnerSide:
     def report(self) -> None:
         """Tell the core where the learner is, every second."""
         self._tell_status()
-        self._host.later(STATUS_EVERY_S, self.report)
+        self._host.later(max(STATUS_EVERY_S, self._host.config.timing.heartbeat_s), self.report)
 
     def _tell_status(self) -> None:
         host, model = self._host, self.model

@@ -186,6 +186,7 @@ class Faults:
         host = self._victim()
         if host is not None:
             down_s = self._rng.choice([0.3, 2.0, 8.0, 20.0]) * self._rng.uniform(0.5, 1.5)
+            down_s *= self._plan.mix.lasts
             self._note(host.peer, f"kill -9, back in {down_s:.1f} s")
             self._world.crash(host, back_in_s=down_s)
 
@@ -284,7 +285,7 @@ class Faults:
         host = self._victim()
         if host is None or host.frozen:
             return
-        for_s = self._rng.choice([0.5, 4.0, 12.0]) * self._rng.uniform(0.5, 1.5)
+        for_s = self._rng.choice([0.5, 4.0, 12.0]) * self._rng.uniform(0.5, 1.5) * self._plan.mix.lasts
         self._note(host.peer, f"stands still for {for_s:.1f} s")
         host.freeze()
         self._world.clock.after(for_s, host.thaw, for_s)
@@ -298,7 +299,7 @@ class Faults:
         cut = rng.randint(1, max(1, len(peers) // 2))
         one, other = peers[:cut], peers[cut:]
         kind = rng.choice(["symmetric", "symmetric", "asymmetric", "flapping", "bridged"])
-        for_s = rng.choice([3.0, 8.0, 25.0]) * rng.uniform(0.5, 1.3)
+        for_s = rng.choice([3.0, 8.0, 25.0]) * rng.uniform(0.5, 1.3) * self._plan.mix.lasts
         self._note("-", f"{kind} cut of {','.join(one)} for {for_s:.1f} s")
         # A bridge is a node that both sides reach: who is connected with whom is not transitive then.
         links = [(a, b) for a in one for b in (other[1:] if kind == "bridged" else other)]

@@ -54,6 +54,8 @@ class Mix:
     """Share of merges that come to nothing."""
     miscompute: float = 0.0
     """Share of outer steps whose result has another digest than everybody else's."""
+    lasts: float = 1.0
+    """Times that cuts and standstills last, of what is usual."""
     strangers: int = 0
     """Number of peers that boast of heads which they never give (`world.stranger`)."""
     liars: int = 0
@@ -65,7 +67,7 @@ class Mix:
     @property
     def calm(self) -> bool:
         """Tell whether nothing goes wrong by chance."""
-        return not any(getattr(self, f.name) for f in fields(self)[3:])
+        return not any(getattr(self, f.name) for f in fields(self)[3:] if f.name != "lasts")
 
 
 MIXES: dict[str, Mix] = {

@@ -31,7 +31,8 @@ from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stated
 from p2pdiloco.lab.simulation.world.stranger import Stranger
 
 PRESENCE_EVERY_S = 2.0
-PRESENCE_TTL_S = 12.0
+PRESENCE_TTLS = 6
+"""Rounds of presence for which a record is believed."""
 TRANSFER_PATIENCE_S = 60.0
 """A receiver that has not given its last word by then has forgotten the transfer."""
 
@@ -78,6 +79,7 @@ class World:
             replace(genesis_state(f), matter=substance.genesis(f)) for f in range(plan.config.fragments)
         )
         """One state of version 0 for all: what follows from it is worked out once."""
+        self._presence_every_s = max(PRESENCE_EVERY_S, plan.config.timing.heartbeat_s)
         self._disks: dict[str, Disk] = {}
         self._incarnations: dict[str, int] = {}
         self._presence: dict[str, dict[str, tuple[int, float]]] = {}
@@ -160,12 +162,15 @@ class World:
             for reader in up:
                 if reader is publisher or self._hears_of(reader.peer, publisher.peer):
                     held = self._presence.setdefault(reader.peer, {})
-                    held[publisher.peer] = (publisher.incarnation, now + PRESENCE_TTL_S)
+                    held[publisher.peer] = (
+                        publisher.incarnation,
+                        now + PRESENCE_TTLS * self._presence_every_s,
+                    )
         for reader in up:
             held = self._presence[reader.peer]
             members = tuple((p, inc) for p, (inc, expires) in sorted(held.items()) if expires > now)
             reader.later(0.05, reader.feed, PresenceSeen(Roster(members)))
-        self.clock.after(PRESENCE_EVERY_S, self._presence_round)
+        self.clock.after(self._presence_every_s, self._presence_round)
 
     def _hears_of(self, reader: str, publisher: str) -> bool:
         """Tell whether a record gets from one to the other: two hidden ones have it from somebody between."""
