@@ -15,14 +15,19 @@ from attacks.lies import BY_A_MEMBER
 from attacks.outcome import Broken, Row, Seen, judge
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
 from attacks.usurper import usurp
+from attacks.withholding import omit, withhold
 from p2pdiloco.core.api.messages import VoteRequest
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import NEVER, ContributionHeader, Head, Stamp
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.election.turn import Turn
 from p2pdiloco.core.election.vote_judge import VoteJudge
 from p2pdiloco.core.election.voting import Candidacy
 from p2pdiloco.core.life.heartbeat import Heartbeats
+from p2pdiloco.core.rounds.inbox import LearnerInbox
 from p2pdiloco.core.rounds.publishing import Publisher
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.lab.guard import Guard
 from p2pdiloco.lab.swarm.event_log import Line
 
@@ -113,7 +118,8 @@ def test_every_lie_changes_something() -> None:
         claimed = lie.label(label)
         told = claimed.inner_steps > 1000 * label.inner_steps or not torch.equal(lie.delta(delta), delta)
         stated = lie.scores([64]) != [64]
-        assert told or stated or lie.usurps or not torch.equal(lie.merged(delta), delta)
+        keeps = lie.usurps or lie.withholds or lie.omits
+        assert told or stated or keeps or not torch.equal(lie.merged(delta), delta)
         assert torch.isfinite(lie.delta(delta)).all() and claimed.tokens == 256 * claimed.inner_steps
 
 
@@ -134,6 +140,24 @@ def test_a_usurper_does_as_others_do_until_it_begins(begun: bool, monkeypatch: p
         ((False, False), "mine", True) if begun else (("grants", "look"), "why_open", False)
     )
     assert bool(asked) is not begun
+
+
+async def test_who_withholds_does_as_others_do_until_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = False
+
+    async def given(*_: object) -> str:
+        return "given"
+
+    held = [SimpleNamespace(child=name, own=name == "me") for name in ("a", "b", "me")]
+    monkeypatch.setattr(Transfers, "on_pull", given)
+    monkeypatch.setattr(LearnerInbox, "ready", lambda _self: held, raising=False)
+    withhold(lambda _what: begun)
+    omit(lambda _what: begun)
+    pull = wire.PullUpdate("r", 0, 1)
+    assert await Transfers.on_pull(None, "p", pull) == "given" and LearnerInbox.ready(None) == held
+    begun = True
+    assert await Transfers.on_pull(None, "p", pull) == wire.refuse(PullRefusal.BUSY)
+    assert [one.child for one in LearnerInbox.ready(None)] == ["b", "me"]
 
 
 def test_an_attacker_that_cannot_begin_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

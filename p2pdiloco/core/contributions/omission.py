@@ -5,7 +5,7 @@ after that, if the next was in the making. A version without it is a miss; it is
 honest syncer that had to drop it takes it. Who says time and again that it has it, and makes versions without
 it, leaves it out on purpose.
 
-Nor is a syncer of use that refuses our work because its chain is further, where nobody can have that chain.
+Nor is a syncer of use that refuses our work because its chain is another, where nobody can have that chain.
 
 Rules: docs/protocol/exactly-once.md, section 5.
 """
@@ -23,8 +23,14 @@ MOST_MISSES = 3
 MOST_AHEAD = 4
 """Versions that a syncer can be ahead of us where we take in its versions one by one. It may say that it is
 further, so that none counts as made since."""
-AHEAD = (Verdict.ALREADY_MERGED, Verdict.OVERLAP)
-"""Words of a syncer whose chain has more of our work than ours."""
+ELSEWHERE = (
+    Verdict.ALREADY_MERGED,
+    Verdict.OVERLAP,
+    Verdict.BEHIND,
+    Verdict.UNKNOWN_BASE,
+    Verdict.STALE_BASE,
+)
+"""Words of a syncer whose chain is another than ours, or further."""
 
 
 class Withheld:
@@ -34,8 +40,8 @@ class Withheld:
         self._context, self._patience = context, patience
         self._of = NEVER, ""
         self._from = self._misses = 0
-        self._ahead: tuple[str, int, float] | None = None
-        """Syncer that said that it is ahead, of which version of ours, and since when."""
+        self._elsewhere: tuple[str, int, float] | None = None
+        """Syncer that said that its chain is another, than which version of ours, and since when."""
 
     def acknowledged(self, pending: Pending, theirs: Head | None) -> None:
         """Take in that its syncer, who has that head, has a contribution."""
@@ -60,10 +66,10 @@ class Withheld:
     def refused(self, pending: Pending, verdict: Verdict, behind: bool, now: float) -> None:
         """Take in that a syncer refused it. `behind`: a version is on its way to us, or can be had."""
         office, ours = self._context.leaf.office, self._context.chain.head.number
-        if verdict not in AHEAD or pending.peer != office.syncer:
+        if verdict not in ELSEWHERE or pending.peer != office.syncer:
             return
-        if self._ahead is None or self._ahead[:2] != (pending.peer, ours):
-            self._ahead = pending.peer, ours, now
-        waited_s = now - self._ahead[2]
+        if self._elsewhere is None or self._elsewhere[:2] != (pending.peer, ours):
+            self._elsewhere = pending.peer, ours, now
+        waited_s = now - self._elsewhere[2]
         if not behind and waited_s > self._patience.wait_s(0.0, Verdict.HELD, now):
             office.suspect(Suspicion.NO_VERSION, waited_s=round(waited_s, 1))

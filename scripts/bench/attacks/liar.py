@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attacks.lies import BY_A_MEMBER, Lie
 from attacks.usurper import usurp
+from attacks.withholding import omit, withhold
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.contributions import own
 from p2pdiloco.tensors.merging import inputs
@@ -56,6 +57,10 @@ def lying(lie: Lie, sign: Path) -> None:
         found = honest_scores(samples)
         return lie.scores(found) if lies("scores") else found
 
+    if lie.withholds:
+        withhold(lies)
+    if lie.omits:
+        omit(lies)
     if lie.usurps:
         usurp(lies, lie.boasts)
     inputs.scores = scores

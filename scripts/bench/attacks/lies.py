@@ -24,6 +24,10 @@ class Lie(Struct, frozen=True):
     """True: it wants all offices, and makes no version (`attacks.usurper`)."""
     boasts: bool = False
     """True: also those that are held."""
+    withholds: bool = False
+    """True: it gives no updates and no states (`attacks.withholding`)."""
+    omits: bool = False
+    """True: it leaves one learner's work out of what it merges."""
 
 
 def most_steps(header: ContributionHeader) -> ContributionHeader:
@@ -53,4 +57,6 @@ BY_A_MEMBER: Mapping[str, Lie] = {
     "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
     "member-offices": Lie(usurps=True, boasts=True),
     "member-idle": Lie(usurps=True),
+    "member-withholds": Lie(withholds=True),
+    "member-omits": Lie(omits=True),
 }

@@ -10,7 +10,7 @@ from scenes import held_by_p1, without_ours
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
-from p2pdiloco.core.contributions.omission import MOST_AHEAD, MOST_MISSES
+from p2pdiloco.core.contributions.omission import ELSEWHERE, MOST_AHEAD, MOST_MISSES
 
 
 def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> None:
@@ -56,8 +56,8 @@ def test_a_merged_contribution_ends_the_count() -> None:
     assert not reasons(without_ours(solo, 4), "suspicion")
 
 
-@pytest.mark.parametrize("verdict", [Verdict.ALREADY_MERGED, Verdict.OVERLAP])
-def test_whoever_is_ahead_with_what_nobody_can_have_is_not_counted_on(verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", ELSEWHERE)
+def test_whoever_is_elsewhere_with_what_nobody_can_have_is_not_counted_on(verdict: Verdict) -> None:
     solo = held_by_p1(says=verdict)
     solo.message("p1", announce(child(solo.fragment.chain.header, "p1", ("p2",))))
     seen, effects = [], solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.BUSY))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pdiloco.lab.simulation.world.perjurer import PROVABLE, LieTold, Perjurer
-from p2pdiloco.lab.simulation.world.plan import one_withholds
+from p2pdiloco.lab.simulation.world.plan import MAX_JOINS, one_withholds
 from p2pdiloco.lab.simulation.world.withholder import Kept, Withholder
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     peers = [spec.peer for spec in plan.nodes]
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
     kinds = list(LieTold) if plan.config.audited else PROVABLE
-    withheld = list(Kept)[plan.seed // 4 % len(Kept)]
+    # Of two groups' syncers one that withholds is no minority: nobody could be elected in its place.
+    one_group = len(peers) + MAX_JOINS <= plan.config.group_size
+    withheld = list(Kept)[plan.seed // 4 % len(Kept)] if one_group else Kept.WORK
     return {
         peer: Withholder(withheld, victim=peers[0])
         if one_withholds(plan.seed) and peer == lying[-1]
