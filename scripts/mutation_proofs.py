@@ -11,6 +11,7 @@ from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.proofs import gossip, hearing
 from p2pdiloco.core.proofs.gossip import Gossip
 from p2pdiloco.core.proofs.seen_votes import SeenVotes
 from p2pdiloco.core.proofs.siblings import ShownVersions
@@ -28,7 +29,8 @@ def two_votes_are_not_compared(patch: Patch) -> None:
 
 @mutation("liars", 4, 6, "only-liars")
 def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
-    patch.set(Gossip, "_audience", lambda self, now: [])
+    for module in (gossip, hearing):
+        patch.set(module, "audience", lambda shared, now: [])
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
 
 
