@@ -6,7 +6,7 @@ from p2pdiloco.lab.simulation.world.perjurer import LieTold
 from p2pdiloco.lab.simulation.world.plan import draw_plan
 from p2pdiloco.lab.simulation.world.world import World
 
-SEEDS = (11, 29, 40, 57)
+SEEDS = (34, 40, 49, 57)
 """One in which each kind is noticed."""
 
 

@@ -41,10 +41,18 @@ class LieTold(Enum):
 
 
 PROVABLE = (LieTold.VOTES, LieTold.VERSIONS, LieTold.LABELS)
+FEWEST = 5
+"""Number of members from which on some make false merges, or accuse falsely. Of fewer, one that comes late
+may meet a single voter beside the liar, and nobody can tell which of two lies."""
 FALSE_FROM_S = 10.0
 """Time from which a maker of false merges makes them: it counts by its work by then."""
 ACCUSED_FROM = 4
 """First number of a version that a false accuser accuses: members count by their work by then."""
+
+
+def lies_of(audited: bool, members: int) -> tuple[LieTold, ...]:
+    """List the lies that are told in a world."""
+    return tuple(LieTold) if audited and members >= FEWEST else PROVABLE
 
 
 class Perjurer:
