@@ -17,9 +17,10 @@ import mutation_standing
 from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
 from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedContribution, SignedPartial
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedContribution
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.watermarks import Marks
 from p2pdiloco.core.contributions.kept import KeptContributions

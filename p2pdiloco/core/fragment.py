@@ -6,8 +6,9 @@ from p2pdiloco.core.api.config import RestoredFragment
 from p2pdiloco.core.api.effects import DiscardContribution, Offer, RequestFragment, VoteRecord
 from p2pdiloco.core.api.events import ContributionReady, LearnerApplied, OfferAnswered
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
+from p2pdiloco.core.api.partials import PartialHeader
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
+from p2pdiloco.core.api.types import ContributionHeader, Head
 from p2pdiloco.core.audits.auditor import Auditor
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import strange_after

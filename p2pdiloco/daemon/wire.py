@@ -16,6 +16,7 @@ from msgspec import Meta
 from p2pdiloco.config.manifest import Name
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
+from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import ProbeRefusal, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
@@ -26,7 +27,6 @@ from p2pdiloco.core.api.types import (
     PeerId,
     RunId,
     SignedContribution,
-    SignedPartial,
     Vouch,
     Watermark,
     Wire,

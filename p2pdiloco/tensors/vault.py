@@ -24,7 +24,7 @@ from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout, gather
 from p2pdiloco.tensors.merging.inputs import Findings, Given
-from p2pdiloco.tensors.merging.making import Correction, UpdateMaker
+from p2pdiloco.tensors.merging.making import Correction, UpdateMaker, longest_encoded
 from p2pdiloco.tensors.merging.partial import Work, check_partial, encode_partial
 from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
 from p2pdiloco.tensors.own_contributions import OwnContributions, Residual
@@ -34,9 +34,6 @@ from p2pdiloco.tensors.state import EMPTY, FirstLengths, FragmentState, Loan, Pi
 from p2pdiloco.tensors.unsound import Unsound
 
 _MAX_STATE = 2.0**100
-_ENCODED = 0.9
-"""Share of the longest update to which one is cut: int4 may lengthen it by some hundredths, and everybody
-would refuse it."""
 
 
 class PartialMerge(Struct, frozen=True):
@@ -243,7 +240,7 @@ class Vault:
         self._begin_next(fragment, number)
         accumulator, found = self.maker.add_up(fragment, inputs, partials, limits, seed)
         left_out = self._left_out_of_updates(fragment)
-        longest = _ENCODED * limits.longest_update if partials or left_out is not None else None
+        longest = longest_encoded(limits) if partials or left_out is not None else None
         update, delta = self.maker.encode(accumulator, longest, left_out, correction)
         digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:

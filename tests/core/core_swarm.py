@@ -13,8 +13,8 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import FetchFailure
-from p2pdiloco.core.api.types import SignedPartial
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto
@@ -150,7 +150,7 @@ class Swarm:
     def merged(self, effect: ef.Merge | ef.MergePartial) -> tuple[str, ...]:
         """The learners whose work is added up, as often as it is."""
         own = [i.contributor.learner for i in effect.inputs]
-        return tuple(sorted([*own, *(peer for ticket in effect.partials for peer in self.sums[ticket])]))
+        return tuple(sorted([*own, *(peer for below in effect.partials for peer in self.sums[below.ticket])]))
 
     def _MergePartial(self, member: Member, effect: ef.MergePartial) -> None:
         ticket = self.number()

@@ -6,14 +6,15 @@ import hashlib
 import random
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec.structs import replace
+from partials_kit import partials_of
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
 from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.partials import in_a_version
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import (
     NEVER,
@@ -29,7 +30,6 @@ from p2pdiloco.core.api.types import (
     Watermark,
     Wire,
     signed_bytes,
-    table_digest,
 )
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
@@ -113,6 +113,7 @@ def child(
     learners: tuple[str, ...] = ("p1",),
     term: int = 1,
     by: str = "",
+    group_size: int = 8,
     **odd: Any,
 ) -> SignedVersion:
     """A rightly signed next version, into which each learner's next stamp of its first life went. `by`:
@@ -143,6 +144,8 @@ def child(
         "limits": scale.limits_after(chain_to(parent), config(parent.fragment + 1)),
     }
     marks = before.after(parent.number + 1, merged)
+    plan = scale.plan_of(parent, config(parent.fragment + 1, group_size=group_size))
+    values["partials"] = in_a_version(values["limits"], partials_of(plan, merged, values["limits"]))
     header = VersionHeader(**(values | {"table": marks.digest} | odd))
     TABLES[header.digest()] = marks
     return SignedVersion(header, sign(header.syncer, "version", header))
@@ -152,13 +155,6 @@ def table(version: SignedVersion) -> tuple[Watermark, ...]:
     """Watermarks of a version that `child` made."""
     marks = TABLES.get(version.header.digest())
     return marks.table if marks else ()
-
-
-def with_table(version: SignedVersion, marks: tuple[Watermark, ...]) -> SignedVersion:
-    """The same version as if these were its watermarks."""
-    header = msgspec.structs.replace(version.header, table=table_digest(marks))
-    TABLES[header.digest()] = marks_of(marks)
-    return SignedVersion(header, sign(header.syncer, "version", header))
 
 
 def branch(length: int, fragment: int = 0, syncer: str = "p1", **odd: Any) -> list[SignedVersion]:

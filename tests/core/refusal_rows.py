@@ -6,22 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from above import Above
 from core_swarm import Member, Swarm
-from kit import RUN, Solo, child, config, contribution, digest, found, genesis, sign, signed_part
-from scenes import copied, expels, next_part, one_round, shown_a_lie, syncer
+from kit import Solo, child, config, contribution, digest, found, genesis, signed_part
+from scenes import copied, expels, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import (
-    NEVER,
-    Contributor,
-    PartialHeader,
-    SignedContribution,
-    SignedPartial,
-    Stamp,
-)
-from p2pdiloco.core.chain import scale
+from p2pdiloco.core.api.types import NEVER, SignedContribution, Stamp
 from p2pdiloco.core.groups.electorates import UpperElectorate
 from p2pdiloco.core.rounds import inbox
 
@@ -131,65 +125,6 @@ def anothers() -> Effects:
 # --- partial merges ----------------------------------------------------------------------------------
 
 
-class Above:
-    """A member with a seat above the leaves, in office there or not, and another group's syncer."""
-
-    def __init__(self, holding: bool = True, **run: Any) -> None:
-        groups = {"genesis_versions": (genesis(0, 3),), "group_size": 2, "term_versions": 20}
-        self.swarm = swarm = Swarm(config(**(groups | run)))
-        for index in range(6):
-            swarm.join(f"m{index}", genesis=index == 0)
-        swarm.run(20.0)
-        swarm.contribute()
-        swarm.run(8.0)
-        self.core, self.seat, self.child, self.sender = next(
-            (member.core, seat, child, peer)
-            for member in swarm.members.values()
-            for seat in member.core.fragments[0].seats.taken[1:]
-            if seat.office.holding == holding and isinstance(seat.electorate, UpperElectorate)
-            for child, peer in sorted(seat.electorate.holders(swarm.now).items())
-            if peer != member.peer
-        )
-        self.chain = self.core.fragments[0].chain
-
-    def parts(self, group: str = "") -> tuple[Contributor, ...]:
-        """The next contributions of all learners of that group."""
-        assert isinstance(self.seat.electorate, UpperElectorate)
-        header, shared = self.chain.header, self.core.shared
-        leaves = shared.roster.leaves(RUN, 0, header.epoch, header.groups)
-        learners = sorted(
-            peer for leaf in self.seat.electorate.children[group or self.child] for peer in leaves[leaf]
-        )
-        return tuple(signed_part(next_part(self.chain, learner)) for learner in learners)
-
-    def label(self, **odd: Any) -> PartialHeader:
-        """Acceptable, but for what is odd."""
-        values: dict[str, Any] = {
-            "run": RUN,
-            "group": self.child,
-            "fragment": 0,
-            "syncer": self.sender,
-            "number": self.chain.head.number,
-            "digest": self.chain.head.digest,
-            "parts": self.parts(),
-            "due": True,
-            "payload_digest": digest("sums"),
-            "payload_bytes": 400,
-            "limits": scale.limits_after(self.chain, self.swarm.config),
-        }
-        return PartialHeader(**(values | odd))
-
-    def offer(self, header: PartialHeader, transfer: int = 9000, sender: str = "", by: str = "") -> Effects:
-        """It is offered, and whatever follows from that is not done."""
-        sender = sender or self.sender
-        signed = SignedPartial(header, sign(by or sender, "partial", header))
-        return self.core.handle(ev.Offered(transfer, sender, signed), self.swarm.now)
-
-    def arrives(self, transfer: int = 9000) -> Effects:
-        """Its payload is here."""
-        return self.core.handle(ev.PayloadReceived(transfer, 7000 + transfer), self.swarm.now)
-
-
 def partly(**odd: Any) -> Callable[[], Effects]:
     """A syncer below offers a partial with something odd in its label."""
 
@@ -217,6 +152,25 @@ def with_invented_work() -> Effects:
     above = Above()
     first, *others = above.parts()
     return above.offer(above.label(parts=(msgspec.structs.replace(first, tokens=39), *others)))
+
+
+def out_of_order() -> Effects:
+    """Its contributions are in another order than that of a version: no signature would hold there."""
+    above = Above(genesis_versions=(genesis(0, 2),))
+    return above.offer(above.label(parts=above.parts()[::-1]))
+
+
+def without_limits() -> Effects:
+    above = Above()
+    below = tuple(msgspec.structs.replace(each, limits=None) for each in above.label().below)
+    return above.offer(above.label(below=below))
+
+
+def with_an_invented_partial() -> Effects:
+    """A syncer below says itself what a group below made."""
+    above = Above()
+    below = tuple(msgspec.structs.replace(each, payload_digest=bytes(32)) for each in above.label().below)
+    return above.offer(above.label(below=below))
 
 
 def twice_in_one() -> Effects:
@@ -303,9 +257,10 @@ GROUP: dict[Verdict, tuple[Callable[[], Effects], ...]] = {
     Verdict.NOT_SYNCER: (no_syncer_above,),
     Verdict.FALSE_SYNCER: (partly(syncer="m9"),),
     Verdict.NOT_HEARD_OF: (of_a_stranger,),
-    Verdict.BAD_SIGNATURE: (partial_forged, with_invented_work),
+    Verdict.BAD_SIGNATURE: (partial_forged, with_invented_work, with_an_invented_partial),
     Verdict.REPEATED_LEARNER: (twice_in_one,),
     Verdict.FALSE_STAMP: (changed(stamp=NEVER),),
+    Verdict.FALSE_PARTIALS: (partly(below=()), out_of_order, without_limits),
     Verdict.IMPLAUSIBLE_TOKENS: (changed(tokens=1 << 60),),
     Verdict.OTHER_GROUP: (of_another_group,),
     Verdict.UNKNOWN_BASE: (partly(digest=bytes(32)),),

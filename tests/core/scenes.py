@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit import Solo, branch, child, config, contribution, found, table, vote
+from kit import TABLES, Solo, branch, child, config, contribution, found, sign, table, vote
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
+from p2pdiloco.core.api.partials import MergedPartial
 from p2pdiloco.core.api.proofs import TwoVotes, short_of
 from p2pdiloco.core.api.reasons import MessageFault, Verdict
 from p2pdiloco.core.api.statements import Accusation, FalseVersion
 from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Head, Stamp, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.watermarks import marks_of
 
 FAR = branch(9, learners=("p1", "p2"))
 """Nine versions: more than the update log keeps."""
+
+
+A_PARTIAL = MergedPartial("0/0/0", "p1", bytes(32), b"")
+"""Partial merge that nobody signed."""
+
+
+def with_table(version: SignedVersion, marks: tuple[Watermark, ...]) -> SignedVersion:
+    """The same version as if these were its watermarks."""
+    header = replace(version.header, table=table_digest(marks))
+    TABLES[header.digest()] = marks_of(marks)
+    return SignedVersion(header, sign(header.syncer, "version", header))
 
 
 def syncer(

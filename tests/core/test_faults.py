@@ -182,7 +182,6 @@ def has_not_worked() -> Effects:
 
 def newcomer() -> Effects:
     solo = Solo(peers=PEERS, heads=(branch(3)[3].header.head(),))
-    assert not solo.core.confirmed
     return asked(solo, 1)
 
 

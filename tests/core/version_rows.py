@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kit import Solo, branch, child, config, found, table
+from kit import Solo, branch, child, config, found, genesis, table
+from scenes import A_PARTIAL
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -34,6 +35,13 @@ def of_a_stranger() -> Effects:
     return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
 
 
+def names_a_partial() -> Effects:
+    """One group made it."""
+    made, solo = child(genesis(0).header, partials=(A_PARTIAL,)), Solo(peers=PEERS)
+    (pull,) = found(solo.hear("p1", heads=(made.header.head(),)), ef.FetchUpdate)
+    return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
+
+
 def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
     """A version comes that repairs one of ours, or another one; its syncer is not excluded."""
 
@@ -52,6 +60,7 @@ def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
 ROWS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.BEHIND: an_old_state,
     VersionFault.UNBACKED: of_a_stranger,
+    VersionFault.FALSE_PARTIALS: names_a_partial,
     VersionFault.FALSE_REPAIR: repairs(audited=False),
     VersionFault.NOT_KNOWN_FALSE: repairs(audited=True),
     VersionFault.UNKNOWN_REPAIR: repairs(bytes(32), audited=True),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.partials import PartialLabel
 from p2pdiloco.core.api.proofs import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, short_of
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation, Statement
+from p2pdiloco.core.api.statements import Accusation, FalsePartial, FalseVersion, Refutation, Statement
 from p2pdiloco.core.api.types import (
+    NO_LIMITS,
     Certificate,
     ContributionHeader,
     Contributor,
@@ -86,7 +88,13 @@ def proofs(groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw
 def statements(
     groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw[str] = texts
 ) -> Draw[Statement]:
-    subject = st.builds(FalseVersion, short_headers(fragments, groups))
+    label = st.builds(
+        PartialLabel, texts, fragments, groups, peers, digests, st.just(NO_LIMITS), digests, digests
+    )
+    subject = st.one_of(
+        st.builds(FalseVersion, short_headers(fragments, groups)),
+        st.builds(FalsePartial, counts, digests, label, signatures),
+    )
     accusation = st.builds(Accusation, subject, peers, signatures)
     return st.one_of(accusation, st.builds(Refutation, accusation, peers, signatures))
 

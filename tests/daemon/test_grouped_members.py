@@ -10,14 +10,8 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood, QuickMember, until
 
-from p2pdiloco.core.api.types import (
-    NEVER,
-    Contributor,
-    PartialHeader,
-    SignedPartial,
-    Stamp,
-    signed_bytes,
-)
+from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.groups.electorates import UpperElectorate
 from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.daemon import wire

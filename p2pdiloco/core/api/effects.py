@@ -9,19 +9,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.partials import PartOfTree, SignedOffer
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.trust_weight import Mean
-from p2pdiloco.core.api.types import (
-    NO_LIMITS,
-    WHOLE_RUN,
-    Contributor,
-    MergeLimits,
-    SignedOffer,
-    Stamp,
-    Ticket,
-    Watermark,
-)
+from p2pdiloco.core.api.types import NO_LIMITS, WHOLE_RUN, Contributor, MergeLimits, Stamp, Ticket, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 
 
@@ -167,6 +159,13 @@ class MergeInput(Struct, frozen=True):
     """Agreement of its learner so far."""
 
 
+class PartialInput(Struct, frozen=True):
+    """Partial merge of a merge."""
+
+    ticket: Ticket
+    payload_digest: bytes
+
+
 class Merge(Effect, frozen=True):
     """Merge in this order, encode the outer update, make the outer step into the spare copy.
 
@@ -176,7 +175,7 @@ class Merge(Effect, frozen=True):
     term: int
     number: int
     inputs: tuple[MergeInput, ...]
-    partials: tuple[Ticket, ...]
+    partials: tuple[PartialInput, ...]
     """Partial merges of groups, added after the inputs as if their contributions were inputs."""
     longest_steps: int
     """Inner steps of the longest of all these contributions, those of the groups too."""
@@ -196,7 +195,7 @@ class MergePartial(Effect, frozen=True):
     group: str
     attempt: int
     inputs: tuple[MergeInput, ...]
-    partials: tuple[Ticket, ...]
+    partials: tuple[PartialInput, ...]
     limits: MergeLimits = NO_LIMITS
     seed: bytes = b""
     """Seed, as of `Merge`."""
@@ -240,7 +239,8 @@ class Audit(Effect, frozen=True):
     """Get the contributions that a version names, from their learners or else from its syncer, merge them
     again by the limits and trust weights that it states, and compare the update: `Audited`.
 
-    Neither state nor spare is touched. Of versions that one group made, with a dense codec."""
+    Or do so with the partial merge of one of its groups. Neither state nor spare is touched. Of versions with
+    a dense codec."""
 
     fragment: int
     version: SignedVersion
@@ -248,6 +248,10 @@ class Audit(Effect, frozen=True):
     """Members that may have its contributions, too: they made the merge again, and say that it is false."""
     repairs: SignedVersion | None = None
     """Version that it repairs, by the true update that is kept here (or else missing), and the false one."""
+    part: PartOfTree | None = None
+    """Partial merge that is made again; None: the version is."""
+    below: tuple[PartOfTree, ...] = ()
+    """Partial merges that were added up for it, in that order; none: contributions were."""
 
 
 class LossAudit(Effect, frozen=True):

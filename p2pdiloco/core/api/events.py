@@ -11,9 +11,10 @@ from msgspec import Struct
 from p2pdiloco.core.api.effects import Offer
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.partials import SignedOffer
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import AuditOutcome, FetchFailure, Verdict
-from p2pdiloco.core.api.types import UNMEASURED, Head, SignedOffer, Stamp, Ticket, Vouch, Watermark
+from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Head, Stamp, Ticket, Vouch, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 
 
@@ -314,6 +315,8 @@ class Audited(Event, frozen=True):
     outcome: AuditOutcome
     remade: bool = False
     """True: the update is another one, and the true one is kept here."""
+    group: str = WHOLE_RUN
+    """Group whose partial merge was audited; `WHOLE_RUN`: the version was."""
 
 
 class LossAudited(Event, frozen=True):

@@ -101,6 +101,8 @@ class Verdict(Reason):
     FALSE_SYNCER = "false-syncer", Then.RETRY, True
     REPEATED_LEARNER = "repeated-learner", Then.RETRY, True
     FALSE_STAMP = "false-stamp", Then.RETRY, True
+    FALSE_PARTIALS = "false-partials", Then.RETRY, True
+    """Partial merge that cannot be made of those that it names."""
     BAD_SIGNATURE = "bad-signature", Then.GIVE_UP, True
     WRONG_CODEC = "wrong-codec", Then.GIVE_UP, True
     WRONG_SIZE = "wrong-size", Then.GIVE_UP, True
@@ -235,6 +237,8 @@ class VersionFault(Reason):
     FALSE_TRUST = "false-trust"
     """Version whose trust weights do not follow from its parent, or whose measurements cannot be."""
     FALSE_STAMP = "false-stamp"
+    FALSE_PARTIALS = "false-partials"
+    """Version that cannot be made of the partial merges that it names, one for each group."""
     FALSE_LABEL = "false-label"
     """Version that names a contribution which its learner did not sign."""
     IMPLAUSIBLE_TOKENS = "implausible-tokens"
@@ -304,11 +308,11 @@ class Suspicion(Reason):
 
 @direct_members
 class AuditOutcome(Reason):
-    """Outcomes of merging a version's contributions again."""
+    """Outcomes of making a merge again."""
 
-    SAME = "same", "the update is the merge of the contributions that it names"
-    DIFFERENT = "different", "the update is not the merge of the contributions that it names"
-    MISSING = "missing", "not all contributions could be had"
+    SAME = "same", "it is the merge of what it names"
+    DIFFERENT = "different", "it is not the merge of what it names"
+    MISSING = "missing", "not all that it names could be had"
     UNABLE = "unable", "this machine does not calculate as all others do"
 
 

@@ -9,12 +9,16 @@ Rules: docs/protocol/audits.md, section 3.
 
 from __future__ import annotations
 
+import hashlib
+
+from p2pdiloco.core.api.partials import PartialLabel
 from p2pdiloco.core.api.proofs import Proof, SignedShort, Verify
-from p2pdiloco.core.api.types import PeerId, Signature, Wire, signed_bytes
+from p2pdiloco.core.api.types import Count, Digest, PeerId, Signature, Wire, signed_bytes
 
 
 class FalseVersion(Wire, frozen=True, tag=True):
-    """Version whose update is said not to be the merge of the contributions that it names."""
+    """Version whose update is said not to be the merge of what it names: contributions, or partial merges of
+    groups."""
 
     version: SignedShort
 
@@ -33,6 +37,10 @@ class FalseVersion(Wire, frozen=True, tag=True):
         """Number of the version."""
         return self.version.header.number
 
+    def version_digest(self) -> bytes:
+        """Name the version in which it is: itself."""
+        return self.version.header.digest()
+
     def digest(self) -> bytes:
         """Compute the digest that names what is accused."""
         return self.version.header.digest()
@@ -50,7 +58,57 @@ class FalseVersion(Wire, frozen=True, tag=True):
         return f"version {self.number} of fragment {self.fragment}"
 
 
-Subject = FalseVersion
+class FalsePartial(Wire, frozen=True, tag=True):
+    """Partial merge of a group whose sums are said not to be those of the contributions that it names.
+
+    Where it is found is the accuser's word: its label names what is accused, and whoever finds that there
+    makes it again."""
+
+    number: Count
+    """Number of the version in which it is."""
+    version: Digest
+    """Digest of that version."""
+    label: PartialLabel
+    signature: Signature
+    """Signature of the label, as of a `MergedPartial`."""
+
+    @property
+    def run(self) -> str:
+        """Run to which it belongs."""
+        return self.label.run
+
+    @property
+    def fragment(self) -> int:
+        """Fragment in whose chain it is."""
+        return self.label.fragment
+
+    def version_digest(self) -> bytes:
+        """Name the version in which it is."""
+        return self.version
+
+    def digest(self) -> bytes:
+        """Compute the digest that names what is accused."""
+        return label_digest(self.label)
+
+    def maker(self) -> PeerId:
+        """Name the member that made it."""
+        return self.label.syncer
+
+    def signed(self, verify: Verify) -> bool:
+        """Tell whether its maker signed it. One signature is checked."""
+        return verify(self.label.syncer, signed_bytes("partial", self.label), self.signature)
+
+    def words(self) -> str:
+        """Name it for people."""
+        return f"the partial merge of group {self.label.group} of fragment {self.fragment}"
+
+
+def label_digest(label: PartialLabel) -> bytes:
+    """Compute the digest that names a partial merge."""
+    return hashlib.sha256(b"partial" + label.named()).digest()
+
+
+Subject = FalseVersion | FalsePartial
 """Subject of an accusation."""
 
 

@@ -234,39 +234,6 @@ class SignedContribution(Wire, frozen=True):
         return Contributor(h.learner, h.stamp, *done, h.after, h.payload_digest, self.signature)
 
 
-class PartialHeader(Wire, frozen=True):
-    """Label of a group's partial merge, on its way to the syncer of the group above (docs/protocol/groups.md,
-    section 3)."""
-
-    run: RunId
-    group: GroupId
-    """Group whose contributions were merged."""
-    fragment: Count
-    syncer: PeerId
-    """Syncer of that group; the author."""
-    number: Count
-    """Number of the head upon which the next version is to be made, for all that the author knows."""
-    digest: Digest
-    parts: Annotated[tuple[Contributor, ...], Meta(min_length=1, max_length=MAX_CONTRIBUTORS)]
-    due: bool
-    """True: the group's round began with what was due, or something in it was; a round may start with it."""
-    payload_digest: Digest
-    payload_bytes: Count
-    limits: MergeLimits = NO_LIMITS
-    """Limits by which the contributions were weighed and cut: those of the head at that time."""
-
-
-class SignedPartial(Wire, frozen=True):
-    """Header of a partial merge, signed by its author over `signed_bytes("partial", header)`."""
-
-    header: PartialHeader
-    signature: Signature
-
-
-SignedOffer = SignedContribution | SignedPartial
-"""Offer to a syncer: a learner's work, or the sums of a whole group's."""
-
-
 class VoteBody(Wire, frozen=True):
     """Content of a vote: in this term of this fragment, this candidate."""
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from p2pdiloco.core.api import merkle
+from p2pdiloco.core.api.partials import MAX_PARTIALS, MergedPartial, Plan, Tree, tree_of
 from p2pdiloco.core.api.plausible import plausible_work
 from p2pdiloco.core.api.types import (
     EMPTY_TABLE,
@@ -48,9 +49,9 @@ class HeaderStart(Wire, frozen=True):
 
 
 class ShortHeader(HeaderStart, frozen=True):
-    """Version header with the Merkle root of its contributors in their place: it names the version, and is
-    what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred bytes
-    (docs/protocol/proofs.md, section 1)."""
+    """Version header with the Merkle roots of contributors and partials in their place: it names the version,
+    and is what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred
+    bytes (docs/protocol/proofs.md, section 1)."""
 
     contributors: Digest
     """Merkle root over the encoded contributors, in their order (`core.api.merkle`)."""
@@ -61,6 +62,8 @@ class ShortHeader(HeaderStart, frozen=True):
     norm: float
     reach: float
     limits: MergeLimits
+    partials: Digest
+    """Merkle root over the encoded partials, in their order."""
     repairs: Digest | None = None
 
     def digest(self) -> bytes:
@@ -88,6 +91,9 @@ class VersionHeader(HeaderStart, frozen=True):
     """Length of a usual contribution; 0: not known, and nothing is cut."""
     limits: MergeLimits = NO_LIMITS
     """Limits by which its contributions were merged, which follow from its parent."""
+    partials: Annotated[tuple[MergedPartial, ...], Meta(max_length=MAX_PARTIALS)] = ()
+    """Partial merges of which it was made, those inside others too, sorted by group; none where one group
+    made it."""
     repairs: Digest | None = None
     """Digest of an earlier version, a false one, whose update is taken back in this one's, and the true one
     added (docs/protocol/audits.md, section 4)."""
@@ -96,6 +102,7 @@ class VersionHeader(HeaderStart, frozen=True):
         """Make what stands for it wherever it is named or signed: contributors by their one digest."""
         fields: dict[str, Any] = asdict(self)
         fields["contributors"] = merkle.root([part.named() for part in self.contributors])
+        fields["partials"] = merkle.root([entry.named() for entry in self.partials])
         return ShortHeader(**fields)
 
     def named(self) -> bytes:
@@ -114,6 +121,11 @@ class VersionHeader(HeaderStart, frozen=True):
         """Tell whether every contributor can have trained so much in so many inner steps
         (`plausible_work`)."""
         return _facts(self).plausible(tokens_per_step, period)
+
+    def tree(self, plan: Plan) -> Tree | None:
+        """Find out what was merged in each of its partials, where the members were grouped so; None: that
+        cannot be."""
+        return _facts(self).tree(plan)
 
     def head(self) -> Head:
         """Make the short name of this version."""
@@ -144,7 +156,7 @@ class _Facts:
     one. Remembered for the object, never for its value.
     """
 
-    __slots__ = ("_plausible", "digest", "header", "longest_steps", "named")
+    __slots__ = ("_plausible", "_tree", "digest", "header", "longest_steps", "named")
 
     def __init__(self, header: VersionHeader) -> None:
         self.header = header
@@ -152,6 +164,7 @@ class _Facts:
         self.digest = hashlib.sha256(self.named).digest()
         self.longest_steps = max((part.inner_steps for part in header.contributors), default=0)
         self._plausible: tuple[tuple[int, int], bool] | None = None
+        self._tree: tuple[Plan, Tree | None] | None = None
 
     def plausible(self, tokens_per_step: int, period: int) -> bool:
         """Tell whether all its contributors' work is plausible; a run has one step and one H."""
@@ -159,6 +172,12 @@ class _Facts:
         if self._plausible is None or self._plausible[0] != asked:
             self._plausible = asked, _all_plausible(self.header.contributors, *asked)
         return self._plausible[1]
+
+    def tree(self, plan: Plan) -> Tree | None:
+        """Find out what was merged in each of its partials; a version has one parent, which says how."""
+        if self._tree is None or self._tree[0] != plan:
+            self._tree = plan, tree_of(plan, self.header.contributors, self.header.partials)
+        return self._tree[1]
 
 
 _remembered: dict[int, _Facts] = {}

@@ -9,9 +9,10 @@ A version is audited because it looks wrong to us, or by lot.
 - *Lot.* Each node draws for itself, so that no syncer can foresee or avoid it.
 - *Accusation.* Another member says that it is false.
 
-One version is audited at a time by a node. What several groups made is not audited yet. Who finds a version
-false accuses its syncer before all others, and who finds one right that another has accused says so: both
-under their signatures, and both exclude for good whoever lied.
+Of what several groups made, our group's partial merge comes first, then those in which it is, and the sum of
+all at last. One merge is made again at a time by a node. Who finds one false accuses its syncer before all
+others, and who finds one right that another has accused says so: both under their signatures, and both
+exclude for good whoever lied.
 
 Rules: docs/protocol/audits.md, sections 1 and 3.
 """
@@ -22,16 +23,17 @@ import math
 import random
 
 from p2pdiloco.bounded import BoundedDict
-from p2pdiloco.core.api.effects import Audit
 from p2pdiloco.core.api.events import Audited
+from p2pdiloco.core.api.partials import Plan
 from p2pdiloco.core.api.plausible import weight_of
-from p2pdiloco.core.api.proofs import short_of
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation
+from p2pdiloco.core.api.statements import Accusation, Refutation
 from p2pdiloco.core.api.trust_weight import ALL_AT
 from p2pdiloco.core.api.types import LEAST_SCORE, Contributor, MergeLimits, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits.loss.loss_auditor import LossAuditor
+from p2pdiloco.core.audits.subjects import AuditedMerge, merge_accused, merges_of
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
 
@@ -53,49 +55,56 @@ class Auditor:
         self._own = own
         self._shared = context.shared
         self._rng = random.Random(context.shared.rng.random() if context.shared.config.audited else 0)
-        self._suspected: SignedVersion | None = None
-        """Newest version that waits until another audit is done, as it looks wrong."""
-        self._under_way: Audit | None = None
+        self._suspected: tuple[AuditedMerge, ...] = ()
+        """Merges of the newest version that waits until another audit is done, as it looks wrong."""
+        self._next: tuple[AuditedMerge, ...] = ()
+        """Merges of the version that is being audited whose turn comes if those before are right."""
+        self._under_way: AuditedMerge | None = None
+        self._givers: tuple[str, ...] = ()
+        """Accusers of what is under way who were asked for what they have."""
         self._right: BoundedDict[bytes, bool] = BoundedDict(MAX_KNOWN)
-        """Versions that we merged again, and found right."""
+        """Merges that we made again, and found right."""
         self._agreement = 0
         """Our mean agreement before the version that is being applied."""
         self.loss = LossAuditor(context, own)
 
-    def _audits(self, header: VersionHeader) -> bool:
-        """Tell whether that child of our head, or the head itself, can be audited: it was made by one group,
-        whatever comes after it."""
-        parent = self._context.chain.logged(header.number - 1)
-        return self._shared.config.audited and parent is not None and parent.header.groups == 1
+    def _plan(self, header: VersionHeader) -> Plan | None:
+        """Find how members were grouped for that child of our head, or for a version in our log. None: that
+        is not known, or nothing is audited in this run."""
+        parent, config = self._context.chain.logged(header.number - 1), self._shared.config
+        return scale.plan_of(parent.header, config) if config.audited and parent is not None else None
 
     def own_part(self, header: VersionHeader) -> Ticket | None:
         """Find our own contribution to a version, which is to be compared with its update; None: there is
         none, or nothing is compared."""
         self._agreement = self._context.chain.marks.mean(self._shared.me).agreement
-        return self._own.ticket_in(header.contributors) if self._audits(header) else None
+        return self._own.ticket_in(header.contributors) if self._plan(header) else None
 
     def applied(self, version: SignedVersion, cosine: float | None, now: float) -> None:
         """Look at a version of another member that was just applied. `cosine`: of our own contribution in it
         with the update; None: there is none."""
         header, shared = version.header, self._shared
         self.loss.applied(version, now)
-        if not self._audits(header) or header.syncer == shared.me:
+        plan = self._plan(header)
+        if plan is None or header.syncer == shared.me:
             return
+        merges = tuple(each for each in merges_of(version, plan, shared.me) if each.syncer != shared.me)
         if cosine is not None:
             expected = expected_cosine(header.contributors, shared.me, header.limits)
             if expected > LEAST_COSINE and cosine < SUSPICIOUS * expected:
-                self._suspected = version
+                self._suspected = merges
                 words = f"version {header.number} hardly goes the way of our contribution to it"
                 figures = {"cosine": round(cosine, 4), "expected": round(expected, 4)}
                 shared.out.record("audit", header.fragment, words, peer=header.syncer, **figures)
         if self._disowned(header):
-            self._suspected = version
+            self._suspected = merges
             words = f"version {header.number} says that our contribution to it goes against the others"
             shared.out.record("audit", header.fragment, words, peer=header.syncer)
         if self._context.repairs.has(header.repairs):
-            self._suspected = version  # in a repair anything could hide, and few others can look
-        if self._suspected is None and self._drawn():
-            self._begin(version)
+            self._suspected = merges[-1:]  # in a repair anything could hide, and few others can look
+        drawn = [merge for merge in merges if self._drawn(merge)]
+        if drawn and not self._suspected and shared.audits.begin(self._context.index):
+            self._begin(self._rng.choice(drawn), now)
         self.poll(now)
 
     def _disowned(self, header: VersionHeader) -> bool:
@@ -104,20 +113,24 @@ class Auditor:
         parts = (part for part in header.contributors if part.learner == self._shared.me)
         return self._agreement >= ALL_AT and any(LEAST_SCORE <= part.score < 0 for part in parts)
 
-    def _drawn(self) -> bool:
-        return self._rng.random() * max(1, self._context.chain.marks.lately) < DRAWN
+    def _drawn(self, merge: AuditedMerge) -> bool:
+        """Draw whether we audit it, as all those do whose merge it is."""
+        of_all = self._context.chain.marks.lately
+        together = of_all if merge.part is None else len(merge.part.parts)
+        return self._rng.random() * max(1, together) < DRAWN
 
     def poll(self, now: float) -> None:
         """Begin with what waits, if nothing is under way."""
-        if self._suspected is not None:
-            version, self._suspected = self._suspected, None
-            if not self._begin(version):
-                self._suspected = version
+        while (waiting := self._next or self._suspected) and self._shared.audits.begin(self._context.index):
+            if not self._next:
+                self._suspected = ()
+            self._next = waiting[1:]
+            self._begin(waiting[0], now)
         for accusation in self._shared.accusations.waiting(self._context.index, now):
             self._look_into(accusation, now)
 
     def found_right(self, digest: bytes) -> bool:
-        """Tell whether we merged that version again lately, and found it right."""
+        """Tell whether we made that merge again lately, and found it right."""
         return digest in self._right
 
     def _look_into(self, accusation: Accusation, now: float) -> None:
@@ -126,63 +139,76 @@ class Auditor:
         if digest in self._right:
             self._refute(accusation)
             return
-        version = self._context.chain.logged(accusation.subject.number)
-        if version is None or version.header.digest() != digest:
+        subject = accusation.subject
+        version = self._context.chain.logged(subject.number)
+        if version is None or version.header.digest() != subject.version_digest():
             return  # it may be on its way to us
-        if not self._audits(version.header):
+        plan = self._plan(version.header)
+        merge = None if plan is None else merge_accused(version, plan, subject)
+        if merge is None or not merge.signed(self._shared):
             heard.vain(accusation, now)
-        elif self._under_way is None:
-            self._begin(version)
+        elif self._under_way is None and self._shared.audits.begin(self._context.index):
+            self._begin(merge, now)
 
-    def _begin(self, version: SignedVersion) -> bool:
+    def _begin(self, merge: AuditedMerge, now: float) -> None:
+        """Begin with one, as we may. What its syncer did not sign, whoever merged it answers for."""
         shared = self._shared
-        if not shared.audits.begin(self._context.index):
-            return False
-        givers = tuple(each.accuser for each in shared.accusations.of(version.header.digest()))
-        repaired = version.header.repairs
-        repairs = self._context.chain.find(repaired) if repaired is not None else None
-        self._under_way = Audit(self._context.index, version, givers, repairs)
-        shared.out.put(self._under_way)
-        return True
+        if merge.signed(shared) and merge.signed_inside(shared):
+            self._under_way = merge
+            self._givers = tuple(each.accuser for each in shared.accusations.of(merge.digest()))
+            repaired = merge.version.header.repairs
+            repairs = self._context.chain.find(repaired) if repaired is not None else None
+            shared.out.put(merge.effect(self._givers, repairs))
+            return
+        shared.audits.end(self._context.index)
+        if merge.signed(shared):
+            self._found(merge, AuditOutcome.DIFFERENT, now)
 
     def audited(self, event: Audited, now: float) -> None:
         """Take in what came of an audit."""
-        audit = self._under_way
-        if audit is None or audit.version.header.digest() != event.digest:
+        merge = self._under_way
+        if merge is None or (merge.version.header.digest(), merge.group) != (event.digest, event.group):
             return
         self._under_way = None
         self._shared.audits.end(self._context.index)
-        header = audit.version.header
+        if event.remade:
+            self._context.repairs.remade(event.digest)
+        self._found(merge, event.outcome, now)
+
+    def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:
+        """Draw the conclusion."""
+        header, digest = merge.version.header, merge.digest()
         self._shared.out.record(
             "audit",
             header.fragment,
-            f"version {header.number}: {event.outcome}",
-            peer=header.syncer,
+            f"{merge.name}: {outcome}",
+            peer=merge.syncer,
             number=header.number,
-            outcome=event.outcome.value,
+            outcome=outcome.value,
         )
-        if event.remade:
-            self._context.repairs.remade(event.digest)
-        accused = self._shared.accusations.of(event.digest)
-        if event.outcome is AuditOutcome.SAME:
-            self._right[event.digest] = True
+        accused = self._shared.accusations.of(digest)
+        if outcome is AuditOutcome.SAME:
+            self._right[digest] = True
             for accusation in accused:
                 self._refute(accusation)
-        elif event.outcome is AuditOutcome.DIFFERENT:
-            self._found_false(audit.version, accused, now)
+        elif outcome is AuditOutcome.DIFFERENT:
+            self._found_false(merge, accused, now)
         else:
             for accusation in accused:
-                if accusation.accuser in audit.givers:  # else it is tried once more, with what that one has
+                if accusation.accuser in self._givers:  # else it is tried once more, with what that one has
                     self._shared.accusations.vain(accusation, now)
 
-    def _found_false(self, version: SignedVersion, accused: list[Accusation], now: float) -> None:
-        """Accuse the syncer before all others, which excludes it here."""
-        shared, header = self._shared, version.header
+    def _found_false(self, merge: AuditedMerge, accused: list[Accusation], now: float) -> None:
+        """Accuse the syncer before all others, which excludes it here. What is above that merge is not false
+        for it."""
+        shared = self._shared
+        if self._next and self._next[0].version == merge.version:
+            self._next = ()
         for accusation in accused:
             shared.accusations.settled(accusation)
-        if header.syncer != shared.me:
-            shared.distrust.add(header.syncer, now)
-            subject = FalseVersion(short_of(version))
+        if merge.syncer != shared.me:
+            shared.distrust.add(merge.syncer, now)
+            subject = merge.subject()
             shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
 
     def _refute(self, accusation: Accusation) -> None:

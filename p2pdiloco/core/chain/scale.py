@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.partials import Plan
 from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.trust_weight import plausible
@@ -111,6 +112,11 @@ def heaviest_units(learners: int, config: CoreConfig) -> float:
     if learners <= 2 or share >= 1.0:
         return config.most_units
     return min(max(1.0, (learners - 1) * share / (1.0 - share)), config.most_units)
+
+
+def plan_of(parent: VersionHeader, config: CoreConfig) -> Plan:
+    """Make the plan by which members fall into groups for a child of this version."""
+    return Plan(config.run, parent.fragment, parent.epoch, parent.groups, config.group_size)
 
 
 def longest_after(header: VersionHeader) -> float:
@@ -256,4 +262,8 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
     if not header.contributors or header.tokens != right.tokens:
         return VersionFault.FALSE_TOKENS
     stated = header.unit, header.reach, header.limits
-    return None if stated == (right.unit, right.reach, limits) else VersionFault.FALSE_SCALE
+    if stated != (right.unit, right.reach, limits):
+        return VersionFault.FALSE_SCALE
+    near = all(entry.by(limits).near(limits) for entry in header.partials)
+    made_so = near and header.tree(plan_of(chain.header, config)) is not None
+    return None if made_so else VersionFault.FALSE_PARTIALS

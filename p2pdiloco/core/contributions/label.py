@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2pdiloco.core.api.types import ContributionHeader, Contributor, SignedContribution
+from p2pdiloco.core.api.partials import PartOfTree
+from p2pdiloco.core.api.types import ContributionHeader, Contributor, MergeLimits, SignedContribution
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.pending import Pending
 from p2pdiloco.core.shared import Shared
@@ -48,6 +49,12 @@ def signed_by_learners(shared: Shared, fragment: int, parts: Sequence[Contributo
     """Tell whether the learners themselves say what these parts of a merge say of them, all of them: who puts
     one into a version answers for it."""
     return all(_signed(shared, fragment, part) for part in parts)
+
+
+def signed_by_syncer(shared: Shared, fragment: int, part: PartOfTree, limits: MergeLimits) -> bool:
+    """Tell whether a group's syncer itself says what a merge of these limits says of its partial."""
+    label, entry = part.label(shared.config.run, fragment, limits), part.entry
+    return shared.signed_by(entry.syncer, "partial", label, entry.signature)
 
 
 def unsigned(shared: Shared, fragment: int, parts: Sequence[Contributor]) -> int | None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
+from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
 from p2pdiloco.core.api.reasons import Suspicion, Then
-from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, PartialHeader, SignedPartial, Ticket
+from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, Ticket
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SendState, Underway
@@ -37,6 +38,7 @@ class Partial(Underway):
         self.ticket: Ticket = event.ticket
         self.digest, self.size = event.payload_digest, event.payload_bytes
         self.parts: tuple[Contributor, ...] = making.listed(event.measured)
+        self.below = making.merged
         self.due = job.due
 
 
@@ -137,6 +139,7 @@ class Delegate:
             payload_digest=partial.digest,
             payload_bytes=partial.size,
             limits=partial.limits,
+            below=partial.below,
         )
         signed = SignedPartial(header, shared.sign("partial", header))
         partial.offered(syncer, now)

@@ -5,17 +5,15 @@ Rules: docs/protocol/groups.md, section 4.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from p2pdiloco.core.api.partials import MAX_PARTIALS, MergedPartial, PartialHeader, SignedOffer, SignedPartial
 from p2pdiloco.core.api.plausible import plausible_work
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import (
-    MAX_CONTRIBUTORS,
-    PartialHeader,
-    SignedOffer,
-    SignedPartial,
-)
+from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, MergeLimits
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.label import signed_by_learners
+from p2pdiloco.core.contributions.label import signed_by_learners, signed_by_syncer
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 
@@ -56,7 +54,9 @@ class GroupInbox(Inbox):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not self._electorate.all_below(header.group, learners):
             return Verdict.OTHER_GROUP
-        if sender != self._shared.me and not signed_by_learners(self._shared, self._fragment, header.parts):
+        if not self._can_be_made(header):
+            return Verdict.FALSE_PARTIALS
+        if sender != self._shared.me and not self._signed_inside(header):
             return Verdict.BAD_SIGNATURE
         reason = self._why_not_base(header.number, header.digest)
         if reason is not None:
@@ -69,7 +69,8 @@ class GroupInbox(Inbox):
                 return Verdict.FALSE_STAMP
             if not scale.rightly_stated(self._chain, part):
                 return Verdict.IMPLAUSIBLE_WEIGHT
-        if not header.limits.near(scale.limits_after(self._chain, config)):
+        limits = scale.limits_after(self._chain, config)
+        if not all(each.near(limits) for each in (header.limits, *_limits(header.below))):
             return Verdict.IMPLAUSIBLE_WEIGHT
         return self._judge_place(header, open_)
 
@@ -78,10 +79,29 @@ class GroupInbox(Inbox):
         place of ours, everybody would refuse a version with those of the old one."""
         return super().fits(held) and all(scale.rightly_stated(self._chain, part) for part in held.parts)
 
+    def _can_be_made(self, header: PartialHeader) -> bool:
+        """Tell whether it can be the merge of the partials that it names, in the order in which a version
+        names its contributors: signatures cover that."""
+        learners = [part.learner for part in header.parts]
+        plan = scale.plan_of(self._chain.header, self._shared.config)
+        said = len(_limits(header.below)) == len(header.below)
+        return said and learners == sorted(learners) and header.tree(plan) is not None
+
+    def _signed_inside(self, header: PartialHeader) -> bool:
+        """Tell whether those whose work is in it say so themselves. Who puts it into a version answers for
+        that."""
+        shared, plan = self._shared, scale.plan_of(self._chain.header, self._shared.config)
+        tree = header.tree(plan) or {}
+        below = [part for group, part in tree.items() if group != header.group]
+        by_syncers = all(signed_by_syncer(shared, self._fragment, part, header.limits) for part in below)
+        return by_syncers and signed_by_learners(shared, self._fragment, header.parts)
+
     def _judge_place(self, header: PartialHeader, open_: bool) -> Verdict | None:
         # At most one for each group below, and no two of these have a learner in common.
-        others = sum(len(other.parts) for child, other in self._held.items() if child != header.group)
-        if others + len(header.parts) > MAX_CONTRIBUTORS:
+        others = [other for child, other in self._held.items() if child != header.group]
+        parts = sum(len(other.parts) for other in others) + len(header.parts)
+        partials = sum(len(other.partials) for other in others) + 1 + len(header.below)
+        if parts > MAX_CONTRIBUTORS or partials > MAX_PARTIALS:
             return Verdict.FULL  # a header that names more could be read by nobody
         held = self._held.get(header.group)
         if held is None:
@@ -98,6 +118,11 @@ class GroupInbox(Inbox):
             self.drop(replaced)
         starts = in_time and header.due and header.number == self._chain.head.number
         begins = False  # whoever sends partials makes them when it is called
-        held = Held(header.group, header.syncer, header, header.parts, transfer, starts, begins, now)
+        held = Held(header.group, header.syncer, signed, header.parts, transfer, starts, begins, now)
         self._held[header.group] = held
         return held
+
+
+def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
+    """List the limits that these say."""
+    return [entry.limits for entry in partials if entry.limits is not None]

@@ -21,8 +21,9 @@ from p2pdiloco.core.api.messages import (
     VoteRefused,
     VoteRequest,
 )
+from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import MessageFault, Verdict, VoteRefusal
-from p2pdiloco.core.api.types import SignedPartial, Ticket
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.election.office import Office

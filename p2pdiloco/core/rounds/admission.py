@@ -6,8 +6,9 @@ Rules: docs/protocol/rounds.md, section 1.
 from __future__ import annotations
 
 from p2pdiloco.core.api.effects import AcceptTransfer, AnswerTransfer, Release
+from p2pdiloco.core.api.partials import SignedOffer
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import SignedOffer, Ticket
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.rounds.handover import Unusable
 from p2pdiloco.core.rounds.inbox import Held, Inbox

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from p2pdiloco.core.api.messages import Closing, Pass
+from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import SignedPartial, Ticket
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.context import Tenure
 
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import Release
+from p2pdiloco.core.api.partials import MergedPartial, PartialHeader, SignedOffer, SignedPartial
 from p2pdiloco.core.api.plausible import plausible_work
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import (
-    ContributionHeader,
-    Contributor,
-    PartialHeader,
-    SignedContribution,
-    SignedOffer,
-    Ticket,
-)
+from p2pdiloco.core.api.types import ContributionHeader, Contributor, SignedContribution, Ticket
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.context import FragmentContext
@@ -34,7 +28,7 @@ class Held:
         self,
         child: str,
         author: str,
-        header: ContributionHeader | PartialHeader,
+        signed: SignedOffer,
         parts: tuple[Contributor, ...],
         transfer: int,
         starts_round: bool,
@@ -44,9 +38,13 @@ class Held:
         self.child = child
         """Learner; higher up, the name of a group."""
         self.author = author
-        self.header = header
+        self.header: ContributionHeader | PartialHeader = signed.header
         self.parts = parts
         """Contributions in it."""
+        self.partials: tuple[MergedPartial, ...] = ()
+        """Partial merges in it: itself, and those of which it was made."""
+        if isinstance(signed, SignedPartial):
+            self.partials = signed.header.merged(signed.signature), *signed.header.below
         self.transfer = transfer
         self.starts_round = starts_round
         """True: due and measured against the newest version, so a round may start with it. What came late, or
@@ -259,6 +257,6 @@ class LearnerInbox(Inbox):
         starts = in_time and header.due and header.base_number == self._chain.head.number
         begins = starts and header.learner not in self._cut
         parts = (signed.contributor(),)
-        held = Held(header.learner, header.learner, header, parts, transfer, starts, begins, now)
+        held = Held(header.learner, header.learner, signed, parts, transfer, starts, begins, now)
         self._held[header.learner] = held
         return held

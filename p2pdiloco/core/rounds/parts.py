@@ -1,4 +1,4 @@
-"""MergedParts of a merge in the making, and what its syncer states of each.
+"""Parts of a merge in the making, and what its syncer states of each.
 
 Rules: docs/protocol/weights.md, section 5.
 """
@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.effects import MergeInput
+from p2pdiloco.core.api.effects import MergeInput, PartialInput
 from p2pdiloco.core.api.events import Measured
+from p2pdiloco.core.api.partials import MergedPartial
 from p2pdiloco.core.api.trust_weight import sample_seed
-from p2pdiloco.core.api.types import ContributionHeader, Contributor, Ticket
+from p2pdiloco.core.api.types import ContributionHeader, Contributor
 from p2pdiloco.core.chain.watermarks import Marks
 from p2pdiloco.core.rounds.handover import Job
 
@@ -25,6 +26,9 @@ class MergedParts:
     def __init__(self, job: Job, marks: Marks) -> None:
         inputs, partials = [], []
         self._inner: list[Contributor] = []
+        self.merged: tuple[MergedPartial, ...] = ()
+        """Partial merges in it, with their limits: those of the groups below, and those of which they were
+        made."""
         for held in job.held:
             if held.ticket is None:
                 continue
@@ -32,10 +36,11 @@ class MergedParts:
                 part = held.parts[0]
                 inputs.append(MergeInput(part, held.ticket, marks.mean(part.learner)))
             else:
-                partials.append(held.ticket)
+                partials.append(PartialInput(held.ticket, held.header.payload_digest))
                 self._inner += held.parts
+                self.merged += held.partials
         self.inputs: tuple[MergeInput, ...] = tuple(inputs)
-        self.partials: tuple[Ticket, ...] = tuple(partials)
+        self.partials: tuple[PartialInput, ...] = tuple(partials)
 
     def listed(self, measured: Sequence[Measured] = ()) -> tuple[Contributor, ...]:
         """List all contributions by learner, with what was measured of the inputs; empty: nothing was."""

@@ -19,6 +19,7 @@ from p2pdiloco.core.api.effects import (
 )
 from p2pdiloco.core.api.events import Merged, MergeFailed
 from p2pdiloco.core.api.messages import Announce
+from p2pdiloco.core.api.partials import in_a_version
 from p2pdiloco.core.api.types import WHOLE_RUN, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
@@ -124,6 +125,7 @@ class Publisher:
         now_usual = scale.after(self._chain, parts, config)
         marks = self._chain.marks.after(event.number, parts)
         epoch, groups = plan_after(self._chain.header, marks, event.number, config)
+        limits = scale.limits_after(self._chain, config)
         header = VersionHeader(
             run=config.run,
             group=WHOLE_RUN,
@@ -144,7 +146,8 @@ class Publisher:
             norm=event.norm,
             reach=now_usual.reach,
             table=marks.digest,
-            limits=scale.limits_after(self._chain, config),
+            limits=limits,
+            partials=in_a_version(limits, self._parts.merged),
             repairs=self._repaired(event),
         )
         if event.term != self._term:

@@ -20,8 +20,9 @@ import math
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
+from p2pdiloco.core.api.partials import SignedOffer
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import SignedOffer, Ticket
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office import Office
@@ -138,8 +139,7 @@ class Round:
         return True
 
     def admit_own(self, signed: SignedOffer, ticket: Ticket, now: float) -> Verdict:
-        """Take in what we made ourselves, which needs no stream. Call `arrived` if it is in, and was not
-        before."""
+        """Take in what we made ourselves: no stream is needed. Call `arrived` if it was not in before."""
         refusal = self._admission.own(signed, ticket, self._in_time(), now)
         if refusal is not None:
             return refusal

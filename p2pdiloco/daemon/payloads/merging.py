@@ -10,7 +10,7 @@ from typing import Any
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.types import WHOLE_RUN, Ticket
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
@@ -24,6 +24,8 @@ from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 logger = logging.getLogger(__name__)
 SEED_BYTES = 16
 """Size of the seed of a sample that nobody else draws."""
+Named = tuple[bytes, int, Payload]
+"""Digest, ticket, and a payload itself."""
 Work = Coroutine[Any, Any, None]
 """Work to be run in the background. Payloads are held from the call on: the core may release the tickets
 before the work begins."""
@@ -37,11 +39,11 @@ class Merging:
         compute: Compute,
         tickets: Tickets,
         post: Callable[[ev.Event], None],
-        keep: Callable[[int, list[tuple[bytes, int, Payload]]], None] = lambda _fragment, _merged: None,
+        keep: Callable[[int, str, list[Named]], None] = lambda _fragment, _group, _merged: None,
         repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None,
     ) -> None:
-        """`keep`: keeps the contributions that were merged, (digest, ticket, payload), for audits. `repair`:
-        finds what makes a false version good; None: nothing is."""
+        """`keep`: keeps what was merged by a group, and its partial merge, for audits. `repair`: finds what
+        makes a false version good; None: nothing is."""
         self._repair = repair
         self._compute = compute
         self._keep = keep
@@ -52,7 +54,7 @@ class Merging:
         tickets = self._tickets
         return (
             [_input(given, tickets.payload(given.ticket)) for given in effect.inputs],
-            [tickets.payload(ticket) for ticket in effect.partials],
+            [tickets.payload(part.ticket) for part in effect.partials],
         )
 
     def merge(self, effect: ef.Merge) -> Work:
@@ -79,10 +81,8 @@ class Merging:
         except (UnusableInputs, StorageError) as error:
             self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
-        if not partials and self._compute.vault.maker.repeatable:
-            given = zip(effect.inputs, inputs, strict=True)
-            named = [(part.contributor.payload_digest, part.ticket, each.payload) for part, each in given]
-            self._keep(effect.fragment, named)
+        if self._compute.vault.maker.repeatable:
+            self._keep(effect.fragment, WHOLE_RUN, _named(effect, inputs, partials))
         ticket = self._tickets.put(done.update)
         self._post(
             ev.Merged(
@@ -108,6 +108,9 @@ class Merging:
             self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
         ticket = self._tickets.put(done.payload)
+        if self._compute.vault.maker.repeatable:
+            made = done.digest, ticket, done.payload
+            self._keep(effect.fragment, effect.group, [*_named(effect, inputs, partials), made])
         learners, measured = _learners(effect, done.found.cut), _measured(done.found)
         self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload), learners, measured))
 
@@ -152,6 +155,13 @@ def _input(given: ef.MergeInput, payload: Payload) -> Input:
     return Input(payload, part.tokens, part.inner_steps, mean=given.mean)
 
 
+def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:
+    own = [(part.contributor.payload_digest, part.ticket) for part in effect.inputs]
+    below = [(part.payload_digest, part.ticket) for part in effect.partials]
+    payloads = [*(each.payload for each in inputs), *partials]
+    return [(*name, payload) for name, payload in zip([*own, *below], payloads, strict=True)]
+
+
 def _measured(found: Findings) -> tuple[ev.Measured, ...]:
     return tuple(map(ev.Measured, found.lengths, found.scores))
 
@@ -166,5 +176,5 @@ def _unusable(
     """List the inputs of a merge that are at fault, by ticket; none, if it is our disk."""
     if isinstance(error, StorageError):
         return ()
-    tickets = [*(part.ticket for part in effect.inputs), *effect.partials]
+    tickets = [*(part.ticket for part in effect.inputs), *(part.ticket for part in effect.partials)]
     return tuple((tickets[index], fault.verdict) for index, fault in error.faults.items())

@@ -24,16 +24,27 @@ from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merging.agreement import Sample, cosine
 from p2pdiloco.tensors.merging.inputs import Findings, Given, add_up, decode
 from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE, Accumulator
+from p2pdiloco.tensors.merging.partial import encode_partial, partial_bytes
 from p2pdiloco.tensors.own_contributions import Residual
 from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.portable import add_scaled, scratch
 from p2pdiloco.tensors.state import shorten
+
+_ENCODED = 0.9
+"""Share of the longest update to which one is cut: int4 may lengthen it by some hundredths, and everybody
+would refuse it."""
+
+
+def longest_encoded(limits: MergeLimits) -> float:
+    """Compute the length to which an update is cut before it is encoded, where it may be too long."""
+    return _ENCODED * limits.longest_update
 
 
 class Remade(Struct, frozen=True):
     """Result of a merge that was made again."""
 
     update: bytearray
+    """Update, or the sums of a partial merge."""
     update_digest: bytes
     found: Findings
 
@@ -79,6 +90,10 @@ class UpdateMaker:
     def contribution_bytes(self, fragment: int) -> int:
         """Size of every contribution to a fragment."""
         return self._contribution.encoded_bytes(self._layouts[fragment].numel)
+
+    def partial_bytes(self, fragment: int) -> int:
+        """Size of every partial merge of a fragment."""
+        return partial_bytes(self._layouts[fragment])
 
     def add_up(
         self,
@@ -131,18 +146,33 @@ class UpdateMaker:
         limits: MergeLimits = NO_LIMITS,
         seed: bytes = b"",
         correction: Correction | None = None,
+        partials: Sequence[Payload] = (),
     ) -> Remade:
-        """Make the update of these contributions, at least one, in this order. Neither state nor spare is
-        touched. Of a run whose updates have a dense codec. `seed`: draws the sample on which they are
-        compared.
+        """Make the update of these contributions, and then partial merges, at least one, in this order.
+        Neither state nor spare is touched. Of a run whose updates have a dense codec. `seed`: draws the
+        sample on which contributions are compared.
 
         Raises:
             UnusableInputs, StorageError: as `Vault.merge`.
         """
         invariant(self.repeatable, "what a sparse update has of earlier ones only its syncer knows")
-        accumulator, found = self.add_up(fragment, inputs, (), limits, seed)
-        update, _ = self.encode(accumulator, None, None, correction)
+        accumulator, found = self.add_up(fragment, inputs, partials, limits, seed)
+        longest = longest_encoded(limits) if partials else None
+        update, _ = self.encode(accumulator, longest, None, correction)
         return Remade(update, content_digest(update), found)
+
+    def remake_partial(
+        self,
+        fragment: int,
+        inputs: Sequence[Given],
+        limits: MergeLimits = NO_LIMITS,
+        seed: bytes = b"",
+        partials: Sequence[Payload] = (),
+    ) -> Remade:
+        """Make the sums of these, as `remake` takes them. Raises: likewise."""
+        accumulator, found = self.add_up(fragment, inputs, partials, limits, seed)
+        sums = encode_partial(accumulator)
+        return Remade(sums, content_digest(sums), found)
 
     def cosine(self, fragment: int, own: Payload, update: Payload, seed: bytes) -> float | None:
         """Compare a contribution with an update on a sample that `seed` draws. None: one of them is zero

@@ -7,6 +7,7 @@ from kit import child, genesis
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import merkle
+from p2pdiloco.core.api.partials import MergedPartial
 from p2pdiloco.core.api.types import MergeLimits, signed_bytes
 from p2pdiloco.core.api.versions import ShortHeader, VersionHeader
 
@@ -25,6 +26,7 @@ def test_no_field_changes_without_the_name(field: str) -> None:
     value = getattr(header, field)
     others = {str: "other", int: 77, float: 0.77, bytes: b"\7" * 32, MergeLimits: MergeLimits(77, 7.0)}
     others[type(None)] = b"\7" * 32
+    others[tuple] = (MergedPartial("1/0/0", "p1", bytes(32), b""),)
     other = others[type(value)]
     assert replace(header, **{field: other}).digest() != header.digest()
 

@@ -209,12 +209,12 @@ def test_one_of_another_branch_is_forgotten() -> None:
     assert not solo.core.shared.accusations._waiting
 
 
-def test_what_groups_made_is_not_audited() -> None:
+def test_of_what_groups_made_the_sum_is_audited() -> None:
     chain = [*CHAIN, child(CHAIN[-1].header, "p1", ALL, groups=2)]
     chain.append(child(chain[-1].header, "p1", ALL))
     solo = node(chain)
-    assert not found(states(solo, accusation(chain[-1])), ef.Audit)
-    assert not solo.core.shared.accusations._waiting
+    (audit,) = found(states(solo, accusation(chain[-1])), ef.Audit)
+    assert audit.part is None and len(audit.below) == 2
 
 
 def test_an_accusation_of_ourselves_is_looked_into_and_nobody_accuses_itself() -> None:

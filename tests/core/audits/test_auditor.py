@@ -97,24 +97,6 @@ def test_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(applied(node(), None), ef.Audit)
 
 
-def test_what_groups_made_together_is_not_audited_though_they_are_one_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Sums of partial merges have other bits than the sum of all: its syncer would pass for a liar."""
-    monkeypatch.setattr(auditor, "DRAWN", 100.0)
-    solo = node()
-    fragment = solo.core.fragments[0]
-    audited = []
-    for groups in (2, 1, 1):
-        made = child(fragment.chain.header, "p1", PEERS, groups=groups)
-        fragment.auditor.own_part(made.header)
-        fragment.chain.extend(made)
-        fragment.auditor.applied(made, None, solo.now)
-        audited += [audit.version.header.number for audit in found(solo.core.shared.out.take(), ef.Audit)]
-        outcome(solo, ef.Audit(0, made), AuditOutcome.SAME)
-    assert audited == [1, 3]
-
-
 def test_one_is_under_way_and_the_newest_waits() -> None:
     solo = node()
     (first,) = found(applied(solo, 0.0), ef.Audit)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, child, config, digest, found, genesis, reasons, table, with_table
+from kit import Solo, branch, child, config, digest, found, genesis, reasons, table
+from scenes import with_table
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from above import Above
 from kit import digest, found
-from refusal_rows import Above, Below
+from refusal_rows import Below
 from scenes import doubted
 
 from p2pdiloco.core.api import effects as ef

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from kit import Solo, branch, certificate, child, found, genesis, offer_to, reasons, saved, sent, with_table
-from scenes import FAR, serve
+from kit import Solo, branch, certificate, child, found, genesis, offer_to, reasons, saved, sent
+from scenes import FAR, serve, with_table
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev

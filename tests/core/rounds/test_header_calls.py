@@ -11,8 +11,9 @@ from scenes import syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Contributor, PartialHeader, SignedPartial, Stamp
+from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.rounds.round import Job

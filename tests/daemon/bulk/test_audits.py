@@ -229,7 +229,7 @@ async def test_what_is_kept_of_false_merges_is_bounded_by_the_newest_and_by_time
     monkeypatch.setattr(merged, "KEEP_S", 0.05)
     kept, payload = town.auditor.transfers.merged, town.payloads[0]
     kept.keep_audited(0, {b"one": payload})
-    kept.keep(0, [(b"own", 99, payload)])
+    kept.keep(0, "all", [(b"own", 99, payload)])
     assert kept.get(0, b"one") and kept.get(0, b"own"), "our own merge does not drive it out"
     kept.keep_audited(0, {b"two": payload})
     assert not kept.get(0, b"one") and kept.get(0, b"own") and kept.held_bytes == 2 * len(payload)

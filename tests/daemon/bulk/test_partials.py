@@ -19,6 +19,7 @@ from daemon_kit import signed_run, until
 from p2pdiloco.adapters.net import framing
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.partials import MAX_PARTIALS, MergedPartial, PartialHeader, SignedPartial
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.trust_weight import USUAL, Mean
 from p2pdiloco.core.api.types import (
@@ -27,8 +28,6 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Head,
     MergeLimits,
-    PartialHeader,
-    SignedPartial,
     Stamp,
     Watermark,
 )
@@ -54,6 +53,11 @@ from p2pdiloco.tensors.merging.partial import partial_bytes
 HEAD = Head(7, b"h" * 32, 70, 3)
 GROUP = "4/0/1"
 WORK = [(256, 1), (300, 2), (512, 3)]
+
+
+def summed(ticket: int) -> ef.PartialInput:
+    """A partial to be merged, of whatever digest."""
+    return ef.PartialInput(ticket, bytes(32))
 
 
 class ScriptedCore:
@@ -136,7 +140,7 @@ class Node:
     async def partial(self, *below: int, first: int = 0, last: int = len(WORK)) -> ev.PartialMerged:
         """Add up contributions and tickets of partials."""
         self.core.heard.clear()
-        self.want(ef.MergePartial(0, GROUP, 5, self.inputs(first, last), below))
+        self.want(ef.MergePartial(0, GROUP, 5, self.inputs(first, last), tuple(map(summed, below))))
         merged: ev.PartialMerged = await self.hears(ev.PartialMerged)
         assert (merged.fragment, merged.group, merged.attempt) == (0, GROUP, 5)
         return merged
@@ -206,7 +210,7 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert leaf.meters.uplink.own._total_bytes() == len(payload)
     assert root.meters.uplink.own._total_bytes() == 0
 
-    root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (received.ticket,), 24))
+    root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (summed(received.ticket),), 24))
     grouped = await root.hears(ev.Merged)
     leaf.want(ef.Merge(0, 1, 1, leaf.inputs(), (), 24))
     flat = await leaf.hears(ev.Merged)
@@ -319,11 +323,11 @@ async def test_a_merge_with_an_unusable_partial_fails_and_the_worker_goes_on(nod
     leaf, root = nodes
     merged = await leaf.partial()
     bad = root.tickets.put(poisoned(bytearray(leaf.tickets.get(merged.ticket))))
-    root.want(ef.MergePartial(0, GROUP, 9, root.inputs(), (bad,)))
+    root.want(ef.MergePartial(0, GROUP, 9, root.inputs(), (summed(bad),)))
     failed = await root.hears(ev.PartialFailed)
     assert (failed.fragment, failed.group, failed.attempt) == (0, GROUP, 9) and "non-finite" in failed.reason
     assert failed.unusable == ((bad, Verdict.NON_FINITE),), "not our own inputs"
-    root.want(ef.Merge(0, 1, 1, (), (bad,), 24))
+    root.want(ef.Merge(0, 1, 1, (), (summed(bad),), 24))
     assert "non-finite" in (await root.hears(ev.MergeFailed)).reason
     assert await root.partial()
 
@@ -333,9 +337,14 @@ def test_the_longest_labels_fit_into_a_header(tmp_path: Path) -> None:
     stamp = Stamp(2_000_000_000_000, 1_000_000)
     peers = [f"12D3KooW{i:044d}" for i in range(MAX_CONTRIBUTORS)]
     parts = tuple(Contributor(peer, stamp, 1 << 30, 100_000, stamp, bytes(32), bytes(64)) for peer in peers)
-    header = PartialHeader(run.id, "9/0/9", 0, peers[0], 1 << 30, bytes(32), parts, True, bytes(32), 1 << 30)
+    limits = MergeLimits(1 << 40, 1.5, 3.0)
+    below = tuple(
+        MergedPartial(f"99/9/{n}", peers[n], bytes(32), bytes(64), limits) for n in range(MAX_PARTIALS)
+    )
+    key = run.id, "9/0/9", 0, peers[0], 1 << 30, bytes(32), parts, True, bytes(32), 1 << 30
+    header = PartialHeader(*key, limits, below)
     genesis = genesis_versions(run, vault)[0].header
-    version = SignedVersion(msgspec.structs.replace(genesis, contributors=parts), bytes(64))
+    version = SignedVersion(msgspec.structs.replace(genesis, contributors=parts, partials=below), bytes(64))
     marks = tuple(Watermark(peer, stamp, 1 << 30) for peer in peers[:MAX_WATERMARKS])
     for label in (wire.PushPartial(SignedPartial(header, bytes(64))), wire.StateHeader(version, marks)):
         data = wire.encode(label)

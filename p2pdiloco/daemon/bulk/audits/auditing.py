@@ -1,6 +1,7 @@
-"""Audits: a version's contributions are fetched, and merged again.
+"""Audits: what a syncer merged is fetched, and merged again.
 
-Each is asked of its learner, and then of the version's syncer. Digest and content are judged before it
+Each contribution is asked of its learner, and then of its group's syncer; each partial merge of who made it,
+and then of who added it up. Digest and content are judged before it
 counts. What finds no place in a small share of memory lies in scratch on the disk, as what peers push.
 
 Rules: docs/protocol/audits.md, section 2.
@@ -17,18 +18,17 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.trust_weight import sample_seed
-from p2pdiloco.core.api.types import Contributor
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.api.types import WHOLE_RUN, Contributor
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
+from p2pdiloco.daemon.bulk.audits.subject import Subject, Wanted
 from p2pdiloco.daemon.bulk.audits.true_updates import TrueUpdates
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import Transport
-from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.merging.known_answer import merges_as_everywhere
 from p2pdiloco.tensors.merging.making import Remade
 from p2pdiloco.tensors.payload import Payload, digest_of, memory_bytes
@@ -68,26 +68,22 @@ class _Arrival:
 
 
 class _Fetched:
-    """Contributions of one audit that are here."""
+    """Contributions and partial merges of one audit that are here."""
 
-    def __init__(self, effect: ef.Audit) -> None:
-        self.header = header = effect.version.header
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
         self.payloads: dict[bytes, Payload] = {}
         """Payloads by digest."""
         self.memory_bytes = 0
         """Bytes of memory that they take, with those that are arriving."""
         self.outcome: AuditOutcome | None = None
         """Outcome, if there is no need to merge."""
-        self.givers, self.repairs = effect.givers, effect.repairs
         self.true_update: bytearray | None = None
         """Update as it should have been, if the version has another one."""
-        learners: dict[bytes, list[str]] = {}
-        for part in header.contributors:
-            learners.setdefault(part.payload_digest, []).append(part.learner)
-        self._wanted = iter(learners.items())
+        self._wanted = iter(subject.wanted())
 
-    def wanted(self) -> Iterator[tuple[bytes, list[str]]]:
-        """Go through those that nobody fetches yet, (digest, its learners), as long as all others came."""
+    def wanted(self) -> Iterator[Wanted]:
+        """Go through those that nobody fetches yet, as long as all others came."""
         for each in self._wanted:
             if self.outcome is not None:
                 return
@@ -121,21 +117,21 @@ class Auditing:
         self.bytes_in = 0
 
     async def audit(self, effect: ef.Audit) -> None:
-        """Merge the contributions of a version again, and tell the core how that compares."""
-        header = effect.version.header
+        """Make a merge again, and tell the core how that compares."""
+        header, subject = effect.version.header, Subject(effect)
         outcome = AuditOutcome.MISSING
         if self._waiting <= MAX_WAITING:
             self._waiting += 1
             try:
-                outcome = await self._in_turn(effect, asyncio.get_running_loop().time() + AUDIT_S)
+                outcome = await self._in_turn(subject, asyncio.get_running_loop().time() + AUDIT_S)
             finally:
                 self._waiting -= 1
-        digest = header.digest()
-        remade = outcome is AuditOutcome.DIFFERENT and self._true_updates.has(digest)
-        self._post(ev.Audited(effect.fragment, header.number, digest, outcome, remade))
+        digest, group = header.digest(), subject.group
+        remade = outcome is AuditOutcome.DIFFERENT and group == WHOLE_RUN and self._true_updates.has(digest)
+        self._post(ev.Audited(effect.fragment, header.number, digest, outcome, remade, group))
 
-    async def _in_turn(self, effect: ef.Audit, until_s: float) -> AuditOutcome:
-        fetched = _Fetched(effect)
+    async def _in_turn(self, subject: Subject, until_s: float) -> AuditOutcome:
+        fetched = _Fetched(subject)
         try:
             async with asyncio.timeout_at(until_s):
                 await self._turn.acquire()
@@ -150,9 +146,9 @@ class Auditing:
             outcome = fetched.outcome or await self._merge(fetched)
             if outcome is AuditOutcome.DIFFERENT:
                 # Others are to find the same, and may get it nowhere else.
-                self._merged.keep_audited(fetched.header.fragment, fetched.payloads)
+                self._merged.keep_audited(subject.fragment, fetched.payloads)
                 if fetched.true_update is not None:
-                    self._true_updates.keep(fetched.header.digest(), fetched.true_update)
+                    self._true_updates.keep(subject.digest, fetched.true_update)
             return outcome
         except TimeoutError:
             return fetched.outcome or AuditOutcome.MISSING
@@ -172,47 +168,42 @@ class Auditing:
     async def contribution(self, version: SignedVersion, part: Contributor) -> AsyncIterator[Payload | None]:
         """Get one contribution that a version names, when it is its turn. None: it is not to be had in time,
         or there is no room. It is kept until the end of the context."""
-        fetched, payload = _Fetched(ef.Audit(version.header.fragment, version)), None
+        fetched, payload = _Fetched(Subject(ef.Audit(version.header.fragment, version))), None
         try:
             with contextlib.suppress(TimeoutError, Unsound):
                 async with asyncio.timeout(AUDIT_S), self._turn:
-                    payload = await self._fetch(fetched, part.payload_digest, [part.learner])
+                    payload = await self._fetch(fetched, Wanted(part.payload_digest, [part.learner]))
             yield payload
         finally:
             self._give_back(fetched, fetched.memory_bytes)
 
     async def _merge(self, fetched: _Fetched) -> AuditOutcome:
-        header = fetched.header
-        if not _can_be_merged(header):
+        subject, payloads = fetched.subject, fetched.payloads
+        if not subject.can_be_merged():
             return AuditOutcome.DIFFERENT
-        inputs = [
-            Input(fetched.payloads[part.payload_digest], part.tokens, part.inner_steps, part.trust)
-            for part in header.contributors
-        ]
         correction = None
-        if header.repairs is not None:
-            correction = await self._true_updates.correction(fetched.repairs)
+        if subject.repairs_something:
+            correction = await self._true_updates.correction(subject.repairs)
             if correction is None:
                 return AuditOutcome.MISSING
-        remake, contributions = self._compute.vault.maker.remake, fetched.payloads
-        seed = sample_seed(header.contributors)
+        maker = self._compute.vault.maker
 
         def make() -> Remade | None:
             try:
-                return remake(header.fragment, inputs, header.limits, seed, correction)
+                return subject.make(maker, payloads, correction)
             except UnusableInputs:
                 return None
 
         def compare() -> AuditOutcome:
             made = make()
-            if made is not None and _as_stated(header, made):
+            if made is not None and subject.is_stated(made):
                 return AuditOutcome.SAME
             # It is about to cost somebody its place: not for a damaged disk or memory of ours.
-            intact = all(digest_of(payload) == digest for digest, payload in contributions.items())
+            intact = all(digest_of(payload) == digest for digest, payload in payloads.items())
             if not intact or make() != made:
                 return AuditOutcome.MISSING
-            if made is not None and made.update_digest != header.update_digest:
-                fetched.true_update = made.update
+            if made is not None:
+                fetched.true_update = subject.true_update(made)
             return AuditOutcome.DIFFERENT
 
         try:
@@ -221,12 +212,12 @@ class Auditing:
             logger.warning("%s", error)
             return AuditOutcome.MISSING
 
-    # --- getting contributions -------------------------------------------------------------------------
+    # --- getting what was merged -----------------------------------------------------------------------
 
     async def _fetch_all(self, fetched: _Fetched) -> None:
-        for digest, learners in fetched.wanted():
+        for wanted in fetched.wanted():
             try:
-                payload = await self._fetch(fetched, digest, learners)
+                payload = await self._fetch(fetched, wanted)
             except Unsound:
                 # It is what the header names: no honest syncer merges that.
                 fetched.outcome = AuditOutcome.DIFFERENT
@@ -234,44 +225,45 @@ class Auditing:
             if payload is None:
                 fetched.outcome = fetched.outcome or AuditOutcome.MISSING
                 return
-            fetched.payloads[digest] = payload
+            fetched.payloads[wanted.digest] = payload
 
-    async def _fetch(self, fetched: _Fetched, digest: bytes, learners: list[str]) -> Payload | None:
-        """Get a contribution: from here, or from whoever has it. None: nobody gives it, or there is no room.
+    async def _fetch(self, fetched: _Fetched, wanted: Wanted) -> Payload | None:
+        """Get what was merged: from here, or from whoever has it. None: nobody gives it, or there is no room.
 
         Raises: Unsound.
         """
-        header, fragment = fetched.header, fetched.header.fragment
+        subject, digest, fragment = fetched.subject, wanted.digest, fetched.subject.fragment
         here = self._merged.get(fragment, digest) or await self._chain.contribution_of(fragment, digest)
-        if here is not None and await self._is_sound(fragment, digest, here):
+        if here is not None and await self._is_sound(subject, wanted, here):
             return here
-        size = self._compute.vault.maker.contribution_bytes(fragment)
+        maker = self._compute.vault.maker
+        size = maker.partial_bytes(fragment) if wanted.partial else maker.contribution_bytes(fragment)
         if not self._memory.fits_push(size):
             self._memory.refuse()
             return None
         fetched.memory_bytes += size
         self.held_bytes += size
-        sources = self._sources(fetched, learners)
+        sources = self._sources(subject, wanted)
         for number, peer in enumerate(sources, 1):
-            payload = await self._pull(peer, header, digest, size, last=number == len(sources))
+            payload = await self._pull(peer, subject, wanted, size, last=number == len(sources))
             if payload is not None:
                 return await self._place(fetched, payload, size)
         return None
 
-    def _sources(self, fetched: _Fetched, learners: list[str]) -> list[str]:
-        """List whom to ask: its learner, then the syncer, then who accuses it; a learner that there is no
-        connection to comes last, since to look for it may take long."""
+    def _sources(self, subject: Subject, wanted: Wanted) -> list[str]:
+        """List whom to ask: who made it, then the syncer that merged it, then who accuses that; a maker that
+        there is no connection to comes last, since to look for it may take long."""
         connected = set(self._transport.connected())
-        near = [peer for peer in learners if peer in connected]
-        far = [peer for peer in learners if peer not in connected]
-        ordered = dict.fromkeys([*near, fetched.header.syncer, *fetched.givers, *far])
+        near = [peer for peer in wanted.makers if peer in connected]
+        far = [peer for peer in wanted.makers if peer not in connected]
+        ordered = dict.fromkeys([*near, subject.syncer, *subject.givers, *far])
         return [peer for peer in ordered if peer != self._transport.peer_id]
 
     async def _pull(
-        self, peer: str, header: VersionHeader, digest: bytes, size: int, last: bool
+        self, peer: str, subject: Subject, wanted: Wanted, size: int, last: bool
     ) -> Payload | None:
         """Ask one peer. None: it did not give it. Raises: Unsound."""
-        request = wire.PullContribution(self._chain.run, header.fragment, digest)
+        request = wire.PullContribution(self._chain.run, subject.fragment, wanted.digest)
         arrival = _Arrival(size)
         try:
             async with asyncio.timeout(None if last else SOURCE_S):
@@ -282,23 +274,23 @@ class Auditing:
             logger.debug("no contribution to audit from %s: %s", peer, error)
             return None
         self.bytes_in += len(arrival.payload)
-        if await self._is_sound(header.fragment, digest, arrival.payload):
+        if await self._is_sound(subject, wanted, arrival.payload):
             return arrival.payload
         logger.debug("not the contribution that was asked for: %s", peer)
         return None
 
-    async def _is_sound(self, fragment: int, digest: bytes, payload: Payload) -> bool:
+    async def _is_sound(self, subject: Subject, wanted: Wanted, payload: Payload) -> bool:
         """Judge a payload in the tensors thread. False: it is another one, or cannot be read. Raises: Unsound
-        (it is the one, and no contribution)."""
+        (it is the one, and can be none)."""
         vault = self._compute.vault
 
         def judge() -> bool:
-            if digest_of(payload) != digest:
+            if digest_of(payload) != wanted.digest:
                 return False
             try:
-                vault.check_payload(fragment, payload, vault.maker.codec_name)
+                subject.check(vault, wanted, payload)
             except Unsound:
-                if digest_of(payload) != digest:
+                if digest_of(payload) != wanted.digest:
                     return False  # damaged here, just now
                 raise
             return True
@@ -328,17 +320,3 @@ class Auditing:
     def _give_back(self, fetched: _Fetched, size: int) -> None:
         fetched.memory_bytes -= size
         self.held_bytes -= size
-
-
-def _can_be_merged(header: VersionHeader) -> bool:
-    """Tell whether there is anything to merge, by limits that a merge can have: NaN is none."""
-    limits = header.limits
-    sane = limits.most_tokens > 0 and limits.longest > 0.0 and limits.of_median >= 0.0
-    return bool(header.contributors) and sane
-
-
-def _as_stated(header: VersionHeader, made: Remade) -> bool:
-    """Tell whether a version is what was made again: its update, and what it says of each contribution."""
-    stated = [(part.length, part.score) for part in header.contributors]
-    found = list(zip(made.found.lengths, made.found.scores, strict=True))
-    return made.update_digest == header.update_digest and stated == found

@@ -1,5 +1,5 @@
-"""Payloads of the contributions that we merged last, or of a merge that we found false, kept for a while for
-those who audit the version.
+"""Payloads of what we merged last, contributions and partial merges, or of a merge that we found false, kept
+for a while for those who audit.
 
 They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
 
@@ -21,18 +21,20 @@ KEEP_S = 60.0
 MOST_MEMORY_BYTES = 256 << 20
 MOST_SCRATCH_BYTES = 2 << 30
 NO_TICKET = -1
+AUDITED = "audited"
+"""Stands for a group in what was merged by somebody else, and is to be found false by others as well."""
 
 
 class _Kept(Struct, frozen=True):
     ticket: int
     payload: Payload
     until_s: float
-    audited: bool = False
-    """True: of a version of somebody else, that is to be found false by others as well."""
+    group: str
+    """Group in whose merge it was, or `AUDITED`."""
 
 
 class MergedPayloads:
-    """Payloads of each fragment's last merge, by digest. Use from a running event loop."""
+    """Payloads of the last merge of each fragment and group, by digest. Use from a running event loop."""
 
     def __init__(self, tickets: Tickets) -> None:
         """`tickets`: as long as one is open, its payload counts there."""
@@ -47,30 +49,29 @@ class MergedPayloads:
         kept = self._kept.values()
         return sum(memory_bytes(each.payload) for each in kept if not self._tickets.is_open(each.ticket))
 
-    def keep(self, fragment: int, merged: Iterable[tuple[bytes, int, Payload]]) -> None:
-        """Keep what was merged into a version of the fragment, (digest, ticket, payload), in place of what
-        was merged into an earlier one. A ticket may be released already."""
+    def keep(self, fragment: int, group: str, merged: Iterable[tuple[bytes, int, Payload]]) -> None:
+        """Keep what was merged for that fragment and group, (digest, ticket, payload), in place of what was
+        merged before. A ticket may be released already."""
         until_s = asyncio.get_running_loop().time() + KEEP_S
-        found = {digest: _Kept(ticket, payload, until_s) for digest, ticket, payload in merged}
-        self._keep(fragment, found, until_s, audited=False)
+        self._forget(fragment, group)
+        for digest, ticket, payload in merged:
+            self._kept[fragment, digest] = _Kept(ticket, payload, until_s, group)
+        self._hold(until_s)
 
     def keep_audited(self, fragment: int, payloads: Mapping[bytes, Payload]) -> None:
-        """Keep what was merged again, by digest, and gave something else than its version says: in place of
+        """Keep what was merged again, by digest, and gave something else than its syncer says: in place of
         what was so before."""
         until_s = asyncio.get_running_loop().time() + KEEP_S
-        found = {
-            digest: _Kept(NO_TICKET, payload, until_s, audited=True)
-            for digest, payload in payloads.items()
-            if (fragment, digest) not in self._kept
-        }
-        self._keep(fragment, found, until_s, audited=True)
+        self._forget(fragment, AUDITED)
+        for digest, payload in payloads.items():
+            self._kept.setdefault((fragment, digest), _Kept(NO_TICKET, payload, until_s, AUDITED))
+        self._hold(until_s)
 
-    def _keep(self, fragment: int, found: Mapping[bytes, _Kept], until_s: float, audited: bool) -> None:
-        for key, kept in list(self._kept.items()):
-            if key[0] == fragment and kept.audited is audited:
-                del self._kept[key]
-        for digest, kept in found.items():
-            self._kept[fragment, digest] = kept
+    def _forget(self, fragment: int, group: str) -> None:
+        for key in [key for key, kept in self._kept.items() if (key[0], kept.group) == (fragment, group)]:
+            del self._kept[key]
+
+    def _hold(self, until_s: float) -> None:
         self._bound()
         if self._timer is None and self._kept:
             self._timer = asyncio.get_running_loop().call_at(until_s, self._forget_old)

@@ -79,10 +79,14 @@ class PartialSum:
     """The sums, encoded."""
     tree: Tree = field(default=Tree(()), compare=False, repr=False)
     """Every contribution in `matter`, so that it can be checked what the root makes of it."""
+    false: bool = False
+    """True: it is not the sum of its parts, though it says so."""
+    below: tuple[PartialSum, ...] = field(default=(), compare=False, repr=False)
 
     def digest(self) -> bytes:
         """Stands for the payload digest."""
         text = repr((self.fragment, [(p.learner, p.stamp, p.first, p.end) for p in self.parts]))
+        text += "false" * self.false
         return hashlib.sha256(text.encode() + self.matter).digest()
 
 
@@ -102,6 +106,12 @@ class OuterUpdate:
     """True: it is not the merge of its parts, though it says so."""
     repairs: bytes = b""
     """Digest of the false version that it takes back."""
+    false_partials: dict[bytes, frozenset[str]] = field(default_factory=dict, compare=False, repr=False)
+    """Digest of each false partial merge in it -> the learners whose contributions were to be in that."""
+
+    def has_truly(self, learner: str) -> bool:
+        """Tell whether nobody lied about what that learner contributed."""
+        return not self.false and not any(learner in harmed for harmed in self.false_partials.values())
 
     @staticmethod
     def of(
@@ -112,12 +122,20 @@ class OuterUpdate:
         longest_steps: int = 0,
         false: bool = False,
         repairs: bytes = b"",
+        partials: tuple[PartialSum, ...] = (),
     ) -> OuterUpdate:
         """Encode a merge."""
         text = repr((fragment, number, [(p.learner, p.stamp, p.first, p.end) for p in parts]))
         text += "false" * false + repairs.hex()
         digest = hashlib.sha256(text.encode() + matter).digest()
-        return OuterUpdate(fragment, number, parts, digest, matter, longest_steps, false, repairs)
+        harmed: dict[bytes, frozenset[str]] = {}
+        rest = [*partials]
+        while rest:
+            partial = rest.pop()
+            rest += partial.below
+            if partial.false:
+                harmed[partial.digest()] = frozenset(part.learner for part in partial.parts)
+        return OuterUpdate(fragment, number, parts, digest, matter, longest_steps, false, repairs, harmed)
 
 
 @dataclass(frozen=True, slots=True)

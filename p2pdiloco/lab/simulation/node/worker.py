@@ -28,7 +28,7 @@ from p2pdiloco.core.api.events import (
     UpdateApplied,
 )
 from p2pdiloco.core.api.reasons import AuditOutcome, Verdict
-from p2pdiloco.core.api.types import Ticket, Watermark
+from p2pdiloco.core.api.types import WHOLE_RUN, Ticket, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.node.learner import CommittedVersion
 from p2pdiloco.lab.simulation.node.lineage import (
@@ -104,6 +104,10 @@ class Worker:
         host.stores[effect.fragment].fill_spare(generation, None)
         host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
 
+    def _below(self, effect: Merge | MergePartial) -> tuple[PartialSum, ...]:
+        """Find the partial merges that are added up."""
+        return tuple(self._host.tickets.partial(below.ticket) for below in effect.partials)
+
     def _parts(self, effect: Merge | MergePartial) -> tuple[MergedPart, ...]:
         """List what contributions and partial merges carry together."""
         tickets = self._host.tickets
@@ -114,8 +118,8 @@ class Worker:
                 raise Violation("tickets", f"{self._host.peer} merges the wrong buffer {part.ticket}")
             stamp = part.contributor.stamp
             parts += [MergedPart(content.learner, stamp, first, end) for first, end in content.spans]
-        for ticket in effect.partials:
-            parts += tickets.partial(ticket).parts
+        for below in self._below(effect):
+            parts += below.parts
         return tuple(parts)
 
     def _matter(self, effect: Merge | MergePartial) -> tuple[list[Given], list[bytes]]:
@@ -124,13 +128,13 @@ class Worker:
         for part in effect.inputs:
             who, matter = part.contributor, tickets.contribution(part.ticket).matter
             inputs.append(Given(matter, who.tokens, who.inner_steps, part.mean, who.payload_digest))
-        return inputs, [tickets.partial(ticket).matter for ticket in effect.partials]
+        return inputs, [below.matter for below in self._below(effect)]
 
     def _tree(self, effect: Merge | MergePartial, made: Made) -> Tree:
         """Note what was added up, and with which trust weights."""
         inputs = zip(self._matter(effect)[0], made.found, strict=True)
         works = [(g.matter, g.tokens, g.inner_steps, g.mean.trust(found.score)) for g, found in inputs]
-        below = [self._host.tickets.partial(ticket).tree for ticket in effect.partials]
+        below = [partial.tree for partial in self._below(effect)]
         return Tree(tuple(works), tuple(below))
 
     def _made(self, effect: Merge, before: FragmentLineage) -> Made | None:
@@ -158,9 +162,9 @@ class Worker:
     def _update(self, effect: Merge, made: Made) -> OuterUpdate:
         """Make the update that the syncer publishes."""
         false = self._host.peer in self._host.world.false_syncers
-        parts, steps = self._parts(effect), effect.longest_steps
+        key = effect.fragment, effect.number, self._parts(effect), made.matter, effect.longest_steps
         repairs = effect.repairs.header.digest() if self._repairs(effect) and effect.repairs else b""
-        return OuterUpdate.of(effect.fragment, effect.number, parts, made.matter, steps, false, repairs)
+        return OuterUpdate.of(*key, false, repairs, self._below(effect))
 
     def _repairs(self, effect: Merge) -> bool:
         """Tell whether the merge takes a false version back: the true update is here, and the false one."""
@@ -184,7 +188,8 @@ class Worker:
             failed = PartialFailed(*key, str(error), _unusable(effect, error))
             host.later(self._work_s(), host.feed, failed)
             return
-        whole = PartialSum(fragment, self._parts(effect), made.matter, self._tree(effect, made))
+        tree, false = self._tree(effect, made), host.peer in host.world.false_groups
+        whole = PartialSum(fragment, self._parts(effect), made.matter, tree, false, self._below(effect))
         host.later(self._work_s(), self._partial_merged, effect, whole, made)
 
     def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: Made) -> None:
@@ -247,7 +252,7 @@ class Worker:
         state = host.stores[effect.fragment].state.apply(update, host.world.substance)
         if host.world.faults.chance(host.world.plan.mix.miscompute):
             state = state.miscomputed()
-        cosine = float(not update.false) if effect.own is not None else None
+        cosine = float(update.has_truly(host.peer)) if effect.own is not None else None
         host.later(self._work_s(), self._applied, effect, state, generation, cosine)
 
     def _applied(
@@ -265,18 +270,24 @@ class Worker:
     def _audited(self, effect: Audit) -> None:
         host, header = self._host, effect.version.header
         up = {other.peer for other in host.world.up_hosts()}
-        there = header.syncer in up or all(part.learner in up for part in header.contributors)
+        entry = None if effect.part is None else effect.part.entry
+        parts = header.contributors if effect.part is None else effect.part.parts
+        makers = [part.entry.syncer for part in effect.below] or [part.learner for part in parts]
+        there = (entry or header).syncer in up or up.issuperset(makers)
         found = host.stores[effect.fragment].log.get(header.number)
         if not there or found is None or found[0] != effect.version:
             outcome = AuditOutcome.MISSING
         else:
-            outcome = AuditOutcome.DIFFERENT if found[1].false else AuditOutcome.SAME
-        if header.repairs is not None and header.repairs not in self._remade:
+            update = found[1]
+            false = update.false if entry is None else entry.payload_digest in update.false_partials
+            outcome = AuditOutcome.DIFFERENT if false else AuditOutcome.SAME
+        if entry is None and header.repairs is not None and header.repairs not in self._remade:
             outcome = AuditOutcome.MISSING
-        remade = outcome is AuditOutcome.DIFFERENT
+        remade = outcome is AuditOutcome.DIFFERENT and entry is None
         if remade:
             self._remade.add(header.digest())
-        host.feed(Audited(effect.fragment, header.number, header.digest(), outcome, remade))
+        group = WHOLE_RUN if entry is None else entry.group
+        host.feed(Audited(effect.fragment, header.number, header.digest(), outcome, remade, group))
 
     def loss_audit(self, effect: LossAudit) -> None:
         """Measure nothing: there is no loss here."""
@@ -334,5 +345,5 @@ def _learners(effect: Merge | MergePartial, made: Made) -> tuple[str, ...]:
 
 def _unusable(effect: Merge | MergePartial, error: UnusableMatter) -> tuple[tuple[Ticket, Verdict], ...]:
     """List the inputs that are at fault, by ticket."""
-    tickets = [*(part.ticket for part in effect.inputs), *effect.partials]
+    tickets = [*(part.ticket for part in effect.inputs), *(below.ticket for below in effect.partials)]
     return tuple((tickets[index], verdict) for index, verdict in error.faults.items())

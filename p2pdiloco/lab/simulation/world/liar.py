@@ -7,14 +7,9 @@ import random
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.partials import SignedOffer
 from p2pdiloco.core.api.plausible import MAX_INNER_STEPS, MOST_PERIODS
-from p2pdiloco.core.api.types import (
-    ContributionHeader,
-    SignedContribution,
-    SignedOffer,
-    Stamp,
-    signed_bytes,
-)
+from p2pdiloco.core.api.types import ContributionHeader, SignedContribution, Stamp, signed_bytes
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto
 
 LIES = 0.6

@@ -67,6 +67,7 @@ class Perjurer:
         self._accuses = kind is LieTold.ACCUSATIONS
         if kind is LieTold.MERGES:
             world.clock.at(FALSE_FROM_S, world.false_syncers.add, peer)
+            world.clock.at(FALSE_FROM_S, world.false_groups.add, peer)
 
     def _signed(self, header: VersionHeader) -> SignedVersion:
         return SignedVersion(header, HashCrypto(self._peer).sign(signed_bytes("version", header)))

@@ -72,6 +72,8 @@ class World:
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
+        self.false_groups: set[str] = set()
+        """Nodes whose partial merges are no sum of what they name."""
         self.auditing = stream(plan.seed, "auditing")
         self.full: set[str] = set()
         """Nodes of the healed core whose disk is full for ever."""
