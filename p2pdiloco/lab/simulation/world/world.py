@@ -59,6 +59,8 @@ class World:
         self.bulk = Bulk(self.clock, self.network, self.hosts)
         self.false_syncers: set[str] = set()
         """Nodes whose versions have updates that are no merge of their contributions."""
+        self.false_groups: set[str] = set()
+        """Nodes whose partial merges are no sum of what they name."""
         self.perjurers = lying_members(self)
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
         self.exclusion = Exclusion(self)
@@ -72,8 +74,6 @@ class World:
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
-        self.false_groups: set[str] = set()
-        """Nodes whose partial merges are no sum of what they name."""
         self.auditing = stream(plan.seed, "auditing")
         self.full: set[str] = set()
         """Nodes of the healed core whose disk is full for ever."""
