@@ -53,6 +53,7 @@ from p2pdiloco.tensors.merging.partial import partial_bytes
 HEAD = Head(7, b"h" * 32, 70, 3)
 GROUP = "4/0/1"
 WORK = [(256, 1), (300, 2), (512, 3)]
+UNUSED = ["outbound", "learner", "kept", "committing", "durable", "loss_auditing"]
 
 
 def summed(ticket: int) -> ef.PartialInput:
@@ -107,7 +108,7 @@ class Node:
             transfers=self.transfers,
             merging=Merging(self.compute, self.tickets, post),
             record=lambda record: None,
-            **dict.fromkeys(["outbound", "learner", "kept", "committing", "durable"], nothing),  # type: ignore[arg-type]
+            **dict.fromkeys(UNUSED, nothing),  # type: ignore[arg-type]
         )
         self.runner = Runner(self.core, self.post, self.background, hands)  # type: ignore[arg-type]
         self.door = FrontDoor()
