@@ -332,7 +332,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     config = replace(config, audited=stream(seed, "audits").random() < 0.5)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=stream(seed, "admission").random() < 0.5)
-    if mix.perjurers and config.audited:  # what several groups made is not audited
+    if mix.perjurers and config.audited:  # liars in groups: tests have them, no mix yet
         config = replace(config, group_size=max(config.group_size, count + MAX_JOINS))
     if mix.perjurers and not one_withholds(seed):
         # Candidates cross each other's path often: else nobody could vote twice. But who makes a term's last
