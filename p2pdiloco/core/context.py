@@ -128,7 +128,7 @@ class FragmentContext:
         self.standing = Standing(shared, chain)
         shared.keep(self.standing)
         self.spare = Spare()
-        self.repairs = Repairs(shared, index, chain)
+        self.repairs = Repairs(shared, chain)
         self.ballots = Ballots(votes)
         self.seats = seats
         self.moved_s = -math.inf

@@ -240,7 +240,8 @@ class Vault:
         self._begin_next(fragment, number)
         accumulator, found = self.maker.add_up(fragment, inputs, partials, limits, seed)
         left_out = self._left_out_of_updates(fragment)
-        longest = longest_encoded(limits) if partials or left_out is not None else None
+        is_bounded = bool(partials) or left_out is not None or correction is not None
+        longest = longest_encoded(limits) if is_bounded else None
         update, delta = self.maker.encode(accumulator, longest, left_out, correction)
         digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:

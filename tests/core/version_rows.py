@@ -62,6 +62,4 @@ ROWS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.UNBACKED: of_a_stranger,
     VersionFault.FALSE_PARTIALS: names_a_partial,
     VersionFault.FALSE_REPAIR: repairs(audited=False),
-    VersionFault.NOT_KNOWN_FALSE: repairs(audited=True),
-    VersionFault.UNKNOWN_REPAIR: repairs(bytes(32), audited=True),
 }

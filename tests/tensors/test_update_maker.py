@@ -13,7 +13,7 @@ from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.merging.inputs import Input
-from p2pdiloco.tensors.merging.making import Correction
+from p2pdiloco.tensors.merging.making import Correction, longest_encoded
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 from p2pdiloco.tensors.vault import Vault
 
@@ -76,7 +76,7 @@ def goes_on(vault: Vault, updates: list[bytearray]) -> torch.Tensor:
 def test_a_false_update_is_taken_back_in_the_end_momentum_included() -> None:
     maker, inputs = make("int8", "fp32").maker, work("int8")
     true = maker.remake(0, inputs, LIMITS).update
-    false = codec("fp32").encode(torch.randn(NUMEL, generator=torch.Generator().manual_seed(5)) * 0.02)
+    false = codec("fp32").encode(torch.randn(NUMEL, generator=torch.Generator().manual_seed(5)) * 0.01)
     later = maker.remake(0, inputs[::-1], LIMITS)
     repaired = maker.remake(0, inputs[::-1], LIMITS, b"", Correction(true, false))
     assert repaired.update_digest != later.update_digest
@@ -85,6 +85,15 @@ def test_a_false_update_is_taken_back_in_the_end_momentum_included() -> None:
     healed = goes_on(make("int8", "fp32"), [false, later.update, repaired.update])
     harm, rest = float((lied - honest).norm()), float((healed - honest).norm())
     assert rest < 0.1 * harm, (rest, harm)
+
+
+def test_a_repair_is_no_longer_than_any_update() -> None:
+    maker, inputs = make("int8", "fp32").maker, work("int8")
+    true = maker.remake(0, inputs, LIMITS).update
+    false = codec("fp32").encode(torch.full((NUMEL,), 3.0))
+    made = make("int8", "fp32").merge(0, 1, inputs, limits=LIMITS, correction=Correction(true, false))
+    assert made.norm == pytest.approx(longest_encoded(LIMITS))
+    assert maker.remake(0, inputs, LIMITS, b"", Correction(true, false)).update_digest == made.update_digest
 
 
 def test_whoever_has_both_updates_makes_the_same_repair() -> None:

@@ -243,11 +243,8 @@ class VersionFault(Reason):
     """Version that names a contribution which its learner did not sign."""
     IMPLAUSIBLE_TOKENS = "implausible-tokens"
     FALSE_REPAIR = "false-repair"
-    """Version that repairs one which is repaired already, or where nothing is audited."""
-    NOT_KNOWN_FALSE = "not-known-false", False, True
-    """Version that repairs one whose syncer is not excluded here: others may tell us why, any moment."""
-    UNKNOWN_REPAIR = "unknown-repair", True, True
-    """Version that repairs one which we do not have."""
+    """Version that repairs one which is repaired already, is too old or is none of the chain's; or where
+    nothing is audited."""
 
 
 @direct_members

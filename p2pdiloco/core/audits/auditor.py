@@ -64,6 +64,8 @@ class Auditor:
         """Accusers of what is under way who were asked for what they have."""
         self._right: BoundedDict[bytes, bool] = BoundedDict(MAX_KNOWN)
         """Merges that we made again, and found right."""
+        self._repair: SignedVersion | None = None
+        """Repair that is judged once the version that it repairs is: we had not looked at that before."""
         self._agreement = 0
         """Our mean agreement before the version that is being applied."""
         self.loss = LossAuditor(context, own)
@@ -88,6 +90,9 @@ class Auditor:
         plan = self._plan(header)
         if plan is None or header.syncer == shared.me:
             return
+        if header.repairs is not None:
+            self._repaired(version, header.repairs, now)
+            return
         merges = tuple(each for each in merges_of(version, plan, shared.me) if each.syncer != shared.me)
         if cosine is not None:
             expected = expected_cosine(header.contributors, shared.me, header.limits)
@@ -100,12 +105,44 @@ class Auditor:
             self._suspected = merges
             words = f"version {header.number} says that our contribution to it goes against the others"
             shared.out.record("audit", header.fragment, words, peer=header.syncer)
-        if self._context.repairs.has(header.repairs):
-            self._suspected = merges[-1:]  # in a repair anything could hide, and few others can look
         drawn = [merge for merge in merges if self._drawn(merge)]
         if drawn and not self._suspected and shared.audits.begin(self._context.index):
             self._begin(self._rng.choice(drawn), now)
         self.poll(now)
+
+    def _repaired(self, repair: SignedVersion, digest: bytes, now: float) -> None:
+        """Look at a repair: anything could hide in it. It can be made again with the true update alone, which
+        whoever found the version false has. So others first find out about that."""
+        first = self._context.chain.find(digest)
+        if self._context.repairs.has(digest):
+            self._suspected = self._whole(repair)
+        elif digest in self._right:
+            self._repairs_what_was_right(repair, now)
+        elif first is not None:
+            self._suspected, self._repair = self._whole(first), repair
+        self.poll(now)
+
+    def _whole(self, version: SignedVersion) -> tuple[AuditedMerge, ...]:
+        """Choose the merge of all for an audit; nothing, if it cannot be made again."""
+        plan = self._plan(version.header)
+        return merges_of(version, plan, self._shared.me)[-1:] if plan is not None else ()
+
+    def _repairs_what_was_right(self, repair: SignedVersion, now: float) -> None:
+        header = repair.header
+        self._shared.distrust.add(header.syncer, now)
+        words = f"version {header.number} takes back a version that was right"
+        self._shared.out.record("audit", header.fragment, words, peer=header.syncer, number=header.number)
+
+    def _judge_repair(self, event: Audited, now: float) -> None:
+        """Go on with the repair of a version, now that this one is judged."""
+        repair = self._repair
+        if repair is None or repair.header.repairs != event.digest:
+            return
+        self._repair = None
+        if event.remade:
+            self._suspected = self._whole(repair)
+        elif event.outcome is AuditOutcome.SAME:
+            self._repairs_what_was_right(repair, now)
 
     def _disowned(self, header: VersionHeader) -> bool:
         """Tell whether a version says that our contribution goes against the others', although we had all of
@@ -173,6 +210,7 @@ class Auditor:
         self._shared.audits.end(self._context.index)
         if event.remade:
             self._context.repairs.remade(event.digest)
+        self._judge_repair(event, now)
         self._found(merge, event.outcome, now)
 
     def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:

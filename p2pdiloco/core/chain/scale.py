@@ -237,12 +237,6 @@ def rightly_stated(chain: Chain, part: Contributor) -> bool:
     return can_be_so and part.trust == chain.marks.mean(part.learner).trust(part.score)
 
 
-def longest_repair(chain: Chain, header: VersionHeader) -> float:
-    """Compute by how much an update is longer at most, if it takes a false one back and adds the true one."""
-    repaired = chain.find(header.repairs) if header.repairs is not None else None
-    return 2 * repaired.header.limits.longest_update if repaired is not None else 0.0
-
-
 # --- what a version states --------------------------------------------------------------------------------
 
 
@@ -255,8 +249,7 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
         if not rightly_stated(chain, part):
             return VersionFault.FALSE_TRUST
     limits = limits_after(chain, config)
-    longest = limits.longest_update + longest_repair(chain, header)
-    if not 0.0 <= header.norm <= longest or math.isinf(header.norm):
+    if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE
     right = after(chain, header.contributors, config)
     if not header.contributors or header.tokens != right.tokens:

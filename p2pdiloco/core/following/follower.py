@@ -292,7 +292,7 @@ class Follower:
             return VersionFault.FALSE_TERM
         if not self._plausible(header):
             return VersionFault.IMPLAUSIBLE_TOKENS
-        wrong = self._context.repairs.fault(header, event.peer) or scale.fault(self._chain, header, config)
+        wrong = scale.fault(self._chain, header, config) or self._context.repairs.fault(header)
         if wrong is not None:
             return wrong
         before, marks = self._chain.header, self._chain.marks_after(header)

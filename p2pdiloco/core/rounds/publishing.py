@@ -84,7 +84,7 @@ class Publisher:
         longest_steps = max((part.inner_steps for part in parts), default=0)
         limits = scale.limits_after(self._chain, self._shared.config)
         apart = grouped or making.partials
-        self._repairing = None if apart else self._context.repairs.next(job.closed_s)
+        self._repairing = None if apart else self._context.repairs.next()
         self._shared.out.put(
             Merge(
                 self._fragment,

@@ -119,16 +119,16 @@ class UpdateMaker:
         """Encode the merge of what was added up: (update, what was encoded, valid until the next call).
 
         `longest`: length to which it is cut; None: it is not. `left_out`: what our earlier updates left out,
-        which goes into this one. `correction`: what this update makes good, added at full length.
+        which goes into this one. `correction`: what this update makes good.
         """
         delta = self._delta[: accumulator.layout.numel]
         accumulator.result(delta)
         if left_out is not None:
             left_out.add_to(delta)
-        if longest is not None:
-            shorten(delta, longest)
         if correction is not None:
             self._correct(delta, correction)
+        if longest is not None:
+            shorten(delta, longest)
         delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
         return self._update.encode(delta), delta
 
@@ -157,7 +157,7 @@ class UpdateMaker:
         """
         invariant(self.repeatable, "what a sparse update has of earlier ones only its syncer knows")
         accumulator, found = self.add_up(fragment, inputs, partials, limits, seed)
-        longest = longest_encoded(limits) if partials else None
+        longest = longest_encoded(limits) if partials or correction is not None else None
         update, _ = self.encode(accumulator, longest, None, correction)
         return Remade(update, content_digest(update), found)
 

@@ -12,13 +12,12 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.proofs import TwoVotes, short_of
+from p2pdiloco.core.api.proofs import short_of
 from p2pdiloco.core.api.reasons import AuditOutcome, VersionFault
 from p2pdiloco.core.api.statements import Accusation, FalseVersion
-from p2pdiloco.core.api.types import MergeLimits, Stamp, Vote, VoteBody
+from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits import auditor
-from p2pdiloco.core.chain import scale
+from p2pdiloco.core.audits import auditor, repairs
 
 Effects = list[ef.Effect]
 PEERS = ("p1", "p2", "p3", "p4")
@@ -56,12 +55,6 @@ def finds_false(solo: Solo, remade: bool = True) -> None:
     assert solo.core.shared.excluded.peers == ("p1",)
 
 
-def others_know(solo: Solo, *peers: str) -> None:
-    for peer in peers:
-        solo.says[peer] = {"proofs": solo.core.shared.excluded.mark}
-        solo.hear(peer)
-
-
 def merges(solo: Solo) -> ef.Merge:
     """Our next round as a syncer."""
     if not solo.fragment.office.holding:
@@ -87,7 +80,6 @@ def done(solo: Solo, merge: ef.Merge, repaired: bool) -> SignedVersion:
 def test_who_has_the_true_update_adds_it_to_its_next_version_once() -> None:
     solo = node()
     finds_false(solo)
-    others_know(solo, *OTHERS)
     merge = merges(solo)
     assert merge.repairs == FALSE
     assert done(solo, merge, repaired=True).header.repairs == FALSE.header.digest()
@@ -97,26 +89,23 @@ def test_who_has_the_true_update_adds_it_to_its_next_version_once() -> None:
 def test_where_the_update_is_gone_nothing_is_stated_and_it_is_tried_again() -> None:
     solo = node()
     finds_false(solo)
-    others_know(solo, *OTHERS)
     assert done(solo, merges(solo), repaired=False).header.repairs is None
     assert merges(solo).repairs == FALSE
 
 
-def test_nobody_repairs_what_others_do_not_know_to_be_false() -> None:
+def test_nobody_repairs_what_others_may_not_have_any_more() -> None:
     solo = node()
     finds_false(solo)
-    others_know(solo, "p3")
-    merge = merges(solo)
-    assert merge.repairs is None, "two of four"
-    done(solo, merge, repaired=False)
-    others_know(solo, "p4")
-    assert merges(solo).repairs == FALSE, "three; whoever never says so does not keep us from it"
+    found_in = []
+    for _ in range(repairs.WITHIN_VERSIONS + 1):
+        found_in.append(solo.fragment.context.repairs.next())
+        comes(solo, repairing(solo.fragment.chain.signed, repairs=None))
+    assert found_in == [FALSE] * repairs.WITHIN_VERSIONS + [None]
 
 
 def test_nobody_repairs_without_the_true_update() -> None:
     solo = node()
     finds_false(solo, remade=False)
-    others_know(solo, *OTHERS)
     assert merges(solo).repairs is None
 
 
@@ -156,43 +145,43 @@ def test_it_is_repaired_once() -> None:
     assert reasons(comes(solo, again), "refusal") == [str(VersionFault.FALSE_REPAIR)]
 
 
-def test_who_does_not_exclude_its_syncer_waits_until_it_hears_why() -> None:
+def test_who_never_looked_at_it_follows_and_then_looks_at_both() -> None:
     solo, made = node(), repairing()
-    assert not found(comes(solo, made), ef.FetchState)
-    accused(solo, "p3")
+    (audit,) = found(comes(solo, made, cosine=0.0), ef.Audit)
+    assert solo.fragment.chain.signed == made
+    assert audit.version == FALSE, "first what it repairs"
     header = FALSE.header
-    solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.DIFFERENT))
-    again = found(solo.wait(3.0, silent=("p1",)), ef.FetchUpdate)
-    assert again, "it asks again"
-    assert found(solo.feed(ev.UpdateFetched(0, again[0].peer, made, 900)), ef.ApplyUpdate)
+    effects = solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.DIFFERENT, True))
+    effects += solo.wait(1.0)
+    (second,) = found(effects, ef.Audit)
+    assert (second.version, second.repairs) == (made, FALSE)
 
 
-def test_who_is_left_behind_by_it_or_not_confirmed_yet_copies_the_state() -> None:
+def test_who_repairs_what_was_right_is_distrusted() -> None:
     solo, made = node(), repairing()
     comes(solo, made)
-    after = child(child(made.header, "p2", ALL).header, "p2", ALL)
-    repairs = solo.fragment.context.repairs
-    assert repairs.fault(made.header, "p2") is VersionFault.NOT_KNOWN_FALSE
-    solo.hear("p2", heads=(after.header.head(),))
-    assert repairs.fault(made.header, "p2") is VersionFault.UNKNOWN_REPAIR
-    assert repairs.fault(made.header, "p3") is VersionFault.NOT_KNOWN_FALSE
-    solo.core.shared.confirmed = False
-    assert repairs.fault(made.header, "p3") is VersionFault.UNKNOWN_REPAIR
+    header = FALSE.header
+    solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.SAME))
+    assert solo.core.shared.distrust.has("p2", solo.now)
+    again = child(made.header, "p3", ALL, repairs=CHAIN[-2].header.digest())
+    comes(solo, again)
 
 
-def test_whoever_is_excluded_for_another_lie_made_no_false_merge() -> None:
+def test_of_what_cannot_be_made_again_nothing_follows() -> None:
     solo, made = node(), repairing()
-    bodies = [VoteBody(made.header.run, "all", 0, 70, candidate, "p1") for candidate in ("p2", "p3")]
-    first, second = (Vote(body, sign("p1", "vote", body)) for body in bodies)
-    solo.message("p2", msg.Proven(TwoVotes(first, second)))
-    assert solo.core.shared.excluded.peers == ("p1",)
-    assert solo.fragment.context.repairs.fault(made.header, "p3") is VersionFault.NOT_KNOWN_FALSE
+    comes(solo, made)
+    header = FALSE.header
+    solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.MISSING))
+    assert not found(solo.wait(1.0), ef.Audit) and not solo.core.shared.distrust.has("p2", solo.now)
 
 
-def test_a_repair_may_be_longer_by_both_updates() -> None:
-    solo = node()
-    limits = MergeLimits(most_tokens=9, longest=1.5)
-    log = solo.fragment.chain._log
-    log[FALSE.header.number] = SignedVersion(replace(FALSE.header, limits=limits), b"")
-    assert scale.longest_repair(solo.fragment.chain, repairing().header) == 2 * limits.longest_update
-    assert not scale.longest_repair(solo.fragment.chain, repairing(repairs=None).header)
+def test_a_version_that_the_chain_never_had_is_not_repaired() -> None:
+    fragment = RestoredFragment(log=tuple(branch(12, syncer="p1", learners=ALL)))
+    whole = replace(fragment, watermarks=table(fragment.log[-1]))
+    for log, fault in ((whole.log, VersionFault.FALSE_REPAIR), (whole.log[-3:], None)):
+        restored = Restored(fragments=(replace(whole, log=log),), saved=True)
+        solo = Solo(config(1, audited=True, log_versions=20), PEERS, restored)
+        made = child(log[-1].header, "p2", ALL, repairs=b"?" * 32)
+        assert solo.fragment.context.repairs.fault(made.header) is fault
+        old = child(log[-1].header, "p2", ALL, repairs=whole.log[1].header.digest())
+        assert solo.fragment.context.repairs.fault(old.header) is fault
