@@ -282,8 +282,8 @@ PAYLOAD = (
     Verdict.OUT_OF_RANGE,
 )
 """What the environment finds when a payload that the core wants comes, or does not."""
-ELSEWHERE = (Verdict.NOT_READY,)
-"""The environment's word where there is no core yet."""
+ELSEWHERE = (Verdict.NOT_READY, Verdict.DAMAGED)
+"""The environment's word where there is no core yet; and what a merge finds, which no peer hears."""
 
 
 class Below:

@@ -116,6 +116,9 @@ class Verdict(Reason):
     IMPLAUSIBLE_WEIGHT = "implausible-weight", Then.RETRY, True
     NON_FINITE = "non-finite", Then.GIVE_UP, True
     OUT_OF_RANGE = "out-of-range", Then.GIVE_UP, True
+    DAMAGED = "damaged", Then.GIVE_UP
+    """Payload that is not any more what came, by our own memory or disk: no peer hears that. A peer's comes
+    once more; our own is lost."""
 
 
 @direct_members

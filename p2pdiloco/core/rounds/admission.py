@@ -71,12 +71,15 @@ class Admission:
         return True
 
     def unusable(self, merged: tuple[Held, ...], found: Unusable) -> bool:
-        """Refuse those of `merged` in which the merge found a fault; the same are not admitted again. False:
-        there are none."""
+        """Refuse those of `merged` in which the merge found a fault; the same are not admitted again, unless
+        they were damaged here. False: there are none."""
         faults = dict(found)
         faulty = [(held, faults[held.ticket]) for held in merged if held.ticket in faults]
         for held, verdict in faulty:
-            self._inbox.unusable(held, verdict)
+            if verdict is Verdict.DAMAGED and not held.own:
+                self._inbox.broken(held)  # its learner has it whole
+            else:
+                self._inbox.unusable(held, verdict)
             self._count(verdict, held.author)
         return bool(faulty)
 

@@ -10,7 +10,7 @@ from typing import Any
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import WHOLE_RUN, Ticket
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
@@ -18,8 +18,9 @@ from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.merging.inputs import Findings, Input
 from p2pdiloco.tensors.merging.making import Correction
-from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.payload import Payload, digest_of
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
+from p2pdiloco.tensors.vault import MergeResult, PartialMerge
 
 logger = logging.getLogger(__name__)
 SEED_BYTES = 16
@@ -39,10 +40,10 @@ class Merging:
         compute: Compute,
         tickets: Tickets,
         post: Callable[[ev.Event], None],
-        keep: Callable[[int, str, list[Named]], None] = lambda _fragment, _group, _merged: None,
+        keep: Callable[[int, list[Named]], None] = lambda _fragment, _merged: None,
         repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None,
     ) -> None:
-        """`keep`: keeps what was merged by a group, and its partial merge, for audits. `repair`: finds what
+        """`keep`: keeps what was merged, and partial merges, for audits. `repair`: finds what
         makes a false version good; None: nothing is."""
         self._repair = repair
         self._compute = compute
@@ -63,26 +64,23 @@ class Merging:
 
     async def _merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
         key = (effect.fragment, effect.term, effect.number)
-        job, correction = self._compute.vault.merge, None
+        vault, correction, named = self._compute.vault, None, _named(effect, inputs, partials)
         if effect.repairs is not None and self._repair is not None:
             correction = await self._repair(effect.repairs)
+
+        def make() -> MergeResult:
+            job = effect.fragment, effect.number, inputs, partials, effect.longest_steps
+            done = vault.merge(*job, effect.limits, effect.seed, correction)
+            _check_whole(named)
+            return done
+
         try:
-            done = await self._compute.run(
-                job,
-                effect.fragment,
-                effect.number,
-                inputs,
-                partials,
-                effect.longest_steps,
-                effect.limits,
-                effect.seed,
-                correction,
-            )
+            done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
             self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
-        if self._compute.vault.maker.repeatable:
-            self._keep(effect.fragment, WHOLE_RUN, _named(effect, inputs, partials))
+        if vault.maker.repeatable:
+            self._keep(effect.fragment, named)
         ticket = self._tickets.put(done.update)
         self._post(
             ev.Merged(
@@ -101,16 +99,22 @@ class Merging:
         self, effect: ef.MergePartial, inputs: list[Input], partials: list[Payload]
     ) -> None:
         key = (effect.fragment, effect.group, effect.attempt)
-        job = self._compute.vault.merge_partial
+        vault, named = self._compute.vault, _named(effect, inputs, partials)
+
+        def make() -> PartialMerge:
+            done = vault.merge_partial(effect.fragment, inputs, partials, effect.limits, effect.seed)
+            _check_whole(named)
+            return done
+
         try:
-            done = await self._compute.run(job, effect.fragment, inputs, partials, effect.limits, effect.seed)
+            done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
             self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
         ticket = self._tickets.put(done.payload)
-        if self._compute.vault.maker.repeatable:
+        if vault.maker.repeatable:
             made = done.digest, ticket, done.payload
-            self._keep(effect.fragment, effect.group, [*_named(effect, inputs, partials), made])
+            self._keep(effect.fragment, [*named, made])
         learners, measured = _learners(effect, done.found.cut), _measured(done.found)
         self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload), learners, measured))
 
@@ -160,6 +164,19 @@ def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: li
     below = [(part.payload_digest, part.ticket) for part in effect.partials]
     payloads = [*(each.payload for each in inputs), *partials]
     return [(*name, payload) for name, payload in zip([*own, *below], payloads, strict=True)]
+
+
+def _check_whole(named: list[Named]) -> None:
+    """Check that what was merged is still what came: under our signature a damage of our memory or disk
+    would be a false merge. Raises: UnusableInputs, StorageError."""
+    whole = [digest_of(payload) == digest for digest, _ticket, payload in named]
+    if not all(whole):
+        logger.error(
+            "%(damaged)d payloads were damaged here since they came", {"damaged": whole.count(False)}
+        )
+        raise UnusableInputs(
+            {n: Unsound(Verdict.DAMAGED) for n, is_whole in enumerate(whole) if not is_whole}
+        )
 
 
 def _measured(found: Findings) -> tuple[ev.Measured, ...]:

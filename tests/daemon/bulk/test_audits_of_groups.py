@@ -70,8 +70,8 @@ class GroupTown:
         root = self.root
         tickets = [root.tickets.put(payload, pushed=True) for payload in sums]
         below = tuple(
-            ef.PartialInput(ticket, part.entry.payload_digest)
-            for ticket, part in zip(tickets, self.parts, strict=True)
+            ef.PartialInput(ticket, content_digest(payload))
+            for ticket, payload in zip(tickets, sums, strict=True)
         )
         await root.merging.merge(ef.Merge(0, 1, 1, (), below, 24, LIMITS))
         merged: ev.Merged = root.heard.pop()
@@ -159,7 +159,7 @@ async def test_false_sums_of_a_group_are_its_syncers(town: GroupTown) -> None:
     false[-4:] = town.sums[-4:]
     digest = content_digest(false)
     syncer, part = town.syncers[0], town.parts[0]
-    syncer.transfers.merged.keep(0, "1/0/0", [(digest, 999, false)])
+    syncer.transfers.merged.keep(0, [(digest, 999, false)])
     town.parts[0] = part = part._replace(entry=replace(part.entry, payload_digest=digest))
     version = await town.sum()
     assert await town.audit(version) is SAME

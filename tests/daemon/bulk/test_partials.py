@@ -56,11 +56,6 @@ WORK = [(256, 1), (300, 2), (512, 3)]
 UNUSED = ["outbound", "learner", "kept", "committing", "durable", "loss_auditing"]
 
 
-def summed(ticket: int) -> ef.PartialInput:
-    """A partial to be merged, of whatever digest."""
-    return ef.PartialInput(ticket, bytes(32))
-
-
 class ScriptedCore:
     """Accepts every partial and payload unless told otherwise."""
 
@@ -129,19 +124,21 @@ class Node:
 
     def inputs(self, first: int = 0, last: int = len(WORK)) -> tuple[ef.MergeInput, ...]:
         """Contributions of invented learners, who have all trust."""
-        return tuple(
-            ef.MergeInput(
-                Contributor(f"learner {i}", Stamp(1, 1), *WORK[i]),
-                self.tickets.put(self.payload(0.1 + i)),
-                Mean(USUAL, 100),
-            )
-            for i in range(first, last)
-        )
+        return tuple(map(self._input, range(first, last)))
+
+    def _input(self, i: int) -> ef.MergeInput:
+        payload = self.payload(0.1 + i)
+        who = Contributor(f"learner {i}", Stamp(1, 1), *WORK[i], payload_digest=content_digest(payload))
+        return ef.MergeInput(who, self.tickets.put(payload), Mean(USUAL, 100))
+
+    def summed(self, ticket: int) -> ef.PartialInput:
+        """A partial that is to be merged."""
+        return ef.PartialInput(ticket, content_digest(self.tickets.get(ticket)))
 
     async def partial(self, *below: int, first: int = 0, last: int = len(WORK)) -> ev.PartialMerged:
         """Add up contributions and tickets of partials."""
         self.core.heard.clear()
-        self.want(ef.MergePartial(0, GROUP, 5, self.inputs(first, last), tuple(map(summed, below))))
+        self.want(ef.MergePartial(0, GROUP, 5, self.inputs(first, last), tuple(map(self.summed, below))))
         merged: ev.PartialMerged = await self.hears(ev.PartialMerged)
         assert (merged.fragment, merged.group, merged.attempt) == (0, GROUP, 5)
         return merged
@@ -211,7 +208,7 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert leaf.meters.uplink.own._total_bytes() == len(payload)
     assert root.meters.uplink.own._total_bytes() == 0
 
-    root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (summed(received.ticket),), 24))
+    root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (root.summed(received.ticket),), 24))
     grouped = await root.hears(ev.Merged)
     leaf.want(ef.Merge(0, 1, 1, leaf.inputs(), (), 24))
     flat = await leaf.hears(ev.Merged)
@@ -324,11 +321,11 @@ async def test_a_merge_with_an_unusable_partial_fails_and_the_worker_goes_on(nod
     leaf, root = nodes
     merged = await leaf.partial()
     bad = root.tickets.put(poisoned(bytearray(leaf.tickets.get(merged.ticket))))
-    root.want(ef.MergePartial(0, GROUP, 9, root.inputs(), (summed(bad),)))
+    root.want(ef.MergePartial(0, GROUP, 9, root.inputs(), (root.summed(bad),)))
     failed = await root.hears(ev.PartialFailed)
     assert (failed.fragment, failed.group, failed.attempt) == (0, GROUP, 9) and "non-finite" in failed.reason
     assert failed.unusable == ((bad, Verdict.NON_FINITE),), "not our own inputs"
-    root.want(ef.Merge(0, 1, 1, (), (summed(bad),), 24))
+    root.want(ef.Merge(0, 1, 1, (), (root.summed(bad),), 24))
     assert "non-finite" in (await root.hears(ev.MergeFailed)).reason
     assert await root.partial()
 

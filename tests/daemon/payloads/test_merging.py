@@ -11,12 +11,15 @@ from daemon_kit import signed_run
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.run_files.runs import open_run
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.payload import digest_of
 
 
 class Merger:
@@ -32,6 +35,20 @@ class Merger:
     def put(self, value: float) -> int:
         """Ticket of an update, or a contribution, that is this everywhere."""
         return self.tickets.put(codec("int8").encode(torch.full((self._numel,), value)))
+
+    def input(self, value: float) -> ef.MergeInput:
+        """A contribution, as its learner labelled it."""
+        ticket = self.put(value)
+        digest = digest_of(self.tickets.payload(ticket))
+        return ef.MergeInput(Contributor("p1", Stamp(1, 1), 40, 4, payload_digest=digest), ticket)
+
+    async def merge(self, *inputs: ef.MergeInput) -> ev.Merged | ev.MergeFailed:
+        await self._merging.merge(ef.Merge(0, 1, 1, inputs, (), 24))
+        return self.heard.pop()  # type: ignore[no-any-return]
+
+    async def merge_partial(self, *inputs: ef.MergeInput) -> ev.PartialMerged | ev.PartialFailed:
+        await self._merging.merge_partial(ef.MergePartial(0, "g", 1, inputs, ()))
+        return self.heard.pop()  # type: ignore[no-any-return]
 
     async def apply(self, update: int, own: int | None) -> ev.UpdateApplied:
         await self._merging.apply(ef.ApplyUpdate(0, 1, update, 24, None, own))
@@ -62,3 +79,15 @@ async def test_what_cannot_be_compared_does_not_stop_the_step(merger: Merger) ->
     for own in (merger.put(0.0), spilled, damaged):
         applied = await merger.apply(update, own)
         assert applied.cosine is None and applied.state_digest and not applied.unsound
+
+
+async def test_nothing_is_merged_that_was_damaged_here_since_it_came(merger: Merger) -> None:
+    """Under our signature it would be a false merge, and cost us our place for good."""
+    whole, damaged = merger.input(0.5), merger.input(0.25)
+    merger.tickets.get(damaged.ticket)[-1] ^= 1  # type: ignore[index]
+    for failed in (await merger.merge(whole, damaged), await merger.merge_partial(whole, damaged)):
+        assert isinstance(failed, ev.MergeFailed | ev.PartialFailed)
+        assert failed.unusable == ((damaged.ticket, Verdict.DAMAGED),)
+    await merger._merging.drop_spare(ef.DropSpare(0))
+    assert isinstance(await merger.merge(whole), ev.Merged)
+    assert isinstance(await merger.merge_partial(whole), ev.PartialMerged)

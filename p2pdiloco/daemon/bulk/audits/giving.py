@@ -1,4 +1,4 @@
-"""Giving contributions to members that audit a version: our own ones, and those that we merged last.
+"""Giving contributions to members that audit a version: our own ones, and those that we merged lately.
 
 Less urgent than anything else that goes out.
 

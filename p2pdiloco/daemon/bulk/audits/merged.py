@@ -1,5 +1,5 @@
-"""Payloads of what we merged last, contributions and partial merges, or of a merge that we found false, kept
-for a while for those who audit.
+"""Payloads of what we merged lately, contributions and partial merges, or of a merge that we found false,
+kept for a while for those who audit.
 
 They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
 
@@ -21,20 +21,19 @@ KEEP_S = 60.0
 MOST_MEMORY_BYTES = 256 << 20
 MOST_SCRATCH_BYTES = 2 << 30
 NO_TICKET = -1
-AUDITED = "audited"
-"""Stands for a group in what was merged by somebody else, and is to be found false by others as well."""
 
 
 class _Kept(Struct, frozen=True):
     ticket: int
     payload: Payload
     until_s: float
-    group: str
-    """Group in whose merge it was, or `AUDITED`."""
 
 
 class MergedPayloads:
-    """Payloads of the last merge of each fragment and group, by digest. Use from a running event loop."""
+    """Payloads of merges, by fragment and digest. Use from a running event loop.
+
+    Later merges do not drive them out before their time: who audits may have been kept waiting.
+    """
 
     def __init__(self, tickets: Tickets) -> None:
         """`tickets`: as long as one is open, its payload counts there."""
@@ -49,32 +48,23 @@ class MergedPayloads:
         kept = self._kept.values()
         return sum(memory_bytes(each.payload) for each in kept if not self._tickets.is_open(each.ticket))
 
-    def keep(self, fragment: int, group: str, merged: Iterable[tuple[bytes, int, Payload]]) -> None:
-        """Keep what was merged for that fragment and group, (digest, ticket, payload), in place of what was
-        merged before. A ticket may be released already."""
+    def keep(self, fragment: int, merged: Iterable[tuple[bytes, int, Payload]]) -> None:
+        """Keep what was merged, (digest, ticket, payload). A ticket may be released already."""
         until_s = asyncio.get_running_loop().time() + KEEP_S
-        self._forget(fragment, group)
         for digest, ticket, payload in merged:
-            self._kept[fragment, digest] = _Kept(ticket, payload, until_s, group)
-        self._hold(until_s)
-
-    def keep_audited(self, fragment: int, payloads: Mapping[bytes, Payload]) -> None:
-        """Keep what was merged again, by digest, and gave something else than its syncer says: in place of
-        what was so before."""
-        until_s = asyncio.get_running_loop().time() + KEEP_S
-        self._forget(fragment, AUDITED)
-        for digest, payload in payloads.items():
-            self._kept.setdefault((fragment, digest), _Kept(NO_TICKET, payload, until_s, AUDITED))
-        self._hold(until_s)
-
-    def _forget(self, fragment: int, group: str) -> None:
-        for key in [key for key, kept in self._kept.items() if (key[0], kept.group) == (fragment, group)]:
-            del self._kept[key]
-
-    def _hold(self, until_s: float) -> None:
+            self._kept.pop((fragment, digest), None)  # the newest is the last
+            self._kept[fragment, digest] = _Kept(ticket, payload, until_s)
         self._bound()
         if self._timer is None and self._kept:
             self._timer = asyncio.get_running_loop().call_at(until_s, self._forget_old)
+
+    def keep_audited(self, fragment: int, payloads: Mapping[bytes, Payload]) -> None:
+        """Keep what was merged again, by digest, and gave something else than its syncer says: others are to
+        find that, too."""
+        here = {digest: self._kept.get((fragment, digest)) for digest in payloads}
+        known = {digest: (kept.ticket, kept.payload) for digest, kept in here.items() if kept is not None}
+        named = payloads.items()
+        self.keep(fragment, [(digest, *known.get(digest, (NO_TICKET, each))) for digest, each in named])
 
     def get(self, fragment: int, digest: bytes) -> Payload | None:
         """Return a payload; None: it is not, or no longer, kept."""
