@@ -19,7 +19,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
 from p2pdiloco.core.api.types import UNCLEAR, UNMEASURED, Contributor, MergeLimits
 from p2pdiloco.daemon.background import Background
-from p2pdiloco.daemon.bulk.audits import auditing, giving, merged
+from p2pdiloco.daemon.bulk.audits import asking, auditing, giving, merged
 from p2pdiloco.daemon.bulk.audits.auditing import Auditing
 from p2pdiloco.daemon.post import Post
 from p2pdiloco.daemon.runner import Hands, Runner
@@ -170,7 +170,7 @@ async def test_a_learner_that_says_nothing_holds_nothing_up(
     async def silence(*_: object) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(auditing, "SOURCE_S", 0.05)
+    monkeypatch.setattr(asking, "SOURCE_S", 0.05)
     town.learners[0].chain.contribution_of = silence
     assert await town.auditor.audit(version) is SAME
     assert town.syncer.given_bytes == len(town.payloads[0])
@@ -322,6 +322,7 @@ async def test_what_a_syncer_keeps_on_the_disk_is_given_from_there(
     assert await town.auditor.audit(version) is SAME
     assert syncer.given_bytes == 3 * size
     syncer.memory.most_bytes = size - 1
+    monkeypatch.setattr(auditing, "AUDIT_S", 0.2)  # until then it says that it is busy
     assert await town.auditor.audit(version) is MISSING, "what is read must have room"
     monkeypatch.setattr(merged, "MOST_SCRATCH_BYTES", size)
     await town.version(await syncer.spooled(town.payloads))

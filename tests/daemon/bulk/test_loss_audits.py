@@ -16,7 +16,7 @@ from daemon_kit import until
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.daemon.bulk.audits import auditing, loss_auditing
+from p2pdiloco.daemon.bulk.audits import asking, auditing, loss_auditing
 from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.learner.channel_messages import Appraise, Appraised
@@ -109,7 +109,7 @@ async def nothing_measured(scene: Scene, asked: int = 0) -> None:
 async def test_a_contribution_that_nobody_gives_is_not_measured(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "SOURCE_S", 0.05)
+    monkeypatch.setattr(asking, "SOURCE_S", 0.05)
     monkeypatch.setattr(auditing, "AUDIT_S", 1.0)
     await scene.town.gone(scene.town.learners[0])
     await nothing_measured(scene)

@@ -1,8 +1,8 @@
 """Audits: what a syncer merged is fetched, and merged again.
 
 Each contribution is asked of its learner, and then of its group's syncer; each partial merge of who made it,
-and then of who added it up. Digest and content are judged before it
-counts. What finds no place in a small share of memory lies in scratch on the disk, as what peers push.
+and then of who added it up (`asking.py`). Digest and content are judged before it counts. What finds no
+place in a small share of memory lies in scratch on the disk, as what peers push.
 
 Rules: docs/protocol/audits.md, section 2.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from p2pdiloco.adapters.disk.spool import Spool
@@ -20,14 +21,14 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.audits.asking import Asking
 from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
 from p2pdiloco.daemon.bulk.audits.subject import Subject, Wanted
 from p2pdiloco.daemon.bulk.audits.true_updates import TrueUpdates
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.memory import Memory
-from p2pdiloco.errors import RemoteError, StorageError, TransportError
+from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tensors.merging.known_answer import merges_as_everywhere
 from p2pdiloco.tensors.merging.making import Remade
@@ -37,34 +38,12 @@ from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 logger = logging.getLogger(__name__)
 AUDIT_S = 60.0
 """Time that an audit has to get the contributions, from when the core asks for it."""
-SOURCE_S = 25.0
-"""Time that one peer has for one contribution, while there is another peer to ask."""
-PAUSE_S = 10.0
-"""Longest pause in a stream before it counts as cut."""
 STREAMS = 3
 """Number of contributions that are on their way here at one time."""
 MAX_WAITING = 4
 """Number of audits that wait for the one under way."""
 SHARE_BYTES = 128 << 20
 """Bytes of contributions that stay in memory until they are merged; the others go to the disk."""
-
-
-class _Arrival:
-    """Sink of one contribution. Implements `ports.PullSink`."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self.payload = bytearray()
-
-    def begin(self, header: bytes, payload_bytes: int) -> None:
-        """See `ports.PullSink.begin`."""
-        if header or payload_bytes > self._most:
-            raise RemoteError("oversized", f"{payload_bytes} bytes of a contribution, at most {self._most}")
-        self.payload = bytearray(payload_bytes)
-
-    def write(self, offset: int, chunk: memoryview) -> None:
-        """See `ports.PullSink.write`."""
-        self.payload[offset : offset + len(chunk)] = chunk
 
 
 class _Fetched:
@@ -80,7 +59,10 @@ class _Fetched:
         """Outcome, if there is no need to merge."""
         self.true_update: bytearray | None = None
         """Update as it should have been, if the version has another one."""
-        self._wanted = iter(subject.wanted())
+        wanted = subject.wanted()
+        if subject.givers:
+            random.shuffle(wanted)  # all members ask for them now
+        self._wanted = iter(wanted)
 
     def wanted(self) -> Iterator[Wanted]:
         """Go through those that nobody fetches yet, as long as all others came."""
@@ -112,9 +94,18 @@ class Auditing:
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._complained = False
-        self.held_bytes = 0
+        self._held_bytes = 0
+        self._asking = Asking(chain, transport, memory, self._is_sound)
+
+    @property
+    def held_bytes(self) -> int:
         """Bytes of memory of contributions that are being audited."""
-        self.bytes_in = 0
+        return self._held_bytes + self._asking.held_bytes
+
+    @property
+    def bytes_in(self) -> int:
+        """Payload bytes received so far."""
+        return self._asking.bytes_in
 
     async def audit(self, effect: ef.Audit) -> None:
         """Make a merge again, and tell the core how that compares."""
@@ -242,42 +233,9 @@ class Auditing:
             self._memory.refuse()
             return None
         fetched.memory_bytes += size
-        self.held_bytes += size
-        sources = self._sources(subject, wanted)
-        for number, peer in enumerate(sources, 1):
-            payload = await self._pull(peer, subject, wanted, size, last=number == len(sources))
-            if payload is not None:
-                return await self._place(fetched, payload, size)
-        return None
-
-    def _sources(self, subject: Subject, wanted: Wanted) -> list[str]:
-        """List whom to ask: who made it, then the syncer that merged it, then who accuses that; a maker that
-        there is no connection to comes last, since to look for it may take long."""
-        connected = set(self._transport.connected())
-        near = [peer for peer in wanted.makers if peer in connected]
-        far = [peer for peer in wanted.makers if peer not in connected]
-        ordered = dict.fromkeys([*near, subject.syncer, *subject.givers, *far])
-        return [peer for peer in ordered if peer != self._transport.peer_id]
-
-    async def _pull(
-        self, peer: str, subject: Subject, wanted: Wanted, size: int, last: bool
-    ) -> Payload | None:
-        """Ask one peer. None: it did not give it. Raises: Unsound."""
-        request = wire.PullContribution(self._chain.run, subject.fragment, wanted.digest)
-        arrival = _Arrival(size)
-        try:
-            async with asyncio.timeout(None if last else SOURCE_S):
-                refusal = await self._transport.pull_into(peer, wire.encode(request), arrival, PAUSE_S)
-            if refusal is not None:
-                raise wire.refused(refusal)
-        except (TransportError, RemoteError, TimeoutError) as error:
-            logger.debug("no contribution to audit from %s: %s", peer, error)
-            return None
-        self.bytes_in += len(arrival.payload)
-        if await self._is_sound(subject, wanted, arrival.payload):
-            return arrival.payload
-        logger.debug("not the contribution that was asked for: %s", peer)
-        return None
+        self._held_bytes += size
+        payload = await self._asking.get(subject, wanted, size)
+        return None if payload is None else await self._place(fetched, payload, size)
 
     async def _is_sound(self, subject: Subject, wanted: Wanted, payload: Payload) -> bool:
         """Judge a payload in the tensors thread. False: it is another one, or cannot be read. Raises: Unsound
@@ -319,4 +277,4 @@ class Auditing:
 
     def _give_back(self, fetched: _Fetched, size: int) -> None:
         fetched.memory_bytes -= size
-        self.held_bytes -= size
+        self._held_bytes -= size
