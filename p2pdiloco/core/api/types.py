@@ -177,7 +177,8 @@ class Watermark(Wire, frozen=True):
     """First bytes of the digest of its newest contribution's payload, by which copies of it are known
     (`core.chain.earning`); empty: not known."""
     earned: Count = 1
-    """Versions of `merges` after which it was trusted no less than a newcomer: they earn it its vote."""
+    """Versions of `merges` with work that was no copy, after which it was trusted no less than a newcomer:
+    they earn it its vote."""
 
 
 def table_digest(table: tuple[Watermark, ...]) -> bytes:

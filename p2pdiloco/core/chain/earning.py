@@ -27,6 +27,13 @@ def mark_of(payload_digest: bytes) -> bytes:
     return b"" if payload_digest == NOT_KNOWN else payload_digest[:LAST_BYTES]
 
 
+def alone(parts: Sequence[Contributor]) -> list[bool]:
+    """Tell of each contribution whether no other of the version has the same payload: only such work earns a
+    vote. One payload in many names would else earn one for each."""
+    alike = Counter(filter(None, (mark_of(part.payload_digest) for part in parts)))
+    return [alike[mark_of(part.payload_digest)] <= 1 for part in parts]
+
+
 def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
     """Compute the tokens of each contribution that count. `lasts`: marks of everybody's newest one in the
     parent's chain."""

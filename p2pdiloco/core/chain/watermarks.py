@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.trust_weight import BEGINS, Mean, trust_of
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
-from p2pdiloco.core.chain.earning import earned, mark_of
+from p2pdiloco.core.chain.earning import alone, earned, mark_of
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -127,7 +127,8 @@ class Marks:
 
     def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
         table = dict(self._by)
-        for part, tokens in zip(contributors, earned(contributors, self.lasts), strict=True):
+        counts = zip(contributors, earned(contributors, self.lasts), alone(contributors), strict=True)
+        for part, tokens, is_alone in counts:
             old = table.get(part.learner)
             old = old or Watermark(part.learner, part.stamp, number, number, 0, earned=0)
             agreement = self.mean(part.learner).after(part.score)
@@ -138,7 +139,7 @@ class Marks:
                 merges=old.merges + 1,
                 agreement=agreement,
                 last=mark_of(part.payload_digest),
-                earned=old.earned + (tokens > 0 and agreement >= BEGINS),
+                earned=old.earned + (tokens > 0 and is_alone and agreement >= BEGINS),
             )
         floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]

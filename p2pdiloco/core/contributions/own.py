@@ -39,9 +39,6 @@ from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
 
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
-OTHER_OPINIONS = 3
-"""Number of further refusals as unusable until a contribution is given up that a peer took, or may have
-taken."""
 
 
 class ContributionQueue:
@@ -236,10 +233,7 @@ class ContributionQueue:
 
     def refused(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""
-        hopeless = verdict.then is Then.GIVE_UP
-        if hopeless and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
-            pending.was_called_unusable()  # damaged on the way
-        elif hopeless:
+        if pending.hopeless(verdict, self._chain.header.number):
             self._queue.remove(pending)
             self._give_up(pending, str(verdict))
             if self._queue:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from p2pdiloco.core.api.events import ContributionReady
+from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.api.types import Head, Stamp
 from p2pdiloco.core.contributions.kept import KeptPart
 from p2pdiloco.core.machine import Machine, direct_members
@@ -41,6 +42,10 @@ SEND_TABLE = {
     (SendState.OFFERED, SendSignal.RETRY): SendState.WAITING,
     (SendState.HELD, SendSignal.RETRY): SendState.WAITING,
 }
+
+OTHER_OPINIONS = 3
+"""Number of further refusals as unusable until a contribution is given up that a peer took, or may have
+taken; of a copy those of so many further versions."""
 
 WORDS = {
     SendState.COMBINING: "being combined",
@@ -145,6 +150,8 @@ class Pending(Underway):
         self.perhaps_held = False
         """True: a peer took it, or may have; it may be in a merge that we have not heard of."""
         self.called_unusable = 0
+        self._copy_at = -1
+        """Version at which it was refused as a copy."""
 
     @property
     def relabelled(self) -> bool:
@@ -168,9 +175,22 @@ class Pending(Underway):
         """Note that all of it went out to another node, or may have."""
         self.sent = True
 
-    def was_called_unusable(self) -> None:
-        """Count a refusal of what was sound for somebody, or may have been."""
+    def hopeless(self, verdict: Verdict, number: int) -> bool:
+        """Tell whether it is to be given up after this verdict; our head is version `number`.
+
+        What was sound for somebody was damaged on the way. And of a copy the one that came first may be the
+        thief's: once that has newer work in the chain, ours is taken. What is attached stays in the
+        displacement if it is given up; else it would be lost, and waits for some more versions."""
+        if verdict.then is not Then.GIVE_UP:
+            return False
+        if verdict is Verdict.COPY and not self.attached:
+            if number == self._copy_at:
+                return False
+            self._copy_at = number
+        elif not self.perhaps_held:
+            return True
         self.called_unusable += 1
+        return self.called_unusable > OTHER_OPINIONS
 
     def follow(self, after: Stamp) -> None:
         """Follow another one than before."""

@@ -10,7 +10,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NOTHING, Contributor, Stamp
+from p2pdiloco.core.api.types import NOTHING, USUAL_SCORE, Contributor, Stamp
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.earning import LAST_BYTES, earned, mark_of
@@ -58,6 +58,15 @@ def test_one_payload_of_several_counts_once() -> None:
     assert earned(parts, frozenset()) == [20, 20, 40]
     assert earned(parts, frozenset([mark_of(digest("x"))])) == [0, 0, 40]
     assert earned((replace(parts[2], trust=LEAST_TRUST),), frozenset()) == [0]
+
+
+def test_one_payload_in_many_names_earns_no_votes() -> None:
+    marks = marks_of(())
+    for number in (1, 2):
+        honest = [part(f"h{n}", number, (n, number), score=USUAL_SCORE) for n in range(5)]
+        crowd = [part(f"s{n}", number, number, score=USUAL_SCORE) for n in range(20)]
+        marks = marks.after(number, (*honest, *crowd))
+    assert sorted(marks.voters) == [f"h{n}" for n in range(5)]
 
 
 def test_the_table_has_a_few_bytes_of_everybodys_newest_payload() -> None:

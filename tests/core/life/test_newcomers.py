@@ -13,9 +13,9 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
-from p2pdiloco.core.api.types import Contributor, Stamp, Watermark
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.contributions.own import OTHER_OPINIONS
+from p2pdiloco.core.contributions.pending import OTHER_OPINIONS
 
 NO_STEPS = Contributor("p1", Stamp(1, 1), 1000, 0)
 INVENTED = Contributor("p1", Stamp(1, 9), 40, 4)
@@ -268,6 +268,28 @@ def test_what_somebody_took_is_not_given_up_because_another_calls_it_unusable() 
         effects = answer(solo, "p2", Verdict.NON_FINITE)
         assert not found(effects, ef.RetireSlot) and offered(solo.wait(10.0)) == [1]
     assert found(answer(solo, "p2", Verdict.NON_FINITE), ef.RetireSlot)
+
+
+def test_detached_work_that_somebody_copied_waits_until_the_thief_has_newer_work() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.ready(ticket=1)
+    solo.feed(ev.LearnerLost())
+    assert offered(solo.elect("p1")) == [1]
+    parent = genesis(0)
+    for number in range(1, OTHER_OPINIONS + 1):
+        for _ in range(3):  # of the same version's syncer, as often as it is asked
+            effects = answer(solo, "p1", Verdict.COPY)
+            assert not found(effects, ef.DiscardContribution)
+            solo.wait(10.0)
+        after = Stamp(1, number - 1) if number > 1 else NEVER
+        part = (Contributor("p1", Stamp(1, number), 40, 4, after=after),)
+        parent = child(parent.header, "p1", contributors=part, tokens=40 * number)
+        solo.announce(parent)
+        solo.wait(10.0)
+    assert found(answer(solo, "p1", Verdict.COPY), ef.DiscardContribution), (
+        "it stands in nobody's way for ever"
+    )
 
 
 def test_what_contains_work_that_was_given_up_and_merged_all_the_same_is_not_sent() -> None:
