@@ -81,7 +81,7 @@ class Shared:
         self.notices = notices
         self.out = Outbox()
         self.health = Health()
-        self.excluded = Excluded(config.run, me, crypto.verify, self.has_worked)
+        self.excluded = Excluded(config.run, me, crypto.verify, self.has_worked, self.has_vote)
         """Members that are shown to have lied."""
         self.view = View(me, config.timing, self.has_worked, self.excluded)
         self.derived = Derived()
@@ -131,6 +131,11 @@ class Shared:
     def has_worked(self, peer: str) -> bool:
         """Tell whether that peer counts by its work. Before anybody votes by any chain, everybody does."""
         return self.has_mark(peer) or not any(record.voters() for record in self._records)
+
+    def has_vote(self, peer: str) -> bool:
+        """Tell whether that peer votes by any fragment's chain. Before anybody does, everybody does."""
+        voters = [record.voters() for record in self._records]
+        return any(peer in each for each in voters) or not any(voters)
 
     def trusts(self, peer: str) -> bool:
         """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, or was let in

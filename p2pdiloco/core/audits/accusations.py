@@ -1,7 +1,8 @@
 """Accusations that this node has heard, and that wait until it has made the merge again for itself.
 
-One for each accuser: nobody can keep us busy. An accusation of a version whose contributions are not to be
-had any more costs its author nothing else; so it is not heard again for a while.
+One for each accuser: nobody can keep us busy. Who accuses a version whose contributions are not to be had is
+not heard again for a while. It had them all, and should have given them; if that happens with another version
+again soon, it is distrusted.
 
 Rules: docs/protocol/audits.md, section 3.
 """
@@ -11,12 +12,15 @@ from __future__ import annotations
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.statements import Accusation
 
-MAX_WAITING = 8
-"""Number of accusers that are heard at one time."""
+MAX_WAITING, OTHERS_WAITING = 8, 4
+"""Number of accusers that are heard at one time; one that has no vote only while fewer wait than that."""
 WAIT_S = 120.0
 """Time for which an accusation waits for the version to come here, and for its turn."""
 PAUSE_S = 600.0
-"""Time for which an accuser is not heard after an accusation of which nothing came."""
+"""Time for which an accuser is not heard after an accusation of which nothing came, and a peer after a false
+statement."""
+REPEATED_S = 3600.0
+"""Time within which a second version whose contributions are not to be had tells against its accuser."""
 MAX_PAUSING = 64
 
 
@@ -27,12 +31,26 @@ class Accusations:
         self._waiting: dict[str, tuple[Accusation, float]] = {}
         """Accusations by accuser, and until when they wait."""
         self._pausing_until_s: BoundedDict[str, float] = BoundedDict(MAX_PAUSING)
+        self._missing: BoundedDict[str, tuple[bytes, float]] = BoundedDict(MAX_PAUSING)
+        """Last version that each accused of which not all contributions were to be had, and when that was."""
 
-    def hears(self, accuser: str, now: float) -> bool:
-        """Tell whether an accusation of that member would be taken."""
+        self._ignored_until_s: BoundedDict[str, float] = BoundedDict(MAX_PAUSING)
+
+    def ignores(self, peer: str, now: float) -> bool:
+        """Tell whether nothing that this peer tells is heard."""
+        return now < self._ignored_until_s.get(peer, 0.0)
+
+    def ignore(self, peer: str, now: float) -> None:
+        """Hear nothing that this peer tells for a while: it told what is not signed as it says."""
+        self._ignored_until_s[peer] = now + PAUSE_S
+
+    def hears(self, accuser: str, votes: bool, now: float) -> bool:
+        """Tell whether an accusation of that member would be taken. `votes`: it has a vote."""
         self._expire(now)
-        pausing = now < self._pausing_until_s.get(accuser, 0.0)
-        return not pausing and accuser not in self._waiting and len(self._waiting) < MAX_WAITING
+        room = accuser not in self._waiting and len(self._waiting) < (
+            MAX_WAITING if votes else OTHERS_WAITING
+        )
+        return room and now >= self._pausing_until_s.get(accuser, 0.0)
 
     def take(self, accusation: Accusation, now: float) -> bool:
         """Let an accusation wait. Tell whether it is the first one of its subject."""
@@ -60,6 +78,15 @@ class Accusations:
         """Let go of an accusation of which nothing follows."""
         self.settled(accusation)
         self._pausing_until_s[accusation.accuser] = now + PAUSE_S
+
+    def missing(self, accusation: Accusation, now: float) -> bool:
+        """Let go of an accusation of a version whose contributions were not to be had. Tell whether another
+        one of that accuser ended so lately."""
+        self.vain(accusation, now)
+        digest = accusation.subject.digest()
+        before, at_s = self._missing.get(accusation.accuser, (digest, now))
+        self._missing[accusation.accuser] = digest, now
+        return before != digest and now - at_s < REPEATED_S
 
     def _expire(self, now: float) -> None:
         for accusation in [each for each, until_s in self._waiting.values() if until_s <= now]:

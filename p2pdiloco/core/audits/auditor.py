@@ -23,6 +23,7 @@ import math
 import random
 
 from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.core.api.effects import CastOut
 from p2pdiloco.core.api.events import Audited
 from p2pdiloco.core.api.partials import Plan
 from p2pdiloco.core.api.plausible import weight_of
@@ -44,7 +45,7 @@ SUSPICIOUS = 0.5
 LEAST_COSINE = 0.05
 """Least expected cosine from which anything can be concluded."""
 MAX_KNOWN = 8
-"""Number of versions that were found right last, and need not be merged again where one is accused."""
+"""Number of merges that were made again last, and need not be where one is accused."""
 
 
 class Auditor:
@@ -63,7 +64,7 @@ class Auditor:
         self._givers: tuple[str, ...] = ()
         """Accusers of what is under way who were asked for what they have."""
         self._right: BoundedDict[bytes, bool] = BoundedDict(MAX_KNOWN)
-        """Merges that we made again, and found right."""
+        """Merges that we made again, and whether we found them right."""
         self._repair: SignedVersion | None = None
         """Repair that is judged once the version that it repairs is: we had not looked at that before."""
         self._agreement = 0
@@ -116,7 +117,7 @@ class Auditor:
         first = self._context.chain.find(digest)
         if self._context.repairs.has(digest):
             self._suspected = self._whole(repair)
-        elif digest in self._right:
+        elif self.found_right(digest):
             self._repairs_what_was_right(repair, now)
         elif first is not None:
             self._suspected, self._repair = self._whole(first), repair
@@ -166,14 +167,23 @@ class Auditor:
         for accusation in self._shared.accusations.waiting(self._context.index, now):
             self._look_into(accusation, now)
 
+    def finds_out(self, digest: bytes) -> bool:
+        """Tell whether that merge is being made again here, or waits for its turn."""
+        now = self._under_way is not None and self._under_way.digest() == digest
+        return now or bool(self._shared.accusations.of(digest))
+
     def found_right(self, digest: bytes) -> bool:
         """Tell whether we made that merge again lately, and found it right."""
-        return digest in self._right
+        return self._right.get(digest, False)
+
+    def found_false(self, digest: bytes) -> bool:
+        """Tell whether we made that merge again lately, and found it false."""
+        return not self._right.get(digest, True)
 
     def _look_into(self, accusation: Accusation, now: float) -> None:
         """Begin to find out whether it is true, if that is known not yet, and the version is here."""
         digest, heard = accusation.subject.digest(), self._shared.accusations
-        if digest in self._right:
+        if self.found_right(digest):
             self._refute(accusation)
             return
         subject = accusation.subject
@@ -230,24 +240,36 @@ class Auditor:
             for accusation in accused:
                 self._refute(accusation)
         elif outcome is AuditOutcome.DIFFERENT:
+            self._right[digest] = False
             self._found_false(merge, accused, now)
         else:
             for accusation in accused:
                 if accusation.accuser in self._givers:  # else it is tried once more, with what that one has
-                    self._shared.accusations.vain(accusation, now)
+                    self._in_vain(accusation, outcome, now)
 
     def _found_false(self, merge: AuditedMerge, accused: list[Accusation], now: float) -> None:
-        """Accuse the syncer before all others, which excludes it here. What is above that merge is not false
-        for it."""
+        """Accuse the syncer before all others, which excludes it here; if we are it, end. What is above that
+        merge is not false for it."""
         shared = self._shared
         if self._next and self._next[0].version == merge.version:
             self._next = ()
         for accusation in accused:
             shared.accusations.settled(accusation)
-        if merge.syncer != shared.me:
+        subject = merge.subject()
+        ours = Accusation(subject, shared.me, shared.sign("accusation", subject))
+        if merge.syncer == shared.me:
+            shared.out.put(CastOut(ours.words()))
+        else:
             shared.distrust.add(merge.syncer, now)
-            subject = merge.subject()
-            shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
+            shared.excluded.found(ours)
+
+    def _in_vain(self, accusation: Accusation, outcome: AuditOutcome, now: float) -> None:
+        """Let go of an accusation of which nothing follows. Whoever made it has what was missing."""
+        heard, accuser = self._shared.accusations, accusation.accuser
+        if outcome is not AuditOutcome.MISSING:
+            heard.vain(accusation, now)
+        elif heard.missing(accusation, now):
+            self._shared.distrust.add(accuser, now)
 
     def _refute(self, accusation: Accusation) -> None:
         """Say before all others that an accusation is false, which excludes its author here."""

@@ -1,7 +1,8 @@
-"""Agreement of those who vote: what most of them state is believed by who could not make the merge again.
+"""Agreement of those who vote: what most of them state is believed by who cannot make the merge again.
 
-Only voters by our own chain count: more than half of all of them, but the accused and who is excluded, and
-two at least. Whoever has so many decides all else as well.
+Only voters by our own chain count: more than half of all of them, but the accused and who is excluded, more
+than half of the members that are here, and two at least. Whoever has so many decides all else as well. In a
+run that few vote in yet, they alone exclude nobody.
 
 Rules: docs/protocol/audits.md, section 3.
 """
@@ -26,8 +27,12 @@ class Agreement:
         """Tell whether its author's word on that member is counted."""
         return statement.author() in self._authors.get(statement.culprit(), frozenset())
 
-    def count(self, statement: Statement, voters: frozenset[str]) -> bool:
-        """Count the word of a voter. Tell whether most voters agree by now."""
+    def count(self, statement: Statement) -> None:
+        """Count the word of a voter."""
+        culprit = statement.culprit()
+        self._authors[culprit] = self._authors.get(culprit, frozenset()) | {statement.author()}
+
+    def most(self, statement: Statement, voters: frozenset[str], here: frozenset[str]) -> bool:
+        """Tell whether with this one most voters agree, and so many that they are most of who is here."""
         authors = (self._authors.get(statement.culprit(), frozenset()) | {statement.author()}) & voters
-        self._authors[statement.culprit()] = authors
-        return len(authors) >= max(FEWEST, len(voters) // 2 + 1)
+        return len(authors) >= max(FEWEST, len(voters) // 2 + 1, len(here) // 2 + 1)

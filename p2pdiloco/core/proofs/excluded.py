@@ -21,13 +21,22 @@ class Excluded:
 
     Args:
         counts: question whether a peer counts by its work; of others no proof is worth keeping.
+        votes: question whether a peer votes; in a full table others give way to those.
     """
 
-    def __init__(self, run: str, me: str, verify: Verify, counts: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        run: str,
+        me: str,
+        verify: Verify,
+        counts: Callable[[str], bool],
+        votes: Callable[[str], bool],
+    ) -> None:
         self._run = run
         self._me = me
         self._verify = verify
         self._counts = counts
+        self._votes = votes
         self._proofs: dict[str, Evidence] = {}
         self._noted: set[str] = set()
         self._found: deque[tuple[Evidence, str, bool]] = deque(maxlen=MAX_FOUND)
@@ -54,10 +63,13 @@ class Excluded:
     @property
     def kept(self) -> tuple[Evidence, ...]:
         """Evidence that holds after a restart as well: what others state is to be heard again."""
-        return tuple(proof for proof in self._proofs.values() if self._is_own(proof))
+        return tuple(proof for proof in self._proofs.values() if self._rank(proof) > 0)
 
-    def _is_own(self, proof: Evidence) -> bool:
-        return not isinstance(proof, STATEMENTS) or proof.author() == self._me
+    def _rank(self, proof: Evidence) -> int:
+        """Say how much evidence is worth: what others state, what we found ourselves, what all can check."""
+        if not isinstance(proof, STATEMENTS):
+            return 2
+        return int(proof.author() == self._me)
 
     def proof_of(self, peer: str) -> Evidence | None:
         """Find the evidence for which that peer is excluded; None: it is not."""
@@ -85,30 +97,35 @@ class Excluded:
     # --- proofs that hold --------------------------------------------------------------------------------
 
     def worth(self, proof: Evidence) -> bool:
-        """Tell whether a proof is worth its signatures: it is news, and its culprit counts. What holds
-        after a restart as well is news beside what others stated."""
+        """Tell whether a proof is worth its signatures: it is news, or worth more than what we have, and its
+        culprit counts."""
         culprit, known = proof.culprit(), self._proofs.get(proof.culprit())
         if known is not None:
-            return self._is_own(proof) and not self._is_own(known)
+            return self._rank(proof) > self._rank(known)
         return culprit == self._me or self._counts(culprit)
 
     def holds(self, proof: Evidence) -> bool:
         """Tell whether the proof holds in this run, or is a statement of our own."""
-        return self._is_own(proof) and self.signed(proof)
+        return self._rank(proof) > 0 and self.signed(proof)
 
     def signed(self, proof: Evidence) -> bool:
         """Tell whether all that it says is signed in this run: of a proof, that it holds."""
         return proof.holds(self._run, self._verify)
 
     def add(self, proof: Evidence) -> bool:
-        """Exclude its culprit. In a full table, one that counts no more gives way; False: none does."""
-        if len(self._proofs) >= MAX_PROOFS and proof.culprit() not in self._proofs:
-            idle = next((peer for peer in self._proofs if not self._counts(peer)), None)
-            if idle is None:
+        """Exclude its culprit. In a full table one that counts no more gives way, or one that has no vote, to
+        one that has; False: none does."""
+        culprit = proof.culprit()
+        if len(self._proofs) >= MAX_PROOFS and culprit not in self._proofs:
+            others = [peer for peer in self._proofs if peer != self._me]
+            idle = [peer for peer in others if not self._counts(peer)]
+            if not idle and (culprit == self._me or self._votes(culprit)):
+                idle = [peer for peer in others if not self._votes(peer)]
+            if not idle:
                 return False
-            del self._proofs[idle]
-            self._noted.discard(idle)
-        self._proofs[proof.culprit()] = proof
+            del self._proofs[idle[0]]
+            self._noted.discard(idle[0])
+        self._proofs[culprit] = proof
         self.mark = fingerprint(set(self._proofs))
         return True
 

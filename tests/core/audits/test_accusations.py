@@ -14,78 +14,38 @@ from kit import (
     reasons,
     restored_nothing,
     sent,
-    sign,
-    table,
 )
 from msgspec.structs import replace
+from statements_kit import (
+    ALL,
+    CHAIN,
+    DIFFERENT,
+    MISSING,
+    PEERS,
+    SAME,
+    VERIFY,
+    Effects,
+    accusation,
+    excluded,
+    node,
+    outcome,
+    refutation,
+    stated,
+    states,
+)
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.proofs import short_of
-from p2pdiloco.core.api.reasons import AuditOutcome, MessageFault
-from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation
+from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import UNMEASURED
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import accusations, auditor
-from p2pdiloco.lab.simulation.world.crypto import HashCrypto
-
-Effects = list[ef.Effect]
-SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
-PEERS = ("p1", "p2", "p3", "p4")
-ALL = ("me", *PEERS)
-VERIFY = HashCrypto("").verify
 
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "DRAWN", 0.0)
-
-
-CHAIN = branch(9, learners=ALL)
-"""A chain by which all of them vote, made by p1."""
-
-
-def node(chain: list[SignedVersion] = CHAIN, *, saved: bool = True, **run: object) -> Solo:
-    """We hold that chain, and so do the others."""
-    fragment = RestoredFragment(log=tuple(chain), watermarks=table(chain[-1]))
-    solo = Solo(
-        config(1, audited=True, log_versions=20, **run), PEERS, Restored(fragments=(fragment,), saved=saved)
-    )
-    solo.wait(2.0)
-    return solo
-
-
-def accusation(version: SignedVersion = CHAIN[-1], by: str = "p2") -> Accusation:
-    subject = FalseVersion(short_of(version))
-    return Accusation(subject, by, sign(by, "accusation", subject))
-
-
-def refutation(of: Accusation, by: str) -> Refutation:
-    return Refutation(of, by, sign(by, "refutation", of))
-
-
-def states(solo: Solo, statement: Accusation | Refutation, by: str = "") -> Effects:
-    return solo.message(by or statement.author(), msg.Stated(statement))
-
-
-def excluded(solo: Solo) -> tuple[str, ...]:
-    return solo.core.shared.excluded.peers
-
-
-def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome) -> Effects:
-    header = audit.version.header
-    return solo.feed(ev.Audited(audit.fragment, header.number, header.digest(), how))
-
-
-def stated(effects: Effects) -> dict[str, list[object]]:
-    """What is stated, by whom it is told."""
-    told: dict[str, list[object]] = {}
-    for each in found(effects, ef.Send):
-        if isinstance(each.message, msg.Stated):
-            told.setdefault(each.peer, []).append(each.message.statement)
-    return told
 
 
 # --- accusing ------------------------------------------------------------------------------------------
@@ -176,7 +136,21 @@ def test_nothing_follows_where_the_contributions_are_gone_and_the_accuser_is_not
     solo.now += accusations.PAUSE_S + 1.0
     for peer in PEERS:
         solo.hear(peer)
-    assert solo.core.shared.accusations.hears("p2", solo.now)
+    assert solo.core.shared.accusations.hears("p2", True, solo.now)
+
+
+def test_who_accuses_a_second_time_where_nothing_is_to_be_had_is_distrusted() -> None:
+    """It made the merge again, so it had all, and is asked for it."""
+    solo = node()
+    shared = solo.core.shared
+    for version, distrusted in ((CHAIN[-1], False), (CHAIN[-1], False), (CHAIN[-2], True)):
+        (audit,) = found(states(solo, accusation(version)), ef.Audit)
+        outcome(solo, audit, MISSING)
+        assert shared.distrust.has("p2", solo.now) is distrusted
+        solo.now += accusations.PAUSE_S + 1.0
+        for peer in PEERS:
+            solo.hear(peer)
+    assert not excluded(solo)
 
 
 def test_an_audit_that_was_under_way_is_made_again_with_what_the_accuser_has() -> None:
@@ -201,9 +175,12 @@ def test_a_version_that_is_still_on_its_way_is_waited_for() -> None:
     assert found(solo.feed(ev.Tick()), ef.Audit)
 
 
-def test_one_of_another_branch_is_forgotten() -> None:
+def test_one_of_another_branch_is_not_heard_and_one_that_never_comes_is_forgotten() -> None:
     solo = node()
     states(solo, accusation(child(CHAIN[-2].header, "p1", ("p1",))))
+    assert not solo.core.shared.accusations._waiting
+    states(solo, accusation(child(CHAIN[-1].header, "p1", ("p1",))))
+    assert solo.core.shared.accusations._waiting
     solo.now += accusations.WAIT_S + 1.0
     solo.feed(ev.Tick())
     assert not solo.core.shared.accusations._waiting
@@ -219,137 +196,12 @@ def test_of_what_groups_made_the_sum_is_audited() -> None:
 
 def test_an_accusation_of_ourselves_is_looked_into_and_nobody_accuses_itself() -> None:
     chain = branch(9, syncer="me", learners=ALL)
-    for how, culprits in ((SAME, ("p2",)), (DIFFERENT, ())):
+    false = [ef.CastOut("version 9 of fragment 0 is not the merge of what it names")]
+    for how, culprits, ends in ((SAME, ("p2",), []), (DIFFERENT, (), false)):
         solo = node(chain)
         (audit,) = found(states(solo, accusation(chain[-1])), ef.Audit)
-        assert not found(outcome(solo, audit, how), ef.CastOut)
+        assert found(outcome(solo, audit, how), ef.CastOut) == ends, "our machine is not sound"
         assert excluded(solo) == culprits
-
-
-# --- bounds ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["accusation", "subject", "refutation"])
-def test_what_nobody_signed_is_held_against_who_tells_it(place: str) -> None:
-    solo, made = node(), accusation()
-    forged: Accusation | Refutation = replace(made, signature=b"forged")
-    if place == "subject":
-        subject = FalseVersion(replace(made.subject.version, signature=b"forged"))
-        forged = Accusation(subject, "p2", sign("p2", "accusation", subject))
-    if place == "refutation":
-        forged = replace(refutation(made, "p3"), signature=b"forged")
-    effects = states(solo, forged, by="p4")
-    assert reasons(effects, "refusal") == [str(MessageFault.FALSE_STATEMENT)]
-    assert not found(effects, ef.Audit)
-
-
-def test_a_statement_of_a_peer_that_has_not_worked_is_not_even_checked() -> None:
-    solo = node()
-    checks: list[str] = []
-    solo.core.shared.excluded._verify = lambda peer, *_: bool(checks.append(peer))  # type: ignore[method-assign]
-    assert not found(states(solo, accusation(by="s1")), ef.Send) and not checks
-    states(solo, accusation())
-    assert checks == ["p2"]
-
-
-def test_runs_without_audits_hear_none() -> None:
-    solo = node(CHAIN)
-    sparse = Solo(replace(solo.config, audited=False), PEERS)
-    assert reasons(states(sparse, accusation()), "refusal") == [str(MessageFault.NO_AUDITS)]
-
-
-def test_an_accuser_has_one_accusation_at_a_time() -> None:
-    solo = node()
-    states(solo, accusation())
-    assert not stated(states(solo, accusation(CHAIN[-2])))
-    assert stated(states(solo, accusation(CHAIN[-2], by="p4")))
-
-
-def test_the_excluded_accuse_nobody() -> None:
-    solo = node()
-    (audit,) = found(states(solo, accusation()), ef.Audit)
-    outcome(solo, audit, SAME)
-    assert not found(states(solo, accusation(CHAIN[-2]), by="p3"), ef.Audit)
-    assert excluded(solo) == ("p2",)
-
-
-# --- who could not find out for itself ---------------------------------------------------------------------
-
-
-def test_who_comes_later_believes_most_of_those_who_vote() -> None:
-    solo = node()
-    solo.core.shared.audits.begin(7)  # it cannot audit
-    states(solo, accusation())
-    states(solo, accusation(CHAIN[-2], by="p3"))
-    assert not excluded(solo), "two of four: the accused has no say"
-    effects = states(solo, accusation(by="p4"), by="p3")
-    assert excluded(solo) == ("p1",)
-    assert found(effects, ef.KeepProofs) == [ef.KeepProofs(())], "it is to be heard again after a restart"
-
-
-def test_what_it_finds_itself_after_that_holds_after_a_restart_as_well() -> None:
-    solo = node()
-    (audit,) = found(states(solo, accusation()), ef.Audit)
-    states(solo, accusation(by="p3"))
-    states(solo, accusation(by="p4"))
-    assert excluded(solo) == ("p1",)
-    effects = outcome(solo, audit, DIFFERENT)
-    ours = accusation(by="me")
-    assert found(effects, ef.KeepProofs) == [ef.KeepProofs((ours,))] and not reasons(effects, "excluded")
-    assert stated(effects)["p2"] == [ours], "others may need our word"
-
-
-def test_a_false_accuser_is_excluded_by_the_word_of_most_as_well() -> None:
-    solo, made = node(), accusation()
-    solo.core.shared.audits.begin(7)
-    for by in ("p1", "p3"):
-        states(solo, refutation(made, by))
-    assert not excluded(solo)
-    states(solo, refutation(made, "p4"))
-    assert excluded(solo) == ("p2",)
-
-
-def test_our_own_finding_is_worth_more_than_the_word_of_most() -> None:
-    chain = branch(9, learners=(*ALL, "p5"))
-    solo, made = node(chain), accusation(chain[-1])
-    (audit,) = found(states(solo, made), ef.Audit)
-    outcome(solo, audit, DIFFERENT)
-    for by in ("p3", "p4", "p5", "p1"):
-        states(solo, refutation(made, by))
-    assert len(table(chain[-1])) == 6 and excluded(solo) == ("p1",)
-
-
-def test_who_began_with_nothing_believes_nobody_before_it_is_confirmed() -> None:
-    solo = node(saved=False)
-    solo.core.shared.confirmed = False
-    solo.core.shared.audits.begin(7)
-    for by in ("p2", "p3", "p4"):
-        states(solo, accusation(by=by))
-    assert not excluded(solo)
-    solo.core.shared.confirm()
-    for by in ("p2", "p3", "p4"):
-        states(solo, accusation(by=by))
-    assert excluded(solo) == ("p1",), "it is told again"
-
-
-def test_one_voter_alone_is_not_believed() -> None:
-    chain = branch(9, syncer="p1", learners=("p2",))
-    assert [mark.learner for mark in table(chain[-1]) if mark.voter] == ["p2"]
-    solo = node([*chain, child(chain[-1].header, "p1", ("p1", "p2"))])
-    solo.core.shared.audits.begin(7)
-    states(solo, accusation(chain[-1]))
-    assert not excluded(solo)
-
-
-def test_most_that_state_it_of_us_end_this_node() -> None:
-    chain = branch(9, syncer="me", learners=ALL)
-    solo = node(chain)
-    effects: Effects = []
-    for by in ("p2", "p3", "p4"):
-        effects += states(solo, accusation(chain[-1], by=by))
-    assert [end.words for end in found(effects, ef.CastOut)] == [
-        "version 9 of fragment 0 is not the merge of what it names"
-    ]
 
 
 def test_who_excludes_others_is_told_why_and_so_is_the_excluded() -> None:

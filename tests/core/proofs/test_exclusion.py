@@ -7,6 +7,7 @@ import itertools
 import pytest
 from core_swarm import Swarm
 from kit import (
+    RUN,
     Solo,
     announce,
     branch,
@@ -34,6 +35,8 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.proofs import MAX_PROOFS, SignedShort, TwoVersions, TwoVotes, short_of
 from p2pdiloco.core.api.reasons import MessageFault, Verdict
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.proofs.excluded import Excluded
+from p2pdiloco.lab.simulation.world.crypto import HashCrypto
 
 PEERS = ("p1", "p2", "p3", "p4")
 LIE = TwoVotes(vote("p1", "p2", 7), vote("p1", "p3", 7))
@@ -253,6 +256,16 @@ def test_the_table_is_bounded_and_keeps_those_who_count() -> None:
         voter = f"s{number}"
         told(solo, TwoVotes(vote(voter, "p2", 7), vote(voter, "p3", 7)))
     assert len(excluded(solo)) == MAX_PROOFS
+
+
+def test_in_a_full_table_who_has_no_vote_gives_way_to_who_has_one() -> None:
+    voters = {"liar"}
+    table_ = Excluded(RUN, "me", HashCrypto("").verify, lambda _: True, voters.__contains__)
+    for number in range(MAX_PROOFS):
+        assert table_.add(TwoVotes(vote(f"s{number}", "p2", 7), vote(f"s{number}", "p3", 7)))
+    assert not table_.add(TwoVotes(vote("late", "p2", 7), vote("late", "p3", 7)))
+    assert table_.add(TwoVotes(vote("liar", "p2", 7), vote("liar", "p3", 7)))
+    assert "liar" in table_ and "s0" not in table_ and len(table_.peers) == MAX_PROOFS
 
 
 def test_a_proof_against_ourselves_ends_this_node() -> None:

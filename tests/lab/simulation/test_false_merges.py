@@ -54,7 +54,7 @@ class Seen:
         if isinstance(effect, CommitVersion):
             header = effect.version.header
             self.names[header.digest()] = header.syncer
-            if header.repairs is not None:
+            if header.repairs is not None and host.peer != LIAR:  # it goes on alone, and finds itself false
                 self.repairs.setdefault(header.repairs, set()).add(header.digest())
         self.audits += isinstance(effect, Audit)
         if isinstance(effect, Record) and effect.kind == "publish":
