@@ -34,8 +34,9 @@ class Gossip:
         self._shared = shared
         self._fragments = fragments
         self._excluded = shared.excluded
-        self._told: BoundedDict[str, tuple[float, float, int]] = BoundedDict(MOST_TOLD)
-        """Time at which each peer is told again, the pause after that, and what its heartbeat said."""
+        self._told: BoundedDict[str, tuple[float, float, tuple[int, bool]]] = BoundedDict(MOST_TOLD)
+        """Time at which each peer is told again, the pause after that, and what its heartbeat said: whom it
+        excludes, and whether it is confirmed. Before that it believes nobody."""
         self._turn = 0
         ours = self._excluded.restore(saved)
         if ours is not None:
@@ -63,12 +64,16 @@ class Gossip:
             return
         if self._shared.view.progress(sender) is None:
             return
-        again_s, pause_s, before = self._told.get(sender, (now, AGAIN_S, said))
+        state = said, message.confirmed
+        again_s, pause_s, before = self._told.get(sender, (now, AGAIN_S, state))
+        if state[1] and not before[1]:
+            again_s = min(again_s, now + AGAIN_S)
+            self._told[sender] = again_s, AGAIN_S, state
         if now < again_s:
             return
-        if said != before:
+        if state != before:
             pause_s = AGAIN_S
-        self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), said
+        self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), state
         if said:
             self._shared.notices.greet(sender)  # it need not hear us otherwise
         proofs = self._excluded.proofs
@@ -86,9 +91,9 @@ class Gossip:
             return False
         if self._excluded.first_time(sender):
             self._refuse(sender, MessageFault.EXCLUDED)
-        again_s, pause_s, _ = self._told.get(sender, (now, AGAIN_S, 0))
+        again_s, pause_s, _ = self._told.get(sender, (now, AGAIN_S, (0, False)))
         if now >= again_s:
-            self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), 0
+            self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), (0, False)
             self._shared.out.send(sender, telling(proof))
         return True
 

@@ -301,6 +301,20 @@ def test_who_excludes_others_than_we_do_is_told_ever_more_rarely() -> None:
     assert not sent(solo.hear("p2", proofs=solo.core.shared.excluded.mark), msg.Proven), "it knows by now"
 
 
+def test_who_is_confirmed_by_now_is_told_soon_again_as_it_believed_nobody_before() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    for _ in range(60):
+        solo.now += 0.5
+        solo.hear("p2", confirmed=False)
+    at = []
+    for number in range(60):
+        solo.now += 0.5
+        if sent(solo.hear("p2"), msg.Proven, "p2"):
+            at.append(number * 0.5)
+    assert at[0] <= 4.0 and at[1] - at[0] >= 4.0
+
+
 def test_who_excludes_somebody_that_we_do_not_is_greeted_so_that_it_tells_us() -> None:
     solo = Solo(peers=PEERS)
     assert sent(solo.hear("p2", proofs=77), msg.Progress, "p2")
