@@ -317,6 +317,8 @@ class Audited(Event, frozen=True):
     """True: the update is another one, and the true one is kept here."""
     group: str = WHOLE_RUN
     """Group whose partial merge was audited; `WHOLE_RUN`: the version was."""
+    withheld: bool = False
+    """True: its syncer, which had time and is connected, did not give what it merged."""
 
 
 class LossAudited(Event, frozen=True):

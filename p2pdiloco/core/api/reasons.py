@@ -275,7 +275,7 @@ class VoteRefusal(Reason):
     LIGHTER = "lighter", "our chain is heavier"
     COUNTED_ON = "counted-on", "the syncer in office is alive"
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
-    DISTRUSTED = "distrusted", "a merge of its was false, or it left our work out"
+    DISTRUSTED = "distrusted", "a merge of its was false, or could not be audited, or it left our work out"
     EXPELLED = "expelled", "our loss audits have shown that its work does harm, or nothing"
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, and others stand", True
     CLOSING = "closing", "our round is closing"

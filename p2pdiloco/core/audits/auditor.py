@@ -65,6 +65,8 @@ class Auditor:
         """Accusers of what is under way who were asked for what they have."""
         self._right: BoundedDict[bytes, bool] = BoundedDict(MAX_KNOWN)
         """Merges that we made again, and whether we found them right."""
+        self._looks_wrong: bytes | None = None
+        """Newest version of one group that looks wrong."""
         self._repair: SignedVersion | None = None
         """Repair that is judged once the version that it repairs is: we had not looked at that before."""
         self._agreement = 0
@@ -98,18 +100,23 @@ class Auditor:
         if cosine is not None:
             expected = expected_cosine(header.contributors, shared.me, header.limits)
             if expected > LEAST_COSINE and cosine < SUSPICIOUS * expected:
-                self._suspected = merges
+                self._suspect(merges)
                 words = f"version {header.number} hardly goes the way of our contribution to it"
                 figures = {"cosine": round(cosine, 4), "expected": round(expected, 4)}
                 shared.out.record("audit", header.fragment, words, peer=header.syncer, **figures)
         if self._disowned(header):
-            self._suspected = merges
+            self._suspect(merges)
             words = f"version {header.number} says that our contribution to it goes against the others"
             shared.out.record("audit", header.fragment, words, peer=header.syncer)
         drawn = [merge for merge in merges if self._drawn(merge)]
         if drawn and not self._suspected and shared.audits.begin(self._context.index):
             self._begin(self._rng.choice(drawn), now)
         self.poll(now)
+
+    def _suspect(self, merges: tuple[AuditedMerge, ...]) -> None:
+        self._suspected = merges
+        if len(merges) == 1:  # of several groups it may be another one's merge that is false
+            self._looks_wrong = merges[0].digest()
 
     def _repaired(self, repair: SignedVersion, digest: bytes, now: float) -> None:
         """Look at a repair: anything could hide in it. It can be made again with the true update alone, which
@@ -221,6 +228,13 @@ class Auditor:
         if event.remade:
             self._context.repairs.remade(event.digest)
         self._judge_repair(event, now)
+        if event.outcome is AuditOutcome.MISSING and event.withheld:
+            distrust, header = self._shared.distrust, merge.version.header
+            distrust.withheld(merge.syncer, merge.digest() == self._looks_wrong, now)
+            words = f"{merge.name}: its syncer does not give what it merged"
+            self._shared.out.record("audit", header.fragment, words, peer=merge.syncer)
+        elif event.outcome is AuditOutcome.SAME:
+            self._shared.distrust.gave(merge.syncer)
         self._found(merge, event.outcome, now)
 
     def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:

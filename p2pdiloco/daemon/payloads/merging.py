@@ -72,9 +72,13 @@ class Merging:
             job = effect.fragment, effect.number, inputs, partials, effect.longest_steps
             done = vault.merge(*job, effect.limits, effect.seed, correction)
             _check_whole(named)
+            if correction is not None and not correction.is_whole():
+                raise StorageError("what a repair consists of was damaged here")
             return done
 
         try:
+            if correction is not None and not await self._compute.run(correction.is_whole):
+                correction = None
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
             self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))

@@ -54,6 +54,13 @@ class Correction(NamedTuple):
 
     true: Buffer
     false: Buffer
+    digests: tuple[bytes, bytes] | None = None
+    """Digests that they had when they came; None: nobody looks."""
+
+    def is_whole(self) -> bool:
+        """Tell whether they are still what came."""
+        found = content_digest(self.true), content_digest(self.false)
+        return self.digests in (None, found)
 
 
 class UpdateMaker:

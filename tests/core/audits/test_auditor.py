@@ -73,9 +73,10 @@ def test_a_version_that_takes_away_what_we_are_trusted_with_is_audited() -> None
     assert odd.core.fragments[0].chain.header.number == 3
 
 
-def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome) -> Effects:
+def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
     header = audit.version.header
-    return solo.feed(ev.Audited(audit.fragment, header.number, header.digest(), how))
+    key = audit.fragment, header.number, header.digest()
+    return solo.feed(ev.Audited(*key, how, withheld=withheld))
 
 
 def test_an_update_that_hardly_goes_our_way_is_audited() -> None:
@@ -122,6 +123,24 @@ def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     outcome(solo, audit, AuditOutcome.SAME)
     outcome(solo, audit, AuditOutcome.DIFFERENT)
     assert not solo.core.shared.distrust.has("p1", solo.now)
+
+
+def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wrong() -> None:
+    for withheld in (False, True):
+        solo = node()
+        (audit,) = found(applied(solo, 0.0), ef.Audit)
+        effects = outcome(solo, audit, AuditOutcome.MISSING, withheld)
+        assert solo.core.shared.distrust.has("p1", solo.now) is withheld
+        assert ("does not give what it merged" in reasons(effects, "audit")[-2:][0]) is withheld
+
+
+def test_who_gives_nothing_twice_in_a_row_is_distrusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    solo, missing, same = node(), AuditOutcome.MISSING, AuditOutcome.SAME
+    for how, is_distrusted in ((missing, False), (same, False), (missing, False), (missing, True)):
+        (audit,) = found(applied(solo, None), ef.Audit)
+        outcome(solo, audit, how, withheld=how is missing)
+        assert solo.core.shared.distrust.has("p1", solo.now) is is_distrusted
 
 
 def test_distrust_ends() -> None:

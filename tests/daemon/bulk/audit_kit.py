@@ -46,6 +46,8 @@ class AuditNode:
         self.transport, self.name = transport, transport.peer_id
         self.compute, self.tickets = Compute(self.vault, None), Tickets()
         self.heard: list[Any] = []
+        self.withheld = False
+        """What our last audit said of the syncer."""
         self.chain: Any = PaperChain()
         self.chain.run = self.run.id
         self.memory, self.spool = Memory(), Spool(folder, spare_bytes=0)
@@ -94,6 +96,7 @@ class AuditNode:
         found: ev.Audited = self.heard.pop()
         assert (found.fragment, found.number) == (0, version.header.number)
         assert found.digest == version.header.digest()
+        self.withheld = found.withheld
         assert found.remade == self.transfers.true_updates.has(found.digest)
         return found.outcome
 

@@ -70,6 +70,19 @@ async def test_where_something_is_gone_nothing_is_repaired(town: AuditTown) -> N
     assert mended.header.repairs is None and mended.header.update_digest == plain.header.update_digest
 
 
+async def test_damaged_memory_of_ours_takes_nothing_back_and_accuses_nobody(town: AuditTown) -> None:
+    syncer, other = town.syncer, town.auditor
+    false = await lie(town, syncer, other)
+    plain, mended = await town.version(), await town.version(mends=false)
+    for node in (syncer, other):
+        correction = await node.transfers.true_updates.correction(false)
+        assert correction is not None and isinstance(correction.true, bytearray)
+        correction.true[1000] ^= 0x40
+    assert await other.audit(mended, repairs=false) is MISSING
+    unmended = await town.version(mends=false)
+    assert unmended.header.repairs is None and unmended.header.update_digest == plain.header.update_digest
+
+
 async def test_what_states_falsely_but_merges_rightly_needs_no_repair(town: AuditTown) -> None:
     honest = await town.version()
     first, *rest = honest.header.contributors
@@ -82,8 +95,8 @@ async def test_true_updates_are_bounded(town: AuditTown, monkeypatch: pytest.Mon
     kept = town.auditor.transfers.true_updates
     monkeypatch.setattr(true_updates, "MOST_BYTES", 25)
     for name in (b"a", b"b", b"c"):
-        kept.keep(name, bytearray(10))
+        kept.keep(name, bytearray(10), bytes(32))
     assert [kept.has(name) for name in (b"a", b"b", b"c")] == [False, True, True]
     monkeypatch.setattr(true_updates, "MOST_KEPT", 1)
-    kept.keep(b"d", bytearray(1))
+    kept.keep(b"d", bytearray(1), bytes(32))
     assert kept.held_bytes == 1

@@ -55,10 +55,12 @@ class _Fetched:
         """Payloads by digest."""
         self.memory_bytes = 0
         """Bytes of memory that they take, with those that are arriving."""
+        self.withheld = False
+        """True: the syncer, which is connected, had time to give what it merged, and did not."""
         self.outcome: AuditOutcome | None = None
         """Outcome, if there is no need to merge."""
-        self.true_update: bytearray | None = None
-        """Update as it should have been, if the version has another one."""
+        self.true_update: tuple[bytearray, bytes] | None = None
+        """Update as it should have been, with its digest, if the version has another one."""
         wanted = subject.wanted()
         if subject.givers:
             random.shuffle(wanted)  # all members ask for them now
@@ -110,19 +112,20 @@ class Auditing:
     async def audit(self, effect: ef.Audit) -> None:
         """Make a merge again, and tell the core how that compares."""
         header, subject = effect.version.header, Subject(effect)
-        outcome = AuditOutcome.MISSING
+        outcome, fetched = AuditOutcome.MISSING, _Fetched(subject)
         if self._waiting <= MAX_WAITING:
             self._waiting += 1
             try:
-                outcome = await self._in_turn(subject, asyncio.get_running_loop().time() + AUDIT_S)
+                outcome = await self._in_turn(fetched, asyncio.get_running_loop().time() + AUDIT_S)
             finally:
                 self._waiting -= 1
         digest, group = header.digest(), subject.group
         remade = outcome is AuditOutcome.DIFFERENT and group == WHOLE_RUN and self._true_updates.has(digest)
-        self._post(ev.Audited(effect.fragment, header.number, digest, outcome, remade, group))
+        key = effect.fragment, header.number, digest
+        self._post(ev.Audited(*key, outcome, remade, group, fetched.withheld))
 
-    async def _in_turn(self, subject: Subject, until_s: float) -> AuditOutcome:
-        fetched = _Fetched(subject)
+    async def _in_turn(self, fetched: _Fetched, until_s: float) -> AuditOutcome:
+        subject = fetched.subject
         try:
             async with asyncio.timeout_at(until_s):
                 await self._turn.acquire()
@@ -139,7 +142,7 @@ class Auditing:
                 # Others are to find the same, and may get it nowhere else.
                 self._merged.keep_audited(subject.fragment, fetched.payloads)
                 if fetched.true_update is not None:
-                    self._true_updates.keep(subject.digest, fetched.true_update)
+                    self._true_updates.keep(subject.digest, *fetched.true_update)
             return outcome
         except TimeoutError:
             return fetched.outcome or AuditOutcome.MISSING
@@ -191,7 +194,8 @@ class Auditing:
                 return AuditOutcome.SAME
             # It is about to cost somebody its place: not for a damaged disk or memory of ours.
             intact = all(digest_of(payload) == digest for digest, payload in payloads.items())
-            if not intact or make() != made:
+            whole = correction is None or correction.is_whole()
+            if not intact or not whole or make() != made:
                 return AuditOutcome.MISSING
             if made is not None:
                 fetched.true_update = subject.true_update(made)
@@ -234,7 +238,13 @@ class Auditing:
             return None
         fetched.memory_bytes += size
         self._held_bytes += size
-        payload = await self._asking.get(subject, wanted, size)
+        began_s, payload, asked = asyncio.get_running_loop().time(), None, False
+        try:
+            payload, asked = await self._asking.get(subject, wanted, size), True
+        finally:
+            waited_s = asyncio.get_running_loop().time() - began_s
+            if payload is None and (asked or waited_s >= AUDIT_S / 2):
+                fetched.withheld |= subject.syncer in self._transport.connected()
         return None if payload is None else await self._place(fetched, payload, size)
 
     async def _is_sound(self, subject: Subject, wanted: Wanted, payload: Payload) -> bool:

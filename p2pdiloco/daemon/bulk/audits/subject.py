@@ -80,10 +80,10 @@ class Subject:
         found = list(zip(made.found.lengths, made.found.scores, strict=True))
         return made.update_digest == digest and stated == found
 
-    def true_update(self, made: Remade) -> bytearray | None:
-        """Find the update that a version should have had; None: it has that, or this is no version."""
+    def true_update(self, made: Remade) -> tuple[bytearray, bytes] | None:
+        """Find the update that a version should have had, and its digest; None: it has that, or is none."""
         other = self._part is None and made.update_digest != self._header.update_digest
-        return made.update if other else None
+        return (made.update, made.update_digest) if other else None
 
     def make(
         self, maker: UpdateMaker, payloads: Mapping[bytes, Payload], correction: Correction | None

@@ -20,17 +20,18 @@ class TrueUpdates:
 
     def __init__(self, chain: ChainView) -> None:
         self._chain = chain
-        self._kept: dict[bytes, bytearray] = {}
+        self._kept: dict[bytes, tuple[bytearray, bytes]] = {}
+        """Update, and its digest when it was made."""
 
     @property
     def held_bytes(self) -> int:
         """Bytes that they take."""
-        return sum(map(len, self._kept.values()))
+        return sum(len(update) for update, _ in self._kept.values())
 
-    def keep(self, digest: bytes, update: bytearray) -> None:
+    def keep(self, digest: bytes, update: bytearray, update_digest: bytes) -> None:
         """Keep one."""
         self._kept.pop(digest, None)
-        self._kept[digest] = update
+        self._kept[digest] = update, update_digest
         while len(self._kept) > MOST_KEPT or self.held_bytes > MOST_BYTES:
             del self._kept[next(iter(self._kept))]
 
@@ -49,7 +50,7 @@ class TrueUpdates:
         header = repaired.header
         digest = header.digest()
         found = await self._chain.update_of(header.fragment, header.number) if self.has(digest) else None
-        true = self._kept.get(digest)
-        if true is None or found is None or found[0].header.digest() != digest:
+        kept = self._kept.get(digest)
+        if kept is None or found is None or found[0].header.digest() != digest:
             return None
-        return Correction(true, found[1])
+        return Correction(kept[0], found[1], (kept[1], header.update_digest))

@@ -63,6 +63,17 @@ async def test_who_takes_long_goes_on_while_another_is_asked(
     assert asked.is_set() and town.auditor.transfers.auditing.held_bytes == 0
 
 
+async def test_the_core_hears_whether_the_syncer_withholds_what_it_merged(town: AuditTown) -> None:
+    version, auditor = await town.version(), town.auditor
+    await town.gone(town.learners[0])
+    assert await auditor.audit(version) is AuditOutcome.SAME and not auditor.withheld
+    auditor.forget()
+    town.syncer.transfers.merged.forget()
+    assert await auditor.audit(version) is AuditOutcome.MISSING and auditor.withheld
+    await town.gone(town.syncer)
+    assert await auditor.audit(version) is AuditOutcome.MISSING and not auditor.withheld
+
+
 async def test_where_somebody_is_accused_each_asks_in_an_order_of_its_own(town: AuditTown) -> None:
     version, ask = await town.version(), town.auditor.transfers.auditing._asking
     for accusers, few in (((), True), ((town.learners[2].name,), False)):
