@@ -121,7 +121,8 @@ class Office:
     def takes(self, now: float) -> bool:
         """Tell whether to send to the holder: it is counted on, or by so many others that it stays. Then it
         is to have what it may have lost, or waits for."""
-        return self.syncer is not None and (self._trust.outvoted or not self.why_open(now))
+        stays = self._trust.outvoted or (self.certificate and self._trust.endures(self.certificate, now))
+        return self.syncer is not None and bool(stays or not self.why_open(now))
 
     def open_s(self, now: float) -> float:
         """Compute for how long nobody was in office, as far as we know."""
@@ -137,8 +138,7 @@ class Office:
     # --- what happens --------------------------------------------------------------------------------
 
     def suspect(self, why: Suspicion, **details: float) -> None:
-        """Stop counting on the holder: our contribution went unanswered for too long, or it says that it is
-        not the syncer. `details`: for people."""
+        """Stop counting on the holder, of which this was seen. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
             self._trust.doubt(why)
             known = {"syncer": self.syncer, "term": self.term, **details}
@@ -211,7 +211,7 @@ class Office:
         if self._voter.unsaved_votes or not self._candidates.may_stand(now):
             return
         waits = not self._electorate.ready(now) or self._is_held(now)
-        if self._turn.look(waits, now):
+        if self._turn.look(waits or self._trust.rests(self.certificate, now), now):
             self._stand(now, reason)
 
     @property
@@ -366,7 +366,7 @@ class Office:
             candidacy.later(sender, now)
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
-            self._trust.overruled(refused.reason is VoteRefusal.COUNTED_ON)
+            self._trust.overruled(refused.reason is VoteRefusal.COUNTED_ON, self.certificate, now)
             if refused.head is not None and refused.head.weight > self._chain.head.weight:
                 self._turn.pause_longer(self._shared.timing.election_timeout_s)  # first catch up
 

@@ -10,6 +10,10 @@ from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.candidates import Candidates
 
+REST_S = 60.0
+"""Time for which this member does not stand again against a holder that others count on, though it has found
+something against it itself. Others may find the same: then they stand."""
+
 
 class Trust:
     """Trust of one member in one group's syncer."""
@@ -23,6 +27,8 @@ class Trust:
         """Reason why this one is not counted on, though it is alive; None if it is."""
         self.outvoted = False
         """True: others count on it, and so it stays."""
+        self._endured_term = 0
+        self._rests_until_s = 0.0
 
     def doubt(self, why: Suspicion) -> None:
         """Stop counting on it."""
@@ -32,13 +38,33 @@ class Trust:
         """Count on it again, or on the next."""
         self.suspected, self.outvoted = None, False
 
-    def overruled(self, counted_on: bool) -> None:
+    def overruled(self, counted_on: bool, certificate: Certificate | None, now: float) -> None:
         """Take in whether those that refused us their votes count on it, where we do not."""
         self.outvoted = counted_on and self.suspected is not None
+        if counted_on and certificate is not None and self._found(certificate.syncer, now):
+            self._endured_term, self._rests_until_s = certificate.term, now + REST_S
+
+    def endures(self, certificate: Certificate, now: float) -> bool:
+        """Tell whether the holder stays: others count on it, and only what we found speaks against it."""
+        return certificate.term == self._endured_term and not self._seen(certificate, now, "")
+
+    def rests(self, certificate: Certificate | None, now: float) -> bool:
+        """Tell whether to stand against it is in vain for now: others have just let it stay."""
+        return certificate is not None and now < self._rests_until_s and self.endures(certificate, now)
 
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
         if it can. For another than this node."""
+        return self._seen(certificate, now, candidate) or self._found(certificate.syncer, now)
+
+    def _found(self, syncer: str, now: float) -> str:
+        """Say what audits of ours have found against it."""
+        if self._shared.distrust.has(syncer, now):
+            return "a merge of the syncer's was false, or it left our work out"
+        return "the syncer's work does harm, or nothing" if syncer in self._shared.loss_audits else ""
+
+    def _seen(self, certificate: Certificate, now: float, candidate: str) -> str:
+        """Say what else speaks against it, which others may see, too."""
         if certificate.syncer in self._shared.excluded:
             return "the syncer is excluded"
         if self.suspected is not None:
@@ -46,10 +72,6 @@ class Trust:
         if others := self._candidates.why_give_way(certificate, now, candidate=candidate):
             return f"the syncer {others}"
         view, syncer = self._shared.view, certificate.syncer
-        if self._shared.distrust.has(syncer, now):
-            return "a merge of the syncer's was false, or it left our work out"
-        if syncer in self._shared.loss_audits:
-            return "the syncer's work does harm, or nothing"
         if view.has_left(syncer):
             return "the syncer left"
         said = view.progress(syncer)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from election_scenes import refusal, request
 from kit import (
     Solo,
     child,
+    config,
     found,
     reasons,
     sent,
 )
+from scenes import expels
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -95,6 +98,35 @@ def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
             break
     assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
     assert solo.fragment.office.why_open(solo.now) == str(Suspicion.NO_VERSION), "and may be voted away"
+
+
+@pytest.mark.parametrize("why", ["distrusted", "expelled"])
+def test_who_stays_in_office_though_we_found_something_against_it_gets_our_work(why: str) -> None:
+    """What this node alone found moves nobody else: then it stands no more for a while, and goes on."""
+    solo = Solo(config(1, loss_audits=0.5, update_codec="bf16"), PEERS)
+    solo.learn()
+    solo.elect("p1")
+    if why == "expelled":
+        expels(solo, "p1")
+    else:
+        solo.core.shared.distrust.add("p1", solo.now)
+    offers, terms = found(solo.ready(), ef.Offer), set[int]()
+    assert not offers
+    for _ in range(12):
+        effects = solo.wait(0.5)
+        for term in {asked.term for asked in sent(effects, msg.VoteRequest)} - terms:
+            terms.add(term)
+            for peer in PEERS:
+                answer = msg.VoteRefused("all", 0, term, 1, solo.head, VoteRefusal.COUNTED_ON)
+                effects += solo.message(peer, answer)
+        offers += found(effects, ef.Offer)
+        if offers and not solo.head.number:
+            solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))  # a version does not end it
+    assert len(terms) == 1 and offers[0].peer == "p1"
+    assert solo.fragment.office.takes(solo.now) and solo.fragment.office.why_open(solo.now)
+    assert sent(request(solo, "p2", max(terms) + 1), msg.VoteGranted), "and may be voted away"
+    again = solo.elect("p1", term=max(terms) + 3)
+    assert not found(again, ef.Offer) and not solo.fragment.office.takes(solo.now), "anew in each term"
 
 
 def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
