@@ -77,7 +77,7 @@ FORGED_STATEMENTS = {
 def expels(solo: Solo, learner: str) -> Solo:
     """Its loss audits have shown that this learner's work does harm."""
     for _ in range(40):
-        solo.core.shared.loss_audits.end(learner, (-1.0,), (1.0,), False, 0.0, solo.now)
+        solo.core.shared.loss_audits.end(learner, (-1.0,), (1.0,), True, 0.0, solo.now)
     return solo
 
 

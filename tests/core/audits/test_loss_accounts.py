@@ -12,11 +12,11 @@ from p2pdiloco.core.audits.loss import accounts, bets
 from p2pdiloco.core.audits.loss.accounts import MAX_LEARNERS, Accounts, ratio_of
 
 
-def shown(ratios: list[float], same_data: bool = False) -> tuple[LossFinding | None, int]:
+def shown(ratios: list[float], same_data: bool = False, odd: bool = True) -> tuple[LossFinding | None, int]:
     """What is shown by these, and after how many."""
     book = Accounts()
     for count, ratio in enumerate(ratios, 1):
-        if (found := book.add("p1", ratio, same_data)) is not None:
+        if (found := book.add("p1", ratio, same_data, odd)) is not None:
             return found, count
     return None, len(ratios)
 
@@ -36,6 +36,10 @@ def test_reversed_work_is_seen_through_noise() -> None:
 def test_who_turns_is_shown_as_soon_as_who_always_did_harm() -> None:
     found, count = shown([1.0] * 500 + [-0.95] * 100)
     assert found is LossFinding.HARM and count <= 528
+
+
+def test_harm_shows_nothing_of_a_learner_with_data_of_its_own_that_agrees_with_others() -> None:
+    assert shown([-0.45] * 5_000, odd=False) == (None, 5_000)
 
 
 def test_noise_does_nothing_for_data_that_it_says_to_read() -> None:
@@ -88,6 +92,6 @@ def test_a_contribution_is_measured_by_ours(
 def test_the_accounts_is_bounded() -> None:
     book = Accounts()
     for index in range(MAX_LEARNERS + 10):
-        book.add(f"p{index}", -1.0, False)
+        book.add(f"p{index}", -1.0, True)
     assert book.audits("p0") == 0 and book.audits(f"p{MAX_LEARNERS}") == 1
     assert book.doubt("p0") == 1.0 < book.doubt(f"p{MAX_LEARNERS}")

@@ -13,9 +13,11 @@ from scenes import expels, syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import LossFinding, Verdict, VoteRefusal
+from p2pdiloco.core.api.trust_weight import NONE_AT, Mean
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.audits.loss import loss_audits
 from p2pdiloco.core.audits.loss.loss_audits import FAILED_REST_S, LossAudits
+from p2pdiloco.core.chain.watermarks import Marks
 
 Effects = list[ef.Effect]
 PEERS = ("p1", "p2", "p3")
@@ -51,12 +53,12 @@ def answered(solo: Solo, audit: ef.LossAudit, ratio: float, **odd: Any) -> Effec
     return solo.feed(ev.LossAudited(audit.fragment, audit.version.header.digest(), **values))
 
 
-def expelled(solo: Solo, ratio: float = -1.0) -> Effects:
+def expelled(solo: Solo, ratio: float = -1.0, same_data: bool = True) -> Effects:
     """So many audits of p1 find this that it is expelled."""
     effects: Effects = []
     for _ in range(40):
         for audit in found(applied(solo), ef.LossAudit):
-            effects += answered(solo, audit, ratio)
+            effects += answered(solo, audit, ratio, same_data=same_data)
         if "p1" in solo.core.shared.loss_audits:
             break
     return effects
@@ -115,7 +117,7 @@ def test_whoever_looks_bad_is_measured_the_more_often_the_worse_it_looks() -> No
         assert len(set(chosen)) == 20
         shares.append(chosen.count("p7") / 1_000)
         for _ in range(2):
-            audits.end("p7", (-1.0,), (1.0,), False, 0.0, now=0.0)
+            audits.end("p7", (-1.0,), (1.0,), False, 0.0, now=0.0, odd=True)
     assert shares[0] < 0.1 < 0.4 < shares[1] < 0.7 < 0.75 < shares[2] < 0.95
     assert audits.choose([]) is None
 
@@ -123,10 +125,20 @@ def test_whoever_looks_bad_is_measured_the_more_often_the_worse_it_looks() -> No
 def test_whose_work_does_harm_is_refused_and_gets_no_vote() -> None:
     solo = node()
     effects = expelled(solo)
-    assert reasons(effects, "expelled") == [str(LossFinding.HARM)]
+    assert reasons(effects, "expelled") == [str(LossFinding.NOTHING)]
     assert found(applied(solo, learners=("p1", "p2")), ef.LossAudit)[0].theirs.learner == "p2"
     assert "p1" not in solo.core.shared.expected_learners(solo.now), "no round waits for it"
     assert refusal(request(solo, "p1", term=2)) is VoteRefusal.EXPELLED
+
+
+@pytest.mark.parametrize("agreement", [NONE_AT, NONE_AT + 1])
+def test_harm_to_ours_counts_only_against_who_agrees_with_nobody(
+    agreement: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Honest work on data of one's own may harm ours, but goes where others go, too."""
+    monkeypatch.setattr(Marks, "mean", lambda _marks, _learner: Mean(agreement, 9))
+    effects = expelled(node(), same_data=False)
+    assert reasons(effects, "expelled") == [str(LossFinding.HARM)] * (agreement <= NONE_AT)
 
 
 def test_a_syncer_takes_nothing_of_it() -> None:

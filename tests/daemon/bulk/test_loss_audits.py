@@ -137,6 +137,24 @@ async def test_where_the_disk_is_full_nothing_is_fetched(
     assert not scene.town.learners[0].given_bytes
 
 
+async def test_a_disk_that_fails_ends_the_audit(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(loss_auditing.shutil, "disk_usage", fails)
+    monkeypatch.setattr(Path, "unlink", fails)
+    await nothing_measured(scene)
+    monkeypatch.undo()
+
+
+async def test_what_a_killed_node_left_is_removed(scene: Scene) -> None:
+    left = scene.folder / loss_auditing.FILE
+    left.write_bytes(b"left")
+    parts: Any = (scene.node.chain, scene.node.compute, scene.node.transfers.auditing, scene.learner)
+    LossAuditing(*parts, scene.folder, scene.node.run.manifest, scene.node.heard.append)
+    assert not left.exists()
+
+
 async def test_a_learner_that_ends_or_does_not_answer_has_measured_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,8 @@
 A measurement is a *ratio*: how much better a step along a learner's contribution makes the model, over how
 much a step as long along ours does, on the same samples. Two things can be shown (`bets`):
 
-- *harm*: the mean is less than `HARMS`. Work on quite different data may do nothing for ours.
+- *harm*: the mean is less than `HARMS`, of a learner that was measured on its own share of the data, or that
+  by the chain goes where no other does. Honest work on quite different data may do ours much harm.
 - *nothing*: it is less than `HELPS`, of a learner that says that it reads the same data as we do, measured
   on its own share of them.
 
@@ -42,11 +43,13 @@ class Accounts:
     def __init__(self) -> None:
         self._accounts: BoundedDict[str, Account] = BoundedDict(MAX_LEARNERS)
 
-    def add(self, learner: str, ratio: float, same_data: bool) -> LossFinding | None:
-        """Take a measurement in. Returns what is shown by now."""
+    def add(self, learner: str, ratio: float, same_data: bool, odd: bool = False) -> LossFinding | None:
+        """Take a measurement in. Returns what is shown by now. `odd`: by the chain the learner's work agrees
+        with nobody's."""
         before = self._accounts.get(learner, NEW)
+        harm = after(before.harm, ratio, HARMS) if same_data or odd else before.harm
         nothing = after(before.nothing, ratio, HELPS) if same_data else before.nothing
-        now = Account(before.audits + 1, after(before.harm, ratio, HARMS), nothing)
+        now = Account(before.audits + 1, harm, nothing)
         self._accounts[learner] = now
         if worth(now.harm) >= ENOUGH:
             return LossFinding.HARM

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from p2pdiloco.core.api.effects import LossAudit
 from p2pdiloco.core.api.events import LossAudited
+from p2pdiloco.core.api.trust_weight import NONE_AT
 from p2pdiloco.core.api.types import Contributor
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.context import FragmentContext
@@ -44,7 +45,8 @@ class LossAuditor:
         audits = shared.loss_audits
         known = learner in audits
         measured = event.theirs, event.ours, event.same_data, event.took_s
-        ratio = audits.end(learner, *measured, now)
+        odd = self._context.chain.marks.mean(learner).agreement <= NONE_AT
+        ratio = audits.end(learner, *measured, now, odd)
         words = f"a contribution to version {header.number} "
         words += "was not measured" if ratio is None else f"does {ratio:.2f} of what ours does"
         figures = {"number": header.number, "took_s": round(event.took_s, 3)}

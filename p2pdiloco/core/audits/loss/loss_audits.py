@@ -69,8 +69,9 @@ class LossAudits:
         same_data: bool,
         took_s: float,
         now: float,
+        odd: bool = False,
     ) -> float | None:
-        """End an audit. Returns the ratio that was measured; None: none was."""
+        """End an audit. Returns the ratio that was measured; None: none was. `odd`: see `Accounts.add`."""
         self._under_way = False
         ratio = ratio_of(theirs, ours)
         if not ours:
@@ -79,7 +80,8 @@ class LossAudits:
             return None
         self._failed = 0
         self._rested_s = now + took_s * max(0.0, 1.0 / self._share - 1.0)
-        if ratio is not None and (found := self._accounts.add(learner, ratio, same_data)) is not None:
+        found = None if ratio is None else self._accounts.add(learner, ratio, same_data, odd)
+        if found is not None:
             self._found[learner] = found
         return ratio
 

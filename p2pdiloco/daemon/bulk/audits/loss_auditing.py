@@ -61,16 +61,23 @@ class LossAuditing:
         self._learner, self._path = learner, folder / FILE
         self._manifest = manifest
         self._post = post
+        self._remove()  # of a node that was killed meanwhile
+
+    def _remove(self) -> None:
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s", error)
 
     async def audit(self, effect: ef.LossAudit) -> None:
         """Have a contribution measured, and tell the core what was found."""
         found = None
         try:
             found = await self._measured(effect)
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             logger.warning("%s", error)
         finally:
-            self._path.unlink(missing_ok=True)
+            self._remove()
         event = ev.LossAudited(effect.fragment, effect.version.header.digest())
         if found is not None:
             figures = found.theirs, found.ours, found.same_data, found.took_s
