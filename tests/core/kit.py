@@ -121,7 +121,12 @@ def child(
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
     before = TABLES.get(parent.digest(), marks_of(()))
     unsigned = (
-        replace(p, after=before.stamp(p.learner), trust=before.mean(p.learner).trust(p.score))
+        replace(
+            p,
+            after=before.stamp(p.learner),
+            trust=before.mean(p.learner).trust(p.score),
+            votes=p.learner in before.voters,
+        )
         for p in odd.pop("contributors", parts)
     )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)

@@ -157,7 +157,8 @@ def next_part(chain: Chain, learner: str) -> Contributor:
     """That learner's next contribution, of H inner steps, as a syncer of this chain states it."""
     mark, mean = chain.watermark(learner), chain.marks.mean(learner)
     stamp = Stamp(1, mark.sequence + 1)
-    return Contributor(learner, stamp, 40, 4, mark, trust=mean.trust(UNMEASURED))
+    trust, votes = mean.trust(UNMEASURED), learner in chain.marks.voters
+    return Contributor(learner, stamp, 40, 4, mark, trust=trust, votes=votes)
 
 
 def doubted(chain: Chain) -> None:

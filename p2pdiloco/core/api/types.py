@@ -151,6 +151,9 @@ class Contributor(Wire, frozen=True):
     """Length (L2) before it was cut; 0: none, or not known."""
     score: Annotated[int, Meta(ge=UNMEASURED, le=127)] = UNMEASURED
     """Agreement with the others of its round (`tensors.merging.agreement`)."""
+    votes: bool = False
+    """True: its learner votes, by the table of watermarks that its syncer had. Where enough of a round do,
+    they say what is usual (`core.api.references`)."""
 
     def work(self, run: str, fragment: int) -> WorkLabel:
         """Make what its learner signs."""

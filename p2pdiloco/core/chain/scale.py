@@ -16,7 +16,8 @@ more than a generous member's work would.
 - who is not trusted (`core.api.trust_weight`) counts and measures nothing
 
 The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half of a
-round cannot move them, and of two the smaller counts.
+round cannot move them, and of two the smaller counts. Where three or more that are trusted vote, only they
+are asked (`core.api.references`): identities are free, and votes are not.
 
 Rules: docs/protocol/weights.md, section 2.
 """
@@ -32,6 +33,7 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.partials import Plan
 from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.reasons import VersionFault
+from p2pdiloco.core.api.references import references
 from p2pdiloco.core.api.trust_weight import plausible
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, NO_LIMITS, Contributor, MergeLimits, Stamp, Watermark
 from p2pdiloco.core.api.versions import VersionHeader
@@ -73,6 +75,8 @@ MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
 """Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
 BEGINNERS = 4
 """Learners that may have begun since anything of them could be merged."""
+PARTIAL_VERSIONS = 16
+"""Versions for which a partial merge may be under way and not know of new voters."""
 LONG = 32
 """Number of contributors from which on it pays to remember what follows from them."""
 REMEMBERED = 64
@@ -152,7 +156,8 @@ def _counted(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -
 
 
 def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
-    usual, parent, first = [], chain.header, config.usual_tokens
+    usual: list[tuple[int, bool]] = []
+    parent, first = chain.header, config.usual_tokens
     tokens, unit = parent.tokens, unit_of(parent, config)
     most = min(COUNTED_WEIGHTS * limits_after(chain, config).most_tokens, COUNTED_UNITS * unit)
     most = max(most, COUNTED_WEIGHTS * first)
@@ -161,11 +166,12 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
             continue
         last = chain.merged_at(part.learner)
         share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
-        usual.append(earns // share)
+        usual.append((earns // share, part.votes))
         tokens += min(earns, most * share)
     if not usual:
         return tokens + 1, unit  # else it would be no heavier than its parent, and nobody would follow it
-    median = sorted(usual)[(len(usual) - 1) // 2]
+    measures = sorted(each for each, _ in references(usual, [votes for _, votes in usual]))
+    median = measures[(len(measures) - 1) // 2]
     way = min(max(median, unit // 2), 2 * unit) - unit
     # Towards zero, so that small units do not creep down.
     unit += way // FASTEST if way > 0 else -(-way // FASTEST)
@@ -189,6 +195,7 @@ def _usual_length(parts: Sequence[Contributor], period: int) -> float:
     """Find the lower median of the lengths, each as if it was of H inner steps: work of fewer is shorter, by
     about the square root of their number."""
     trusted = [part for part in parts if part.trust > LEAST_TRUST] or parts
+    trusted = references(trusted, [part.votes for part in trusted])
     whole = [part for part in trusted if SHORT * part.inner_steps >= period] or trusted
     found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in whole)
     return found[(len(found) - 1) // 2] if found else 0.0
@@ -233,8 +240,17 @@ def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreC
 def rightly_stated(chain: Chain, part: Contributor) -> bool:
     """Tell whether a part of a merge has measurements that can be, and the trust weight that follows from its
     score and the chain."""
-    can_be_so = 0.0 <= part.length < math.inf and plausible(part.score)
+    can_be_so = 0.0 <= part.length < math.inf and plausible(part.score) and _votes_so(chain, part)
     return can_be_so and part.trust == chain.marks.mean(part.learner).trust(part.score)
+
+
+def _votes_so(chain: Chain, part: Contributor) -> bool:
+    """Tell whether a part says rightly whether its learner votes. What comes in a partial merge may be of an
+    earlier table: who has voted since a few versions only may be called one who does not yet."""
+    since = chain.marks.voter_since(part.learner)
+    if part.votes or not since:
+        return part.votes == bool(since)
+    return chain.header.groups > 1 and since + PARTIAL_VERSIONS > chain.header.number
 
 
 # --- what a version states --------------------------------------------------------------------------------

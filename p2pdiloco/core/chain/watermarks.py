@@ -63,6 +63,11 @@ class Marks:
         """Learners that vote."""
         return frozenset(mark.learner for mark in self.table if mark.voter)
 
+    def voter_since(self, learner: str) -> int:
+        """Find the version since which that learner votes; 0: it does not."""
+        mark = self._by.get(learner)
+        return mark.voter if mark else 0
+
     def __contains__(self, learner: str) -> bool:
         """Tell whether that learner has a mark."""
         return learner in self._by

@@ -33,7 +33,7 @@ class MergedParts:
             if held.ticket is None:
                 continue
             if isinstance(held.header, ContributionHeader):
-                part = held.parts[0]
+                part = replace(held.parts[0], votes=held.parts[0].learner in marks.voters)
                 inputs.append(MergeInput(part, held.ticket, marks.mean(part.learner)))
             else:
                 partials.append(PartialInput(held.ticket, held.header.payload_digest))

@@ -160,7 +160,7 @@ class Merging:
 
 def _input(given: ef.MergeInput, payload: Payload) -> Input:
     part = given.contributor
-    return Input(payload, part.tokens, part.inner_steps, mean=given.mean)
+    return Input(payload, part.tokens, part.inner_steps, mean=given.mean, votes=part.votes)
 
 
 def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:

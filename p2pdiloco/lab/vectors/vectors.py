@@ -296,7 +296,9 @@ def _mean_length(layout: FragmentLayout, payload: bytes, merged: Tensor) -> floa
 
 
 def _inputs(given: Sequence[Given]) -> list[Input]:
-    return [Input(each.matter, each.tokens, each.inner_steps, mean=each.mean) for each in given]
+    return [
+        Input(each.matter, each.tokens, each.inner_steps, mean=each.mean, votes=each.votes) for each in given
+    ]
 
 
 def _measured(found: Findings) -> tuple[Measured, ...]:

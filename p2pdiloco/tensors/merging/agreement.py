@@ -3,7 +3,8 @@
 Pseudo-gradients of honest learners are nearly orthogonal, but each has some of the direction that all share.
 So the median of a contribution's cosines to all others is much the same for all who are honest, whatever a
 minority does: liars that agree with each other are no majority of anybody's others. A score is that median,
-as a multiple of the round's median of it.
+as a multiple of the round's median of it. Strangers can be a majority, so the others are those that vote,
+where three or more do.
 
 Cosines are taken on a sample of blocks. What draws it is not known before all contributions are in, so that
 nobody can be honest there and lie elsewhere. Whoever has the contributions finds the same scores: samples are
@@ -23,8 +24,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from p2pdiloco.core.api.references import FEWEST, references
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
-from p2pdiloco.tensors.merging.merge import FEWEST
 
 BLOCK = 256
 """Elements of a block, that are next to each other."""
@@ -75,9 +76,10 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
     return float(torch.dot(a, b)) / lengths if lengths else None
 
 
-def scores(samples: Sequence[Tensor]) -> list[int]:
+def scores(samples: Sequence[Tensor], votes: Sequence[bool] = ()) -> list[int]:
     """Compute the score of every contribution by their samples; `UNMEASURED` for all, where there are too
-    few, and `UNCLEAR`, where not even most of them agree."""
+    few, and `UNCLEAR`, where not even most of them agree. `votes`: whose learners vote (nobody's): they are
+    the others with whom all are compared, where enough do (`core.api.references`)."""
     if len(samples) < FEWEST:
         return [UNMEASURED] * len(samples)
     rows = torch.stack([_whole(sample) for sample in samples])
@@ -87,8 +89,9 @@ def scores(samples: Sequence[Tensor]) -> list[int]:
         [_cosine(each, one * other) for each, other in zip(row, squares, strict=True)]
         for row, one in zip(products, squares, strict=True)
     ]
-    medians = [median(row[:n] + row[n + 1 :]) for n, row in enumerate(cosines)]
-    usual = median(medians)
+    asked = references(range(len(samples)), votes or [False] * len(samples))
+    medians = [median(row[other] for other in asked if other != n) for n, row in enumerate(cosines)]
+    usual = median(medians[n] for n in asked)
     if not usual * math.sqrt(rows.shape[1]) > NOISE:
         return [UNCLEAR] * len(samples)
     return [min(max(round(USUAL_SCORE * each / usual), LEAST_SCORE), MOST_SCORE) for each in medians]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from p2pdiloco.core.api.plausible import FULL_TRUST
+from p2pdiloco.core.api.references import references
 from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import NOTHING
 from p2pdiloco.tensors.codec_base import Codec
@@ -34,9 +36,16 @@ class Input(NamedTuple):
     """Trust weight (`core.api.trust_weight`)."""
     mean: Mean | None = None
     """Agreement of its learner so far, which gives the trust weight with the score that is found here."""
+    votes: bool = False
+    """True: its learner votes, and it may be a measure of all (`core.api.references`)."""
 
 
-Given = tuple[Payload, int, int] | tuple[Payload, int, int, int] | tuple[Payload, int, int, int, Mean | None]
+Given = (
+    tuple[Payload, int, int]
+    | tuple[Payload, int, int, int]
+    | tuple[Payload, int, int, int, Mean | None]
+    | tuple[Payload, int, int, int, Mean | None, bool]
+)
 """An input: of a learner that is trusted in full, where it does not say."""
 
 
@@ -77,8 +86,10 @@ def add_up(
         else:
             lengths.append(accumulator.measure(scratch))
             samples.append(sample.of(scratch))
-    found = Findings((), tuple(each.whole for each in lengths), _scored(lengths, samples))
+    found = Findings((), tuple(each.whole for each in lengths), ())
     if not faults:
+        votes = [Input(*given).votes for given in inputs]
+        found = replace(found, scores=_scored(found.lengths, samples, votes))
         faults = _add(accumulator, codec, inputs, lengths, found, scratch)
     for index, payload in enumerate(partials, len(inputs)):
         try:
@@ -92,13 +103,14 @@ def add_up(
     return replace(found, cut=tuple(accumulator.cut))
 
 
-def _scored(lengths: Sequence[Lengths], samples: Sequence[Tensor]) -> tuple[int, ...]:
+def _scored(lengths: Sequence[float], samples: Sequence[Tensor], votes: Sequence[bool]) -> tuple[int, ...]:
     """Score contributions of these lengths. Those that are next to nothing beside what is usual are compared
     with nobody."""
-    ranked = sorted(each.whole for each in lengths if each.whole > 0)
+    some = [(length, vote) for length, vote in zip(lengths, votes, strict=True) if length > 0]
+    ranked = sorted(references([length for length, _ in some], [vote for _, vote in some]))
     least = ranked[(len(ranked) - 1) // 2] / NEXT_TO_NOTHING if ranked else 0.0
-    there = [length.whole > least for length in lengths]
-    found = iter(scores([sample for sample, is_there in zip(samples, there, strict=True) if is_there]))
+    there = [length > least for length in lengths]
+    found = iter(scores(list(compress(samples, there)), list(compress(votes, there))))
     return tuple(next(found) if is_there else NOTHING for is_there in there)
 
 
@@ -112,9 +124,10 @@ def _add(
 ) -> dict[int, Unsound]:
     """Add contributions that were looked at; returns what is at fault."""
     faults: dict[int, Unsound] = {}
-    accumulator.compare(found.lengths, [given[2] for given in inputs])
+    votes = [Input(*given).votes for given in inputs]
+    accumulator.compare(found.lengths, [given[2] for given in inputs], votes)
     for index, given in enumerate(inputs):
-        payload, tokens, inner_steps, trust, mean = Input(*given)
+        payload, tokens, inner_steps, trust, mean, _ = Input(*given)
         if mean is not None:
             trust = mean.trust(found.scores[index])
         decode(codec, payload, scratch)

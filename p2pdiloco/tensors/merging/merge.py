@@ -34,6 +34,7 @@ from torch import Tensor
 
 from p2pdiloco.core.api.plausible import FULL_TRUST, can_be_weighed, weight_of
 from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.references import FEWEST, references
 from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
@@ -43,8 +44,6 @@ from p2pdiloco.tensors.unsound import Unsound
 DEGENERATE = 1e-3
 """Least length of a mean direction that is stretched: shorter ones cancel out (256 orthogonal ones have
 0.06)."""
-FEWEST = 3
-"""Least number of contributions of which a minority can be told from the others."""
 MIN_LENGTH = 2.0**-60
 """Least length of a pseudo-gradient that has a direction. A shorter one is below one rounding of any
 parameter."""
@@ -172,12 +171,16 @@ class Accumulator:
         """Measure a pseudo-gradient, fp32 [layout.numel]."""
         return Lengths.of(delta, self._slices)
 
-    def compare(self, lengths: Sequence[float], inner_steps: Sequence[int]) -> None:
+    def compare(
+        self, lengths: Sequence[float], inner_steps: Sequence[int], votes: Sequence[bool] = ()
+    ) -> None:
         """Cut what comes by what is usual among contributions of these lengths, too, if the limits say so:
-        their lower median, each as if it was of H inner steps. Those without any are no measure."""
+        the lower median of those whose learners vote, or of all (`core.api.references`), each as if it was of
+        H inner steps. Those without any length are no measure."""
         steps = (min(1.0, each / self._period) for each in inner_steps)
-        pairs = zip(lengths, steps, strict=True)
-        usual = sorted(length / math.sqrt(share) for length, share in pairs if length > 0)
+        rows = zip(lengths, steps, votes or [False] * len(lengths), strict=True)
+        there = [(length / math.sqrt(share), vote) for length, share, vote in rows if length > 0]
+        usual = sorted(references([each for each, _ in there], [vote for _, vote in there]))
         if not self._limits.of_median or len(usual) < FEWEST:
             return
         self._longest = min(self._longest, self._limits.of_median * usual[(len(usual) - 1) // 2])

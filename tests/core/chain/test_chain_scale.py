@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 from kit import Solo, branch, child, config, contribution, genesis, sign
+from msgspec.structs import replace
 from scenes import syncer
 
 from p2pdiloco.core.api import effects as ef
@@ -59,6 +60,33 @@ def test_one_of_three_moves_no_unit_and_of_two_the_smaller_counts() -> None:
     assert scale.after(start(), work(1, 40, 40), run()).unit == UNIT
     assert scale.after(start(), work(1 << 40, 1 << 40), run()).unit == UNIT + UNIT // 8
     assert scale.after(start(), work(1, 1), run()).unit == UNIT - UNIT // 16
+
+
+def test_strangers_move_no_unit_and_no_reach_where_three_vote() -> None:
+    voters = tuple(replace(part, votes=True, length=LENGTH / 4) for part in work(UNIT, UNIT, UNIT))
+    crowd = tuple(replace(part, learner=f"s{n}", length=1e-3) for n, part in enumerate(work(*[1] * 9)))
+    found = scale.after(start(), (*voters, *crowd), run())
+    assert (found.unit, found.reach) == (UNIT, LENGTH / 4)
+    two = (*voters[:2], *crowd)
+    assert scale.after(start(), two, run()).unit < UNIT, "of two none says what is usual"
+    only_crowd = scale.after(start(), tuple(replace(part, votes=False) for part in (*voters, *crowd)), run())
+    assert only_crowd.unit < UNIT and only_crowd.reach < LENGTH / 4
+
+
+def test_who_votes_is_said_rightly() -> None:
+    table = tuple(
+        Watermark(name, NEVER, 0, voter=since) for name, since in (("new", 90), ("old", 1), ("s", 0))
+    )
+    for groups, allowed in ((1, {"new": {True}, "old": {True}}), (4, {"new": {True, False}, "old": {True}})):
+        header = msgspec.structs.replace(genesis(0).header, number=100, groups=groups)
+        chain = Chain((SignedVersion(header, b""),), table, 8)
+        for name in ("new", "old", "s", "unknown"):
+            mean = chain.marks.mean(name)
+            parts = [Contributor(name, Stamp(1, 1), 40, 4, votes=votes) for votes in (True, False)]
+            right = {
+                p.votes for p in parts if scale.rightly_stated(chain, replace(p, trust=mean.trust(p.score)))
+            }
+            assert right == allowed.get(name, {False}), (name, groups)
 
 
 def test_the_unit_has_ends() -> None:

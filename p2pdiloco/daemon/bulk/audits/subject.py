@@ -91,7 +91,7 @@ class Subject:
         """Make it again of these payloads, by digest, in the tensors thread. `correction`: what it makes
         good, if it repairs a version. Raises: UnusableInputs, StorageError."""
         inputs = [
-            Input(payloads[part.payload_digest], part.tokens, part.inner_steps, part.trust)
+            Input(payloads[part.payload_digest], part.tokens, part.inner_steps, part.trust, votes=part.votes)
             for part in self._parts
         ]
         partials = [payloads[each.entry.payload_digest] for each in self._below]

@@ -44,6 +44,7 @@ class Given(NamedTuple):
     mean: Mean
     digest: bytes
     """Digest of its payload."""
+    votes: bool = False
 
 
 class Made(Struct, frozen=True):

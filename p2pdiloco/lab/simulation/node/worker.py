@@ -127,7 +127,9 @@ class Worker:
         tickets, inputs = self._host.tickets, []
         for part in effect.inputs:
             who, matter = part.contributor, tickets.contribution(part.ticket).matter
-            inputs.append(Given(matter, who.tokens, who.inner_steps, part.mean, who.payload_digest))
+            inputs.append(
+                Given(matter, who.tokens, who.inner_steps, part.mean, who.payload_digest, who.votes)
+            )
         return inputs, [below.matter for below in self._below(effect)]
 
     def _tree(self, effect: Merge | MergePartial, made: Made) -> Tree:
