@@ -120,14 +120,9 @@ def child(
     somebody who signed for all learners."""
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
     before = TABLES.get(parent.digest(), marks_of(()))
+    given = [replace(p, votes=p.learner in before.voters) for p in odd.pop("contributors", parts)]
     unsigned = (
-        replace(
-            p,
-            after=before.stamp(p.learner),
-            trust=before.mean(p.learner).trust(p.score),
-            votes=p.learner in before.voters,
-        )
-        for p in odd.pop("contributors", parts)
+        replace(p, after=before.stamp(p.learner), trust=before.mean(p.learner).trust(p.score)) for p in given
     )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)
     usual = scale.after(chain_to(parent), merged, config(parent.fragment + 1))

@@ -137,12 +137,17 @@ class AuditTown:
             await node.close()
 
     async def version(
-        self, payloads: Sequence[Any] = (), mends: SignedVersion | None = None, **changes: Any
+        self,
+        payloads: Sequence[Any] = (),
+        mends: SignedVersion | None = None,
+        voters: int = 0,
+        **changes: Any,
     ) -> SignedVersion:
         """What the syncer makes of the learners' contributions, and of an earlier version that it repairs.
-        `changes`: of the header."""
+        The last `voters` of them vote. `changes`: of the header."""
         syncer, given = self.syncer, payloads or self.payloads
         parts = [node.label(p, n) for n, (node, p) in enumerate(zip(self.learners, given, strict=True))]
+        parts = [replace(part, votes=n >= len(parts) - voters) for n, part in enumerate(parts)]
         tickets = [syncer.tickets.put(payload, pushed=True) for payload in given]
         means = [Mean(-100 * n, 8) for n in range(len(parts))]
         inputs = tuple(map(ef.MergeInput, parts, tickets, means))
@@ -187,10 +192,10 @@ class AuditTown:
             await node.transport.close()
 
 
-async def memory_town(folder: Path) -> AuditTown:
-    """One with three learners, on the network in memory."""
+async def memory_town(folder: Path, learners: int = 3) -> AuditTown:
+    """One with so many learners, on the network in memory."""
     hub, run = MemoryNetwork(), signed_run(folder)
-    nodes = [AuditNode(hub.transport(Identity.generate().peer_id), run, folder) for _ in range(5)]
+    nodes = [AuditNode(hub.transport(Identity.generate().peer_id), run, folder) for _ in range(2 + learners)]
     for node in nodes:
         await node.transport.start(node.door)
     return AuditTown(*nodes)

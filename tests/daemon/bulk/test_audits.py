@@ -119,6 +119,16 @@ async def test_an_update_that_is_not_their_merge_is_found(town: AuditTown, lie: 
     assert await town.auditor.audit(await town.version(**lie)) is DIFFERENT
 
 
+async def test_an_audit_compares_with_those_that_vote_as_the_syncer_did(tmp_path: Path) -> None:
+    async with await memory_town(tmp_path, learners=5) as town:
+        honest = (await town.version(voters=3)).header
+        parts = honest.contributors
+        stated = {"update_digest": honest.update_digest, "limits": honest.limits}
+        assert await town.auditor.audit(town.named(contributors=parts, **stated)) is SAME
+        nobodys = tuple(replace(part, votes=False) for part in parts)
+        assert await town.auditor.audit(town.named(contributors=nobodys, **stated)) is DIFFERENT
+
+
 @pytest.mark.parametrize(
     "lie",
     [
