@@ -16,9 +16,9 @@ from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.errors import invariant
-from p2pdiloco.hashing import content_digest
 from p2pdiloco.lab.simulation.world.plan import genesis_version
 from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.payload import digest_of
 from p2pdiloco.tensors.unsound import UnusableInputs
 from p2pdiloco.tensors.vault import MergeResult, Vault
 
@@ -96,7 +96,7 @@ class MergedRun:
         sound = [part for part in parts if part.learner not in refused]
         while sound:
             try:
-                inputs = [Input(*part.content[:3], mean=self._mean(chain, part.learner)) for part in sound]
+                inputs = [self._input(chain, part) for part in sound]
                 made = self._vault.merge(fragment, number, inputs, limits=limits, seed=seed)
             except UnusableInputs as error:
                 refused += [sound[index].learner for index in error.faults]
@@ -109,12 +109,16 @@ class MergedRun:
             return Merged(made, cut, tuple(refused), trust)
         return None
 
+    def _input(self, chain: Chain, part: Part) -> Input:
+        votes = self._cuts and part.learner in chain.marks.voters
+        return Input(*part.content[:3], mean=self._mean(chain, part.learner), votes=votes)
+
     def _copies(self, chain: Chain, parts: Sequence[Part]) -> list[str]:
         """Find whose work a syncer refuses at its door, as it came before."""
         came: set[bytes] = set()
         found = []
         for part in parts if self._cuts else ():
-            digest = content_digest(part.content[0])
+            digest = digest_of(part.content[0])
             found += [part.learner] if digest in came or chain.marks.is_copy(digest) else []
             came.add(digest)
         return found
@@ -132,10 +136,11 @@ class MergedRun:
                 Stamp(1, number),
                 *p.content[1:3],
                 after=chain.watermark(p.learner),
-                payload_digest=content_digest(p.content[0]),
+                payload_digest=digest_of(p.content[0]),
                 trust=mean.trust(score) if (mean := self._mean(chain, p.learner)) else FULL_TRUST,
                 length=length,
                 score=score,
+                votes=self._cuts and p.learner in chain.marks.voters,
             )
             for p, length, score in zip(parts, made.found.lengths, made.found.scores, strict=True)
         )
