@@ -49,7 +49,7 @@ def false_accusations() -> None:
         applied(self, version, cosine, now)
         me, header = self._shared.me, version.header
         if header.syncer != me and header.number >= FIRST and header.syncer not in self._shared.excluded:
-            self._found_false(version, [], now)
+            self._found_false(self._whole(version)[0], [], now)
 
     Auditor.applied = accuse  # type: ignore[method-assign]
 
