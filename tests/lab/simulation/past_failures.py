@@ -64,4 +64,5 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (2266, None, None, "a genesis node on a thin uplink made versions faster than newcomers could take them"),
     (39, "wan", 5, "one whose uplink just sufficed did so, too"),
     (1000358, "strangers", None, "a newcomer alone with strangers waited for a quorum of theirs, for ever"),
+    (65028, "liars", None, "simulator: who was confirmed a moment ago had to know of a liar already"),
 )

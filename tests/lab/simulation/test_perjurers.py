@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from p2pdiloco.lab.simulation.node.host import Host
+from p2pdiloco.lab.simulation.rules.exclusion import WITHIN_S, Exclusion
+from p2pdiloco.lab.simulation.rules.violation import Violation
+from p2pdiloco.lab.simulation.world.clock import Clock
 from p2pdiloco.lab.simulation.world.perjurer import LieTold
 from p2pdiloco.lab.simulation.world.plan import draw_plan
 from p2pdiloco.lab.simulation.world.world import World
@@ -22,3 +31,14 @@ def test_every_kind_of_lie_is_seen_through() -> None:
             assert set(host.core.shared.excluded.peers) == found
             assert {proof.culprit() for proof in host.disk.proofs} == found
     assert seen == set(LieTold)
+
+
+def test_who_was_confirmed_a_moment_ago_has_as_long_as_the_others() -> None:
+    clock = Clock()
+    core = SimpleNamespace(confirmed=True, shared=SimpleNamespace(excluded=set[str]()))
+    newcomer = SimpleNamespace(peer="n0", core=core, frozen=False, confirmed_at_s=WITHIN_S - 1)
+    world = SimpleNamespace(clock=clock, perjurers={"n1"}, core_hosts=lambda: [newcomer])
+    Exclusion(cast(World, world)).excluded(cast(Host, newcomer), "n1")
+    clock.run_until(2 * WITHIN_S - 2)
+    with pytest.raises(Violation, match="n0 still count n1"):
+        clock.run_until(2 * WITHIN_S)

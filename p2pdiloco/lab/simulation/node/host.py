@@ -60,6 +60,8 @@ class Host:
         """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None
         """Set while leaving: it comes back after so long."""
+        self.confirmed_at_s = math.inf
+        """Virtual time since which this life of the node is a full member."""
         self.thaws = 0
         """Number of times that the node stood still and went on."""
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -110,7 +112,7 @@ class Host:
             fx.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),
             fx.CastOut: self._cast_out,
             fx.Record: self._record,
-            fx.Confirmed: lambda e: None,
+            fx.Confirmed: self._confirmed,
             fx.Left: lambda e: self.world.later_left(self),
         }
 
@@ -261,6 +263,9 @@ class Host:
         """Go on, if this is a liar: there is a proof against it."""
         if self.liar is None:
             raise Violation("only-liars", f"{self.peer} is to end, and never lied: {effect.words}")
+
+    def _confirmed(self, _effect: fx.Confirmed) -> None:
+        self.confirmed_at_s = self.now
 
     def _record(self, effect: fx.Record) -> None:
         self.world.records[effect.kind] = self.world.records.get(effect.kind, 0) + 1

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from p2pdiloco.lab.simulation.world.world import World
 
 WITHIN_S = 20.0
-"""Virtual time after which everybody excludes who has lied in a way that others must have seen."""
+"""Virtual time after which everybody excludes who has lied in a way that others must have seen. A member that
+was confirmed since has so long from then on: before, it believed nobody."""
 
 
 class Exclusion:
@@ -76,14 +77,28 @@ class Exclusion:
             clock.after(WITHIN_S, self._look, liar)
 
     def _look(self, liar: str) -> None:
-        if missing := self.missing(liar):
-            raise Violation("only-liars", f"{missing}, {WITHIN_S:g} s after it was seen through")
+        clock = self._world.clock
+        trusting = self._trusting(liar)
+        overdue = [host for host in trusting if host.confirmed_at_s + WITHIN_S <= clock.now]
+        if overdue:
+            raise Violation(
+                "only-liars", f"{_still_count(liar, overdue)}, {WITHIN_S:g} s after it was seen through"
+            )
+        if trusting:
+            clock.at(min(host.confirmed_at_s for host in trusting) + WITHIN_S, self._look, liar)
 
     def missing(self, liar: str) -> str:
         """Say who does not exclude that liar, of the honest members that are here; mostly empty."""
+        trusting = self._trusting(liar)
+        return _still_count(liar, trusting) if trusting else ""
+
+    def _trusting(self, liar: str) -> list[Host]:
         here = [host for host in self._world.core_hosts() if host.core.confirmed and not host.frozen]
-        trusting = [host.peer for host in here if liar not in host.core.shared.excluded]
-        return f"{','.join(trusting)} still count {liar}" if trusting else ""
+        return [host for host in here if liar not in host.core.shared.excluded]
+
+
+def _still_count(liar: str, trusting: list[Host]) -> str:
+    return f"{','.join(host.peer for host in trusting)} still count {liar}"
 
 
 def _of(header: VersionHeader) -> tuple[str, int, bytes, int]:
