@@ -42,3 +42,10 @@ def test_who_was_confirmed_a_moment_ago_has_as_long_as_the_others() -> None:
     clock.run_until(2 * WITHIN_S - 2)
     with pytest.raises(Violation, match="n0 still count n1"):
         clock.run_until(2 * WITHIN_S)
+
+
+def test_where_merges_are_audited_liars_are_in_one_group_from_the_first_version_on() -> None:
+    audited = [plan.config for seed in range(60) if (plan := draw_plan(seed, "liars")).config.audited]
+    assert len(audited) > 15
+    assert all(version.header.groups == 1 for config in audited for version in config.genesis_versions)
+    assert all(config.group_size > 8 for config in audited)
