@@ -330,7 +330,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_config(rng, count, min(budget_bytes, 1e6))
     config = replace(config, audited=stream(seed, "audits").random() < 0.5)
-    # Of two groups' syncers one that withholds is no minority: there the run stands. Tests have liars in groups.
+    # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
     if not (mix.perjurers and config.audited):
         config = draw_groups(seed, config, count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
