@@ -52,3 +52,15 @@ class Lie(Enum):
 
 IN_THE_DATA = frozenset({Lie.LABELS})
 """Lies that are told in the learner's data: its contribution is what came of them."""
+COLLUDING = frozenset(
+    {
+        Lie.ALIE,
+        Lie.MIN_MAX,
+        Lie.MIN_MAX_SPREAD,
+        Lie.INNER_PRODUCT_01,
+        Lie.INNER_PRODUCT_05,
+        Lie.INNER_PRODUCT_1,
+        Lie.DRIFT,
+    }
+)
+"""Lies of which all liars tell the same, but for one element each: what has the same bytes is merged once."""

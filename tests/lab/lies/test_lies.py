@@ -6,8 +6,9 @@ import torch
 
 from p2pdiloco.core.api.trust_weight import ALL_AT, USUAL
 from p2pdiloco.core.api.types import USUAL_SCORE
-from p2pdiloco.lab.lies.kinds import IN_THE_DATA, Lie
+from p2pdiloco.lab.lies.kinds import COLLUDING, IN_THE_DATA, Lie
 from p2pdiloco.lab.lies.telling import Known, tell
+from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.merging.agreement import scores
 
 SIZE = 4096
@@ -27,6 +28,10 @@ def known(**changed: object) -> Known:
 
 def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
+
+
+def changed(one: torch.Tensor, other: torch.Tensor) -> int:
+    return int((~torch.isclose(one, other, rtol=1e-4, atol=1e-6)).sum())
 
 
 @pytest.mark.parametrize("lie", list(Lie))
@@ -87,29 +92,37 @@ def test_noise_is_new_in_every_round_and_a_drift_is_everybodys_and_for_ever() ->
     assert float(noise.norm()) == pytest.approx(float(it.own.norm()), rel=1e-5)
     for again in (later, other):
         assert abs(cosine(noise, tell(Lie.NOISE, again).delta)) < 0.1
-        assert torch.equal(tell(Lie.DRIFT, it).delta, tell(Lie.DRIFT, again).delta)
-    assert float(tell(Lie.DRIFT, it).delta.norm()) == pytest.approx(450.0, rel=1e-5)
+        assert changed(tell(Lie.DRIFT, it).delta, tell(Lie.DRIFT, again).delta) <= 2
+    assert float(tell(Lie.DRIFT, it).delta.norm()) == pytest.approx(450.0, rel=1e-3)
     unknown = tell(Lie.DRIFT, known(radius=float("inf"))).delta
-    assert float(unknown.norm()) == pytest.approx(max(float(one.norm()) for one in it.honest), rel=1e-5)
+    assert float(unknown.norm()) == pytest.approx(max(float(one.norm()) for one in it.honest), rel=1e-3)
 
 
 def test_who_knows_all_honest_work_hides_among_it_or_turns_it_round() -> None:
     it = known()
     honest = torch.stack(tuple(it.honest))
     mean, spread = honest.mean(dim=0), honest.std(dim=0, correction=0)
-    assert torch.allclose(tell(Lie.ALIE, it).delta, mean - 1.5 * spread)
+    assert changed(tell(Lie.ALIE, it).delta, mean - 1.5 * spread) == 1
     for lie, share in {
         Lie.INNER_PRODUCT_01: 0.1,
         Lie.INNER_PRODUCT_05: 0.5,
         Lie.INNER_PRODUCT_1: 1.0,
     }.items():
-        assert torch.allclose(tell(lie, it).delta, -share * mean)
+        assert changed(tell(lie, it).delta, -share * mean) == 1
     apart = float(torch.cdist(honest, honest).max())
     for lie in (Lie.MIN_MAX, Lie.MIN_MAX_SPREAD):
         delta = tell(lie, it).delta
         far = float((honest - delta).norm(dim=1).max())
-        assert 0.99 * apart < far <= apart * (1 + 1e-5), "as far as it can, and no farther"
+        assert 0.99 * apart < far <= apart * (1 + 1e-3), "as far as it can, and no farther"
         assert float((delta - mean).norm()) > 0.3 * apart
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("lie", sorted(COLLUDING, key=str))
+def test_those_who_collude_send_no_copies_of_each_other(lie: Lie, name: str) -> None:
+    own, other = (tell(lie, known(seed=seed)).delta for seed in (1, 2))
+    assert bytes(codec(name).encode(own.clone())) != bytes(codec(name).encode(other.clone()))
+    assert changed(own, other) == 2 and cosine(own, other) > 0.999
 
 
 @pytest.mark.parametrize("liars", [1, 2, 3])
