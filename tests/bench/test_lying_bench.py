@@ -28,6 +28,7 @@ from p2pdiloco.tensors.layout import FragmentLayout, Piece
 from study.merged_run import MergedRun, Part
 from study.setting import Setting
 from study.virtual import Circumstances, Virtual
+from worlds import bench_lying_worlds
 
 replace = msgspec.structs.replace
 TINY = replace(lying_bench.QUICK, steps=16, liars=1)
@@ -155,3 +156,12 @@ def test_what_cannot_be_had_of_a_liar_is_refused_and_it_weighs_nothing() -> None
 def test_liars_that_make_no_sense_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         lying_bench.options(["--who", "liars", *words])
+
+
+@pytest.mark.parametrize("words", [["--only", "ghosts"], ["--only", "alie,ghosts"]])
+def test_the_bench_of_worlds_refuses_lies_that_do_not_exist(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_lying_worlds, "_rows", lambda *_: pytest.fail("it ran something"))
+    with pytest.raises(SystemExit):
+        bench_lying_worlds.main(words)

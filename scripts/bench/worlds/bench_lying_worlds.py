@@ -56,6 +56,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=(0,))
     parser.add_argument("--jobs", type=int, default=2)
     chosen = parser.parse_args(words)
+    known = [CALM, *(lie.value for lie in Lie)]
+    chosen.attacks = chosen.only.split(",") if chosen.only else known
+    if wrong := [name for name in chosen.attacks if name not in known]:
+        parser.error(f"no lie: {', '.join(wrong)} (there are: {', '.join(known)})")
     rows = list(_rows(list(_cells(chosen)), chosen.jobs))
     worst = [_worst(attack, rows) for attack in dict.fromkeys(row.attack for row in rows)]
     for row in worst:
@@ -70,10 +74,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _cells(chosen: argparse.Namespace) -> Iterator[Cell]:
-    attacks = chosen.only.split(",") if chosen.only else [CALM, *(lie.value for lie in Lie)]
     for size, speeds, data, seed in product(chosen.cells, chosen.speeds, chosen.data, chosen.seeds):
         liars, of = map(int, size.split("/"))
-        for attack in attacks:
+        for attack in chosen.attacks:
             yield Cell(attack=attack, liars=liars, of=of, speeds=speeds, data=data, seed=seed)
 
 
