@@ -57,9 +57,10 @@ def excluded(solo: Solo) -> tuple[str, ...]:
     return solo.core.shared.excluded.peers
 
 
-def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome) -> Effects:
+def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
     header = audit.version.header
-    return solo.feed(ev.Audited(audit.fragment, header.number, header.digest(), how))
+    key = audit.fragment, header.number, header.digest()
+    return solo.feed(ev.Audited(*key, how, withheld=withheld))
 
 
 def stated(effects: Effects) -> dict[str, list[object]]:

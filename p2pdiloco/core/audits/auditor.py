@@ -71,6 +71,9 @@ class Auditor:
         """Repair that is judged once the version that it repairs is: we had not looked at that before."""
         self._agreement = 0
         """Our mean agreement before the version that is being applied."""
+        self._works = False
+        """True: since our start, something of ours was merged. Before, others may not yet know us as a member,
+        and give us nothing, or we catch up with versions of which the contributions are gone."""
         self.loss = LossAuditor(context, own)
 
     def _plan(self, header: VersionHeader) -> Plan | None:
@@ -97,6 +100,7 @@ class Auditor:
             self._repaired(version, header.repairs, now)
             return
         merges = tuple(each for each in merges_of(version, plan, shared.me) if each.syncer != shared.me)
+        self._works |= any(part.learner == shared.me for part in header.contributors)
         if cosine is not None:
             expected = expected_cosine(header.contributors, shared.me, header.limits)
             if expected > LEAST_COSINE and cosine < SUSPICIOUS * expected:
@@ -108,7 +112,7 @@ class Auditor:
             self._suspect(merges)
             words = f"version {header.number} says that our contribution to it goes against the others"
             shared.out.record("audit", header.fragment, words, peer=header.syncer)
-        drawn = [merge for merge in merges if self._drawn(merge)]
+        drawn = [merge for merge in merges if self._works and self._drawn(merge)]
         if drawn and not self._suspected and shared.audits.begin(self._context.index):
             self._begin(self._rng.choice(drawn), now)
         self.poll(now)
@@ -228,7 +232,7 @@ class Auditor:
         if event.remade:
             self._context.repairs.remade(event.digest)
         self._judge_repair(event, now)
-        if event.outcome is AuditOutcome.MISSING and event.withheld:
+        if event.outcome is AuditOutcome.MISSING and event.withheld and self._works:
             distrust, header = self._shared.distrust, merge.version.header
             distrust.withheld(merge.syncer, merge.digest() == self._looks_wrong, now)
             words = f"{merge.name}: its syncer does not give what it merged"
@@ -282,7 +286,7 @@ class Auditor:
         heard, accuser = self._shared.accusations, accusation.accuser
         if outcome is not AuditOutcome.MISSING:
             heard.vain(accusation, now)
-        elif heard.missing(accusation, now):
+        elif heard.missing(accusation, now) and self._works:
             self._shared.distrust.add(accuser, now)
 
     def _refute(self, accusation: Accusation) -> None:

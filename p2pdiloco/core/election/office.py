@@ -70,7 +70,7 @@ class Office:
         self._judge = VoteJudge(
             context, group, self, electorate, self._voter, self._terms, self._candidates, busy
         )
-        self._trust = Trust(context, group, self._candidates)
+        self._trust = Trust(context, group, electorate, self._candidates)
         self._inquiry = Inquiry(context, group, electorate, now)
         self._binding = Binding(context, electorate)
         self.changed = False

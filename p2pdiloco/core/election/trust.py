@@ -9,6 +9,7 @@ from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.candidates import Candidates
+from p2pdiloco.core.election.electorate import Electorate
 
 REST_S = 60.0
 """Time for which this member does not stand again against a holder that others count on, though it has found
@@ -18,7 +19,10 @@ something against it itself. Others may find the same: then they stand."""
 class Trust:
     """Trust of one member in one group's syncer."""
 
-    def __init__(self, context: FragmentContext, group: str, candidates: Candidates) -> None:
+    def __init__(
+        self, context: FragmentContext, group: str, electorate: Electorate, candidates: Candidates
+    ) -> None:
+        self._electorate = electorate
         self._shared = context.shared
         self._fragment = context.index
         self._group = group
@@ -58,7 +62,10 @@ class Trust:
         return self._seen(certificate, now, candidate) or self._found(certificate.syncer, now)
 
     def _found(self, syncer: str, now: float) -> str:
-        """Say what audits of ours have found against it."""
+        """Say what audits of ours have found against it. Without a vote we cannot find out whether others count
+        on it all the same, nor earn a vote without our work: it is to have that."""
+        if not self._electorate.decides(self._shared.me, now):
+            return ""
         if self._shared.distrust.has(syncer, now):
             return "a merge of the syncer's was false, or it left our work out"
         return "the syncer's work does harm, or nothing" if syncer in self._shared.loss_audits else ""

@@ -98,6 +98,19 @@ def test_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(applied(node(), None), ef.Audit)
 
 
+def test_who_begins_draws_nothing_until_something_of_its_own_was_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may not know it as a member yet, and give it nothing: it would take that for withholding."""
+    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    solo = node()
+    made = child(solo.fragment.chain.header, "p1", PEERS)
+    solo.fragment.chain.extend(made)
+    solo.fragment.auditor.applied(made, None, solo.now)
+    assert not found(solo.core.shared.out.take(), ef.Audit)
+    assert found(applied(solo, None), ef.Audit)
+
+
 def test_one_is_under_way_and_the_newest_waits() -> None:
     solo = node()
     (first,) = found(applied(solo, 0.0), ef.Audit)

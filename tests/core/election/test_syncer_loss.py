@@ -6,10 +6,12 @@ import pytest
 from election_scenes import refusal, request
 from kit import (
     Solo,
+    branch,
     child,
     config,
     found,
     reasons,
+    saved,
     sent,
 )
 from scenes import expels
@@ -127,6 +129,16 @@ def test_who_stays_in_office_though_we_found_something_against_it_gets_our_work(
     assert sent(request(solo, "p2", max(terms) + 1), msg.VoteGranted), "and may be voted away"
     again = solo.elect("p1", term=max(terms) + 3)
     assert not found(again, ef.Offer) and not solo.fragment.office.takes(solo.now), "anew in each term"
+
+
+def test_who_has_no_vote_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
+    """It cannot find out whether others count on that one, and earns no vote without its work."""
+    solo = Solo(peers=PEERS, restored=saved(branch(4, learners=PEERS)))
+    solo.learn()
+    solo.elect("p1", start=4)
+    assert not solo.core.shared.has_vote("me")
+    solo.core.shared.distrust.add("p1", solo.now)
+    assert [offer.peer for offer in found(solo.ready(), ef.Offer)] == ["p1"]
 
 
 def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
