@@ -72,7 +72,7 @@ class Auditor:
         self._agreement = 0
         """Our mean agreement before the version that is being applied."""
         self._works = False
-        """True: since our start, something of ours was merged. Before, others may not yet know us as a member,
+        """True: since our start something of ours was merged. Before, others may not know us as a member yet,
         and give us nothing, or we catch up with versions of which the contributions are gone."""
         self.loss = LossAuditor(context, own)
 

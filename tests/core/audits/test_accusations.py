@@ -141,8 +141,8 @@ def test_nothing_follows_where_the_contributions_are_gone_and_the_accuser_is_not
 
 @pytest.mark.parametrize("works", [True, False])
 def test_who_accuses_a_second_time_where_nothing_is_to_be_had_is_distrusted(works: bool) -> None:
-    """It made the merge again, so it had all, and is asked for it. But to one of whom nothing was merged since
-    its start, nobody may give anything; nor is it the syncer's fault then."""
+    """It made the merge again, so it had all, and is asked for it. But to one of whom nothing was merged
+    since its start, nobody may give anything; nor is it the syncer's fault then."""
     solo = node()
     shared, accused = solo.core.shared, CHAIN[-1].header.syncer
     if works:
