@@ -211,7 +211,8 @@ class Office:
         if self._voter.unsaved_votes or not self._candidates.may_stand(now):
             return
         waits = not self._electorate.ready(now) or self._is_held(now)
-        if self._turn.look(waits or self._trust.rests(self.certificate, now), now):
+        rests = not self.term_over() and self._trust.rests(self.certificate, now)
+        if self._turn.look(waits or rests, now):
             self._stand(now, reason)
 
     @property
@@ -250,8 +251,7 @@ class Office:
             self._stand(now, reason)
 
     def _stand(self, now: float, reason: str) -> None:
-        shared = self._shared
-        term = self._terms.next()
+        shared, term = self._shared, self._terms.next()
         self._machine.go(OfficeSignal.STAND)
         self._candidacy = Candidacy(self._context, self._group, self._electorate, term, reason)
         self._gives_up_s = now + shared.timing.election_timeout_s

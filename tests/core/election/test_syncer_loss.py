@@ -141,6 +141,27 @@ def test_who_has_no_vote_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
     assert [offer.peer for offer in found(solo.ready(), ef.Offer)] == ["p1"]
 
 
+def test_who_stood_in_vain_stands_in_its_turn_once_the_term_is_over() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    solo.core.shared.distrust.add("p1", solo.now)
+
+    def stood(s: float) -> set[int]:
+        terms = set[int]()
+        for _ in range(round(2 * s)):
+            new = {asked.term for asked in sent(solo.wait(0.5), msg.VoteRequest)} - terms
+            terms |= new
+            for term in new:
+                for peer in PEERS:
+                    solo.message(peer, msg.VoteRefused("all", 0, term, 1, solo.head, VoteRefusal.COUNTED_ON))
+        return terms
+
+    assert len(stood(6.0)) == 1, "the others count on it"
+    for _ in range(solo.config.term_versions):
+        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS)))
+    assert stood(6.0), "there is nobody to count on"
+
+
 def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
