@@ -39,6 +39,9 @@ FOUNDING_MERGES = 2
 a newcomer do not count: else zeros and noise would earn a vote."""
 PROBATION_MERGES = 8
 """Merged versions, likewise, after which a learner may vote later."""
+FEWEST_VOTERS = 3
+"""Voters who decide without others at the run's beginning. One of fewer that gives its versions to nobody
+could never be replaced, as it has half of all votes."""
 NEWCOMERS_VERSIONS = 64
 NEWCOMERS_SHARE = 8
 """Limit of new voters: one for so many that vote, and one at least, in `NEWCOMERS_VERSIONS`. A crowd of new
@@ -62,6 +65,15 @@ class Marks:
     def voters(self) -> frozenset[str]:
         """Learners that vote."""
         return frozenset(mark.learner for mark in self.table if mark.voter)
+
+    @cached_property
+    def deciding(self) -> frozenset[str]:
+        """Learners that decide: those that vote. While fewer than `FEWEST_VOTERS` do at a run's beginning,
+        all of which one merged version counts for a vote."""
+        founding = max((mark.number for mark in self.table), default=0) <= FOUNDING_VERSIONS
+        if not founding or not 0 < len(self.voters) < FEWEST_VOTERS:
+            return self.voters
+        return frozenset(mark.learner for mark in self.table if mark.voter or mark.earned)
 
     def voter_since(self, learner: str) -> int:
         """Find the version since which that learner votes; 0: it does not."""

@@ -3,14 +3,15 @@
 What a peer says of itself makes it heard, no more. It decides (votes, may hold the office, is believed about
 heads) by its mark in the chain: the first of these that anybody is here of, oneself included:
 
-1. learners that vote (`core.chain.watermarks`); while the chain has none at all, everybody,
+1. learners that vote (`core.chain.watermarks`), at a run's beginning who soon will, if few do; while the
+   chain has none at all, everybody,
 2. learners with a mark,
 3. who has worked on another fragment,
 4. everybody: left alone as newcomers. There who lets three requests for its vote go unanswered counts in no
    majority until it answers one.
 
-Of the first three, one at least can be dialled, or is the chain's only voter: voters that do not hear each
-other elect nobody.
+Of the first three, one at least can be dialled, or is alone in the first: voters that do not hear each other
+elect nobody.
 
 So identities that never worked outvote, block and mislead nobody who did.
 
@@ -76,8 +77,8 @@ class Standing:
         return [peer for peer in peers if peer not in silent]
 
     def _deciding(self, peers: list[str], marks: Marks, _reach: Reach) -> list[str]:
-        voters = [peer for peer in peers if peer in marks.voters]
-        if self._meet(voters) or (voters and len(marks.voters) == 1):
+        voters = [peer for peer in peers if peer in marks.deciding]
+        if self._meet(voters) or (voters and len(marks.deciding) == 1):
             return voters
         marked = [peer for peer in peers if peer in marks]
         if marks.voters and self._meet(marked):

@@ -44,6 +44,26 @@ def test_everybody_decides_until_somebody_votes_by_the_chain() -> None:
     assert voters(solo) == list(WORKERS)
 
 
+@pytest.mark.parametrize("voting", [1, 2, 3])
+def test_while_fewer_than_three_vote_at_first_one_merged_version_is_enough(voting: int) -> None:
+    """Else one of them that gives its versions to nobody could never be replaced."""
+    solo = Solo(peers=("p1", "p2", "p3", "p4", "s1"))
+    first, second = ("p1", "p2", "p3", "me", "p4"), ("p1", "p2", "p3")[:voting]
+    solo.announce(child(solo.fragment.chain.header, "p1", first))
+    solo.announce(child(solo.fragment.chain.header, "p1", second))
+    assert voters(solo) == ["me", "p1", "p2", "p3", "p4"] if voting < 3 else list(second)
+
+
+def test_work_that_earns_no_vote_decides_nothing_and_later_the_only_voter_does() -> None:
+    marks = worked(worked(marks_of(()), 1, "old", "new"), 1, "noise", score=0)
+    assert not marks.deciding, "nobody votes yet"
+    marks = worked(marks, 2, "old")
+    assert marks.voters == {"old"} and marks.deciding == {"old", "new"}
+    marks = worked(marks, FOUNDING_VERSIONS, "old")
+    assert marks.deciding == {"old", "new"}
+    assert worked(marks, FOUNDING_VERSIONS + 1, "old").deciding == {"old"}
+
+
 def test_silent_strangers_block_no_election() -> None:
     solo = settled(*STRANGERS)
     requests: list[ef.Send] = []

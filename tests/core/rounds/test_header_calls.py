@@ -90,7 +90,7 @@ def test_the_quorum_is_what_is_in_when_the_round_closes() -> None:
 
 
 def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
-    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), founders=("me",), **LONG)
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), founders=("me", "f1", "f2"), **LONG)
     assert called(header(solo, "p1", 1)) == ["p2", "p3"]
     cut(solo, 1)
     solo.offer("p2", 2, due=False)

@@ -66,4 +66,10 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (1000358, "strangers", None, "a newcomer alone with strangers waited for a quorum of theirs, for ever"),
     (65028, "liars", None, "simulator: who was confirmed a moment ago had to know of a liar already"),
     (65026, "liars", None, "simulator: version 0 said two groups, of whose syncers one withheld"),
+    (
+        63234,
+        "liars",
+        None,
+        "the only voter of a young run gave its versions to nobody, and nobody else could stand",
+    ),
 )
