@@ -53,6 +53,9 @@ from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 
+MOST_GIVEN_UP = 2
+"""Number of copies of the same displacement that are given up, until an inner step changes it."""
+
 
 class FragmentCounters(Struct):
     """Counters of one fragment; all but the slot survive a restart (`learner.checkpoint`)."""
@@ -99,6 +102,10 @@ class Fragments:
         self._steps_since_copy = [0 for _ in layouts]
         self._steps_of_others = [0 for _ in layouts]
         """Steps that each other learner has made, about, that are not in our base."""
+        self._last_merged = [0 for _ in layouts]
+        """Inner steps of what was merged last; 0: theta has changed since by an inner step."""
+        self._given_up = [0 for _ in layouts]
+        """Copies given up since the last inner step, or merge."""
         self._held_back: dict[int, FragmentCounters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         largest = max(layout.numel for layout in layouts)
@@ -123,12 +130,13 @@ class Fragments:
         self._steps_since_merged = [steps + 1 for steps in self._steps_since_merged]
         self._steps_since_copy = [steps + 1 for steps in self._steps_since_copy]
         self._steps_of_others = [steps + 1 for steps in self._steps_of_others]
+        self._last_merged, self._given_up = [0 for _ in self.layouts], [0 for _ in self.layouts]
 
     def copy_due(self, inner_step: int) -> list[CopiedOut]:
         """Copy out every fragment that is due and whose slot is free."""
         copies = []
         for index, counters in enumerate(self.counters):
-            if counters.steps_since_base < self._period or not counters.unmerged_steps:
+            if counters.steps_since_base < self._period or not self._portion(index):
                 continue
             if self._every > 1 and self._steps_since_copy[index] < self._every * self._period:
                 continue
@@ -140,7 +148,7 @@ class Fragments:
 
     def copy_rest(self, inner_step: int) -> list[CopiedOut]:
         """Copy out every fragment with anything that no contribution carries: no inner steps come now."""
-        found = (index for index, c in enumerate(self.counters) if c.unmerged_steps and not c.slot_in_use)
+        found = (index for index, c in enumerate(self.counters) if not c.slot_in_use and self._portion(index))
         return [self._copy(index, inner_step, due=True) for index in found]
 
     @property
@@ -152,7 +160,7 @@ class Fragments:
         """Answer a closing call. `under_way`: in the middle of an inner step, which is none of those that are
         counted until the fragment is due."""
         counters = self.counters[fragment]
-        if counters.slot_in_use or not counters.unmerged_steps:
+        if counters.slot_in_use or not self._portion(fragment):
             return NothingToCopy(fragment, counters.slot_in_use)
         # Rounds of the others come half an interval before or after our own count.
         if self._every > 1 and self._steps_since_copy[fragment] < (self._every - 0.5) * self._period:
@@ -166,6 +174,7 @@ class Fragments:
         due again now."""
         counters = self.counters[fragment]
         self._release(fragment)
+        self._given_up[fragment] += 1
         counters.steps_since_base = max(counters.steps_since_base, self._period)
         self._steps_since_copy[fragment] = max(self._steps_since_copy[fragment], self._every * self._period)
 
@@ -179,6 +188,7 @@ class Fragments:
         new_base = self._exchange.base(index, command.buffer)
         if mode == "merged":
             invariant(counters.slot_in_use, f"fragment {index}: merged, but nothing is copied out")
+            self._given_up[index], self._last_merged[index] = 0, counters.sent_steps
             self._keep_in_flight(index, theta, new_base)
             # Theirs were copied out when ours were; after an absence their work of that time is merged.
             self._steps_of_others[index] = min(self._steps_since_copy[index], self._period)
@@ -250,11 +260,23 @@ class Fragments:
         self.held.gather(layout, theta)
         return theta
 
+    def _portion(self, fragment: int) -> int:
+        """Compute how many inner steps the next copy carries; 0: there is nothing to copy.
+
+        Shares of as many steps of one displacement have the same bytes, and syncers refuse a copy of what was
+        merged last. So without an inner step in between, it is another number than that one's.
+        """
+        if self._given_up[fragment] >= MOST_GIVEN_UP:
+            return 0
+        steps = self._strides[fragment].carried(self.counters[fragment].unmerged_steps)
+        is_same = 0 < steps == self._last_merged[fragment]
+        return steps - is_same
+
     def _copy(self, fragment: int, inner_step: int, due: bool) -> CopiedOut:
         counters, base = self.counters[fragment], self.bases[fragment]
         theta, steps = self._gather(fragment), counters.unmerged_steps
         counters.slot_in_use = True
-        counters.sent_steps = self._strides[fragment].carried(steps)
+        counters.sent_steps = self._portion(fragment)
         counters.sent_tokens = counters.unmerged_tokens * counters.sent_steps // steps
         if counters.sent_steps == steps:
             self._exchange.sent(fragment).copy_(theta)

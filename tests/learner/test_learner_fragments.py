@@ -226,6 +226,29 @@ def test_a_freed_share_goes_back_into_the_displacement():
     assert rig.theta == pytest.approx(20.0), "what the freed copy held back is forgotten"
 
 
+def test_a_learner_that_makes_no_steps_sends_shares_of_which_none_is_like_the_one_before():
+    """Equal ones have the same bytes, and are refused as copies of what was merged last."""
+    rig = long_away()
+    for _ in range(12):
+        rig.step(-1)
+    shares = []
+    while copied := rig.fragments.copy_rest(7):
+        shares.append(copied[0].inner_steps)
+        rig.install(100.0 * len(shares), "merged")
+    assert shares == [8, 7, 8, 1] and not rig.counters.unmerged_steps
+
+
+def test_what_is_given_up_again_and_again_waits_for_an_inner_step():
+    rig = long_away()
+    for _ in range(2):
+        assert rig.fragments.copy_rest(7)
+        rig.fragments.free_slot(0)
+    assert not rig.fragments.copy_rest(7) and not rig.fragments.copy_due(7)
+    assert isinstance(rig.fragments.copy_out(0, 7), NothingToCopy) and rig.counters.unmerged_steps == 12
+    rig.step(-1)
+    assert rig.fragments.copy_rest(8)[0].inner_steps == 8
+
+
 def test_where_rounds_take_longer_than_h_steps_contributions_carry_all_of_them():
     rig, carried = Rig(), []
     for _ in range(6):
