@@ -17,16 +17,20 @@ from attacks.lies import BY_A_MEMBER, Lie
 from attacks.usurper import usurp
 from attacks.withholding import omit, withhold
 from p2pdiloco.cli.main import main as command
-from p2pdiloco.core.contributions import own
-from p2pdiloco.tensors.merging import inputs
+from p2pdiloco.core.contributions import label, own
+from p2pdiloco.tensors.merging import agreement, inputs
 from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 
 
 def lying(lie: Lie, sign: Path) -> None:
     """Put the lie into this process; what it does is noted in the file, a word a line."""
-    honest_encode, honest_label, honest_result = OwnContributions.encode, own.signed_label, Accumulator.result
-    honest_scores = inputs.scores
+    honest_encode, honest_label, honest_result = (
+        OwnContributions.encode,
+        label.signed_label,
+        Accumulator.result,
+    )
+    honest_scores = agreement.scores
 
     def lies(word: str) -> bool:
         if not sign.exists():
@@ -40,7 +44,7 @@ def lying(lie: Lie, sign: Path) -> None:
             return honest_encode(self, fragment, base, local)
         return honest_encode(self, fragment, lie.delta(base - local), local.new_zeros(local.shape))
 
-    def label(context: Any, pending: Any) -> Any:
+    def false_label(context: Any, pending: Any) -> Any:
         signed = honest_label(context, pending)
         if not lies("labels"):
             return signed
@@ -53,8 +57,8 @@ def lying(lie: Lie, sign: Path) -> None:
         if lies("merges"):
             out.copy_(lie.merged(out))
 
-    def scores(samples: Sequence[Tensor]) -> list[int]:
-        found = honest_scores(samples)
+    def scores(samples: Sequence[Tensor], votes: Sequence[bool] = ()) -> list[int]:
+        found = honest_scores(samples, votes)
         return lie.scores(found) if lies("scores") else found
 
     if lie.withholds:
@@ -63,10 +67,10 @@ def lying(lie: Lie, sign: Path) -> None:
         omit(lies)
     if lie.usurps:
         usurp(lies, lie.boasts)
-    inputs.scores = scores
+    inputs.scores = scores  # type: ignore[attr-defined]
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
-    own.signed_label = label
+    own.signed_label = false_label  # type: ignore[attr-defined]
 
 
 def main(words: Sequence[str]) -> None:

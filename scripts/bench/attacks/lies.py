@@ -39,11 +39,12 @@ def most_steps(header: ContributionHeader) -> ContributionHeader:
 def noise(times: float) -> Callable[[Tensor], Tensor]:
     """Make noise of so many times the length, whatever was merged."""
 
-    def instead(delta: Tensor) -> Tensor:
+    def of_its_length(delta: Tensor) -> Tensor:
         made = torch.randn_like(delta)
-        return made * (times * delta.norm() / made.norm())
+        instead: Tensor = made * (times * delta.norm() / made.norm())
+        return instead
 
-    return instead
+    return of_its_length
 
 
 BY_A_MEMBER: Mapping[str, Lie] = {

@@ -95,7 +95,7 @@ def means_of(rows: Iterable[LiarRow]) -> list[LiarRow]:
 
 def _mean(rows: Sequence[LiarRow]) -> LiarRow:
     def mean(name: str) -> float:
-        return statistics.mean(getattr(row, name) for row in rows)
+        return float(statistics.mean(getattr(row, name) for row in rows))
 
     ratios = [row.loss_ratio for row in rows]
     after = [row.weighs_nothing_after_versions for row in rows]

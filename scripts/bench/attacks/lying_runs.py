@@ -117,7 +117,7 @@ def play(trial: Trial, rounds: Path | None) -> Result:
         largest_share=setting.manifest().weight.largest_share,
         seed=trial.seed,
     )
-    lie = None if trial.attack in (ALONE, CALM) else Lie(trial.attack)
+    lie = None if trial.attack in (ALONE, CALM) else Lie(trial.attack)  # type: ignore[call-arg]
     lies = Lies(
         lie=lie,
         liars=frozenset() if trial.attack == CALM else trial.lying,
@@ -138,7 +138,7 @@ def play(trial: Trial, rounds: Path | None) -> Result:
         (rounds / f"{name_of(trial)}.json").write_bytes(msgspec.json.encode(run))
     lying = lies.liars if lie else frozenset[int]()
     after = {index: swarm.weighs_nothing_after(index) for index in range(trial.learners)}
-    liars_after = [after[index] for index in lying]
+    liars_after = [number for index in lying if (number := after[index]) is not None]
     honest = [
         trust for (_, index), history in swarm.trust.items() if index not in lying for _, trust in history
     ]
@@ -153,7 +153,7 @@ def play(trial: Trial, rounds: Path | None) -> Result:
         refused_honest=sum(count for index, count in swarm.refused.items() if index not in lying),
         merges=swarm.merges,
         cpu_s=time.process_time() - began,
-        nothing_after=max(liars_after) if liars_after and None not in liars_after else None,
+        nothing_after=max(liars_after) if lying and len(liars_after) == len(lying) else None,
         honest_nothing=sum(number is not None for index, number in after.items() if index not in lying),
         honest_at_least=honest.count(LEAST_TRUST),
         honest_sent=len(honest),

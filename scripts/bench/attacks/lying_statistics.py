@@ -96,7 +96,8 @@ def seen(round_: Round) -> Seen:
 
 def _cosines(deltas: Tensor) -> Tensor:
     units = deltas / torch.linalg.vector_norm(deltas, dim=1).clamp_min(1e-30)[:, None]
-    return units @ units.T
+    cosines: Tensor = units @ units.T
+    return cosines
 
 
 def _rounded(values: Tensor) -> list[float]:

@@ -23,6 +23,8 @@ from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.task import Shards
 from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codec_base import Codec
+from p2pdiloco.tensors.digest import Buffer
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.payload import Payload
@@ -120,8 +122,7 @@ class LyingSwarm(Virtual):
         honest: list[Tensor] = []
         own: dict[int, Tensor] = {}
         for one in arrived:
-            delta = torch.empty(numel)
-            chosen.decode(one.content[0], delta)
+            delta = _decoded(chosen, one.content, numel)
             own[one.seat.index] = delta
             if not self._lying(one.seat.index):
                 honest.append(delta)
@@ -131,8 +132,7 @@ class LyingSwarm(Virtual):
         shown = dict(own)
         for index in filter(self._lying, own):
             contents[index] = self._told(fragment, index, own[index], contents[index], liars, honest)
-            shown[index] = torch.empty(numel)
-            chosen.decode(contents[index][0], shown[index])
+            shown[index] = _decoded(chosen, contents[index], numel)
         self._before[fragment] = honest
         number = self.head(fragment)[0] + 1
         sent = [Sent(index, delta, contents[index][2]) for index, delta in shown.items()]
@@ -178,7 +178,7 @@ class LyingSwarm(Virtual):
         if payload is None:
             payload = codec(self.manifest.codec.contribution).encode(told.delta.clone())
         steps = max(1, round(told.work * content[2]))
-        return payload, max(1, round(content[1] * steps / content[2])), steps
+        return Input(payload, max(1, round(content[1] * steps / content[2])), steps)
 
     def _count_up(self, fragment: int, parts: Sequence[Part], made: Merged | None) -> None:
         kept = (*self._before.values(), self._first.values(), self._last.values())
@@ -229,3 +229,10 @@ class FalseTargets(CausalLM):
         permutation = torch.randperm(self.vocabulary, generator=generator)
         loss, balance = model(windows[:, :-1], permutation[windows[:, 1:]])
         return loss, balance
+
+
+def _decoded(chosen: Codec, content: Input, numel: int) -> Tensor:
+    delta = torch.empty(numel)
+    assert isinstance(content[0], Buffer), "nothing is on the disk here"
+    chosen.decode(content[0], delta)
+    return delta

@@ -42,7 +42,9 @@ class Ghosts(Attack):
 
     async def _store(self, peer: str, ghosts: list[Identity]) -> None:
         """Have a peer store these records, as one of the DHT's peers is asked to."""
-        protocol = self._stranger.transport._records._node.protocol
+        records = self._stranger.transport._records
+        assert records is not None
+        protocol = records._node.protocol
         expires = time.time() + dht_records.MAX_LIFETIME_S
         dumps, subkeys, values = protocol.serializer.dumps, [], []
         for ghost in ghosts:

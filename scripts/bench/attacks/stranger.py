@@ -80,6 +80,10 @@ class Stranger:
     def is_member(self, sender: str) -> None:
         """See `ports.TransportHandlers`."""
 
+    def is_stranger(self, sender: str) -> bool:
+        """See `ports.TransportHandlers`: it asks no papers."""
+        return True
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """Take in what members say; answer who asks which runs there are."""
         if data[:1] == wire.QUERY:

@@ -38,4 +38,4 @@ def omit(lies: Callable[[str], bool]) -> None:
         victim[:] = victim or others[:1]
         return [held for held in ready if held.child not in victim]
 
-    LearnerInbox.ready = without  # type: ignore[method-assign]
+    LearnerInbox.ready = without  # type: ignore[method-assign, assignment]
