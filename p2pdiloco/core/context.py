@@ -10,6 +10,7 @@ from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.grouping import parse_group
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import Certificate
+from p2pdiloco.core.audits.false_states import FalseStates
 from p2pdiloco.core.audits.repairs import Repairs
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.election.electorate import Electorate
@@ -129,6 +130,7 @@ class FragmentContext:
         shared.keep(self.standing)
         self.spare = Spare()
         self.repairs = Repairs(shared, chain)
+        self.false_states = FalseStates(shared, chain)
         self.ballots = Ballots(votes)
         self.seats = seats
         self.moved_s = -math.inf

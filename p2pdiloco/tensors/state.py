@@ -92,6 +92,10 @@ class FragmentState:
         self.number, self.digest = number, state_digest(number, self.theta, self.momentum)
         return self.digest
 
+    def is_whole(self) -> bool:
+        """Tell whether what it holds still has its digest."""
+        return state_digest(self.number, self.theta, self.momentum) == self.digest
+
     def buffers(self) -> list[memoryview]:
         """Theta, then momentum: shared, read-only bytes."""
         return [bytes_of(self.theta).toreadonly(), bytes_of(self.momentum).toreadonly()]

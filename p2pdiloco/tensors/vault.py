@@ -129,6 +129,10 @@ class Vault:
         """Digest of the committed version, which must be `number`."""
         return self._committed(fragment, number).digest
 
+    def is_whole(self, fragment: int) -> bool:
+        """Tell whether the committed state still has its digest: memory may have been damaged since."""
+        return self._committed(fragment).is_whole()
+
     def theta(self, fragment: int) -> Tensor:
         """Committed global parameters, fp32 [numel]. Read only, and only until the next commit."""
         return self._committed(fragment).theta

@@ -10,7 +10,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.proofs import short_of
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation
+from p2pdiloco.core.api.statements import Accusation, FalseState, FalseVersion, Refutation
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto
 
@@ -42,6 +42,11 @@ def node(chain: list[SignedVersion] = CHAIN, *, saved: bool = True, **run: objec
 
 def accusation(version: SignedVersion = CHAIN[-1], by: str = "p2") -> Accusation:
     subject = FalseVersion(short_of(version))
+    return Accusation(subject, by, sign(by, "accusation", subject))
+
+
+def of_state(version: SignedVersion, by: str = "p2") -> Accusation:
+    subject = FalseState(short_of(version))
     return Accusation(subject, by, sign(by, "accusation", subject))
 
 

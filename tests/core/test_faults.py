@@ -102,10 +102,10 @@ def forged_version() -> SignedVersion:
     return SignedVersion(odd().header, odd(tokens=80).signature)
 
 
-def another_result() -> Effects:
+def another_result(certain: bool = False) -> Effects:
     solo, holder = asks_for_update()
     job = found(solo.feed(ev.UpdateFetched(0, holder, odd(), 900)), ef.ApplyUpdate)[0]
-    done = ev.UpdateApplied(0, job.number, job.ticket, bytes(32))
+    done = ev.UpdateApplied(0, job.number, job.ticket, bytes(32), certain=certain)
     return solo.feed(done) + solo.wait(1.0)
 
 
@@ -123,6 +123,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.PARENT_DIFFERS: lambda: fetched(odd(parent=bytes(32))),
     VersionFault.OTHER_SYNCER: lambda: fetched(odd(term=5), term=5),
     VersionFault.DIGEST_DIFFERS: another_result,
+    VersionFault.FALSE_STATE: lambda: another_result(certain=True),
     VersionFault.WRONG_FRAGMENT: lambda: fetched(odd(codec="fp8")),
     VersionFault.SIGNATURE: lambda: fetched(forged_version()),
     VersionFault.FALSE_PLAN: lambda: fetched(odd(epoch=7)),

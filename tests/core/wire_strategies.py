@@ -9,7 +9,14 @@ from p2pdiloco.core.api.partials import PartialLabel
 from p2pdiloco.core.api.proofs import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, short_of
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.api.statements import Accusation, FalsePartial, FalseVersion, Refutation, Statement
+from p2pdiloco.core.api.statements import (
+    Accusation,
+    FalsePartial,
+    FalseState,
+    FalseVersion,
+    Refutation,
+    Statement,
+)
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
     Certificate,
@@ -93,6 +100,7 @@ def statements(
     )
     subject = st.one_of(
         st.builds(FalseVersion, short_headers(fragments, groups)),
+        st.builds(FalseState, short_headers(fragments, groups)),
         st.builds(FalsePartial, counts, digests, label, signatures),
     )
     accusation = st.builds(Accusation, subject, peers, signatures)

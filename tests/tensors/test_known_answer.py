@@ -25,3 +25,21 @@ def test_a_fused_product_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(merge, "add_scaled", fused)
     assert known_answer.answer() != known_answer.ANSWER
+
+
+def test_this_machine_makes_the_known_outer_steps() -> None:
+    """If it was changed on purpose, states have other bits: raise WIRE_VERSION, and then STEP_ANSWER."""
+    assert known_answer.step_answer() == known_answer.STEP_ANSWER
+
+
+def test_another_outer_step_has_another_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = known_answer.outer_step
+
+    def rounded(*job: torch.Tensor | float) -> None:
+        step(*job)  # type: ignore[arg-type]
+        theta = job[5]
+        assert isinstance(theta, torch.Tensor)
+        theta.mul_(1 + 2.0**-22)
+
+    monkeypatch.setattr(known_answer, "outer_step", rounded)
+    assert known_answer.step_answer() != known_answer.STEP_ANSWER

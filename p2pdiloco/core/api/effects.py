@@ -233,6 +233,11 @@ class ApplyUpdate(Effect, frozen=True):
     """Length that its syncer states; None: not to be compared."""
     own: Ticket | None = None
     """Contribution of ours that is in it, to be compared with the update; None: there is none."""
+    stated: bytes = b""
+    """State digest that the header states; with another result all is looked at again
+    (`UpdateApplied.certain`). Empty: it is not compared."""
+    update_digest: bytes = b""
+    """Digest of the update."""
 
 
 class Audit(Effect, frozen=True):

@@ -303,6 +303,9 @@ class UpdateApplied(Event, frozen=True):
     """True: there is no step to make, since the update is no update, or not as long as its syncer states."""
     cosine: float | None = None
     """Cosine of our own contribution with the update; None: it was not asked for, or cannot be told."""
+    certain: bool = False
+    """True: the digest is not the stated one, by no fault of ours. State and update have their own digests
+    still, this machine calculates as others do, and a second step had the same result."""
 
 
 class Audited(Event, frozen=True):

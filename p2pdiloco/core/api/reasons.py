@@ -223,7 +223,9 @@ class VersionFault(Reason):
     OTHER_SYNCER = "other-syncer", True, True
     """Version of a second syncer of this term: both sides of a split elected one."""
     DIGEST_DIFFERS = "digest-differs", True, True
-    """Outer step that has another result here than the header states."""
+    """Outer step that has another result here than the header states, perhaps by a fault of ours."""
+    FALSE_STATE = "false-state"
+    """Version whose header states another state than its update makes of ours."""
     WRONG_FRAGMENT = "wrong-fragment"
     SIGNATURE = "version-signature"
     FALSE_PLAN = "false-plan"

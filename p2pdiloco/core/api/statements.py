@@ -1,8 +1,8 @@
-"""Statements of members on merges that they made again: accusations, and what refutes one.
+"""Statements of members on versions that they made again: accusations, and what refutes one.
 
 A false merge does not fit into a proof: its contributions are needed. But each has a digest, and the same
 merge has the same bits everywhere. So whoever hears an accusation makes the merge again for itself: one of
-the two, its syncer or the accuser, has signed something false.
+the two, its syncer or the accuser, has signed something false. So it is with the state that a version states.
 
 Rules: docs/protocol/audits.md, section 3.
 """
@@ -10,6 +10,7 @@ Rules: docs/protocol/audits.md, section 3.
 from __future__ import annotations
 
 import hashlib
+from typing import ClassVar
 
 from p2pdiloco.core.api.partials import PartialLabel
 from p2pdiloco.core.api.proofs import Proof, SignedShort, Verify
@@ -20,6 +21,8 @@ class FalseVersion(Wire, frozen=True, tag=True):
     """Version whose update is said not to be the merge of what it names: contributions, or partial merges of
     groups."""
 
+    IS_FALSE: ClassVar[str] = "is not the merge of what it names"
+    IS_RIGHT: ClassVar[str] = "is the merge of what it names"
     version: SignedShort
 
     @property
@@ -58,12 +61,26 @@ class FalseVersion(Wire, frozen=True, tag=True):
         return f"version {self.number} of fragment {self.fragment}"
 
 
+class FalseState(FalseVersion, frozen=True, tag=True):
+    """Version whose state is said not to be what its update makes of its parent's: whoever stands on the
+    parent makes that step, too."""
+
+    IS_FALSE: ClassVar[str] = "has another state than its update makes"
+    IS_RIGHT: ClassVar[str] = "has the state that its update makes"
+
+    def digest(self) -> bytes:
+        """Compute the digest that names what is accused."""
+        return hashlib.sha256(b"state" + self.version.header.digest()).digest()
+
+
 class FalsePartial(Wire, frozen=True, tag=True):
     """Partial merge of a group whose sums are said not to be those of the contributions that it names.
 
     Where it is found is the accuser's word: its label names what is accused, and whoever finds that there
     makes it again."""
 
+    IS_FALSE: ClassVar[str] = FalseVersion.IS_FALSE
+    IS_RIGHT: ClassVar[str] = FalseVersion.IS_RIGHT
     number: Count
     """Number of the version in which it is."""
     version: Digest
@@ -108,12 +125,12 @@ def label_digest(label: PartialLabel) -> bytes:
     return hashlib.sha256(b"partial" + label.named()).digest()
 
 
-Subject = FalseVersion | FalsePartial
+Subject = FalseVersion | FalseState | FalsePartial
 """Subject of an accusation."""
 
 
 class Accusation(Wire, frozen=True, tag=True):
-    """Statement of a member that made a merge again: it is false."""
+    """Statement of a member that made a merge, or an outer step, itself: what was stated is false."""
 
     subject: Subject
     accuser: PeerId
@@ -134,7 +151,7 @@ class Accusation(Wire, frozen=True, tag=True):
 
     def words(self) -> str:
         """Say for people what it did."""
-        return f"{self.subject.words()} is not the merge of what it names"
+        return f"{self.subject.words()} {self.subject.IS_FALSE}"
 
     def holds(self, run: str, verify: Verify) -> bool:
         """Tell whether all is signed: not whether it is true. Two signatures are checked."""
@@ -145,7 +162,7 @@ class Accusation(Wire, frozen=True, tag=True):
 
 
 class Refutation(Wire, frozen=True, tag=True):
-    """Statement of a member that made an accused merge again: it is right, and the accuser lied."""
+    """Statement of a member that made it again, too: what is accused is right, and the accuser lied."""
 
     accusation: Accusation
     witness: PeerId
@@ -161,7 +178,8 @@ class Refutation(Wire, frozen=True, tag=True):
 
     def words(self) -> str:
         """Say for people what it did."""
-        return f"it accused {self.accusation.subject.words()}, which is the merge of what it names"
+        subject = self.accusation.subject
+        return f"it accused {subject.words()}, which {subject.IS_RIGHT}"
 
     def holds(self, run: str, verify: Verify) -> bool:
         """Tell whether all is signed: not whether it is true. Three signatures are checked."""

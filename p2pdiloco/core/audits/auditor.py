@@ -28,7 +28,7 @@ from p2pdiloco.core.api.events import Audited
 from p2pdiloco.core.api.partials import Plan
 from p2pdiloco.core.api.plausible import weight_of
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.statements import Accusation, Refutation
+from p2pdiloco.core.api.statements import Accusation, FalseState, Refutation, Subject
 from p2pdiloco.core.api.trust_weight import ALL_AT
 from p2pdiloco.core.api.types import LEAST_SCORE, Contributor, MergeLimits, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -128,7 +128,7 @@ class Auditor:
         first = self._context.chain.find(digest)
         if self._context.repairs.has(digest):
             self._suspected = self._whole(repair)
-        elif self.found_right(digest):
+        elif self._right.get(digest):
             self._repairs_what_was_right(repair, now)
         elif first is not None:
             self._suspected, self._repair = self._whole(first), repair
@@ -183,25 +183,29 @@ class Auditor:
         now = self._under_way is not None and self._under_way.digest() == digest
         return now or bool(self._shared.accusations.of(digest))
 
-    def found_right(self, digest: bytes) -> bool:
-        """Tell whether we made that merge again lately, and found it right."""
-        return self._right.get(digest, False)
+    def found_right(self, subject: Subject) -> bool:
+        """Tell whether we made that merge again lately, or that outer step, and found it right."""
+        if isinstance(subject, FalseState):
+            return self._context.false_states.made_here(subject)
+        return self._right.get(subject.digest(), False)
 
-    def found_false(self, digest: bytes) -> bool:
-        """Tell whether we made that merge again lately, and found it false."""
-        return not self._right.get(digest, True)
+    def found_false(self, subject: Subject) -> bool:
+        """Tell whether we made that merge again lately, or that outer step, and found it false."""
+        if isinstance(subject, FalseState):
+            return subject.version_digest() in self._context.false_states
+        return not self._right.get(subject.digest(), True)
 
     def _look_into(self, accusation: Accusation, now: float) -> None:
         """Begin to find out whether it is true, if that is known not yet, and the version is here."""
-        digest, heard = accusation.subject.digest(), self._shared.accusations
-        if self.found_right(digest):
+        subject, heard = accusation.subject, self._shared.accusations
+        if self.found_right(subject):
             self._refute(accusation)
             return
-        subject = accusation.subject
         version = self._context.chain.logged(subject.number)
         if version is None or version.header.digest() != subject.version_digest():
             return  # it may be on its way to us
-        plan = self._plan(version.header)
+        # Who copied a state cannot tell how it was made.
+        plan = None if isinstance(subject, FalseState) else self._plan(version.header)
         merge = None if plan is None else merge_accused(version, plan, subject)
         if merge is None or not merge.signed(self._shared):
             heard.vain(accusation, now)

@@ -59,6 +59,7 @@ class VoteJudge:
         self._shared = context.shared
         self._fragment = context.index
         self._chain = context.chain
+        self._false_states = context.false_states
         self._group = group
         self._office = office
         self._electorate = electorate
@@ -106,7 +107,8 @@ class VoteJudge:
         given = self._voter.why_not(candidate, request.term)
         if given is not None:
             return given
-        if request.head.weight < self._chain.head.weight:
+        # A version with a false state weighs nothing, whoever stands on it.
+        if request.head.weight < self._chain.head.weight or request.head.digest in self._false_states:
             return VoteRefusal.LIGHTER
         certificate = self._office.certificate
         if certificate is not None and certificate.syncer != candidate:  # else it laid that office down

@@ -24,7 +24,7 @@ from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, 
 from p2pdiloco.core.api.messages import Unbacked
 from p2pdiloco.core.api.proofs import false_label
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, table_digest
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits.auditor import Auditor
 from p2pdiloco.core.chain import scale
@@ -256,7 +256,8 @@ class Follower:
             self._take_spare()
         self._next, self._giver, self._unproven = event.version, event.peer, False
         steps, own = header.longest_steps(), self._auditor.own_part(header)
-        job = ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm, own)
+        digests = header.state_digest, header.update_digest
+        job = ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm, own, *digests)
         self._shared.out.put(job)
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
@@ -288,6 +289,8 @@ class Follower:
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
+        if self._context.false_states.builds_on(header):
+            return VersionFault.FALSE_STATE
         if header.term > self._chain.header.term + scale.MOST_TERMS:
             return VersionFault.FALSE_TERM
         if not self._plausible(header):
@@ -304,32 +307,27 @@ class Follower:
         return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
 
     def update_applied(self, event: UpdateApplied, now: float) -> None:
-        """Take the version if its digest is equal. Else copy the whole state, and let it be known."""
+        """Take the version if its digest is equal. Else refuse it, if that is its syncer's fault, or copy the
+        whole state, if it may be ours; and let it be known."""
         version = self._next
         if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
-            self._shared.out.put(DropSpare(self._fragment))
-            self._shared.out.put(Release(event.ticket))
+            self._drop(event.ticket)
             return
-        if event.unsound:
-            self._shared.out.put(DropSpare(self._fragment))
-            self._shared.out.put(Release(event.ticket))
-            fault, peer = str(VersionFault.OUT_OF_SCALE), version.header.syncer
-            self._shared.out.record("refusal", self._fragment, fault, peer=peer, number=event.number)
-            self._disappointed(self._giver, True, now)
-            return
-        if event.state_digest != version.header.state_digest or not self._chain.is_child(version.header):
-            self._shared.out.put(DropSpare(self._fragment))
-            self._shared.out.put(Release(event.ticket))
-            self._shared.out.record(
-                "refusal", self._fragment, str(VersionFault.DIGEST_DIFFERS), number=event.number
-            )
-            self._done(now, ok=False)
-            self._need_state = True
+        fault = self._context.false_states.judge(event, version, self.heads, now)
+        if fault is not None:
+            self._drop(event.ticket)
+            syncer = version.header.syncer
+            self._shared.out.record("refusal", self._fragment, str(fault), peer=syncer, number=event.number)
+            self._not_taken(self._giver, fault, now)
             return
         self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, event.ticket))
         self._chain.extend(version)
         self._moved("apply", version, now)
         self._auditor.applied(version, event.cosine, now)
+
+    def _drop(self, update: Ticket) -> None:
+        self._shared.out.put(DropSpare(self._fragment))
+        self._shared.out.put(Release(update))
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
@@ -359,6 +357,8 @@ class Follower:
         yields = self.heads.yields_to(event.peer, now)
         if not (yields or self.heads.proven(header, event.peer, now)):
             return VersionFault.UNBACKED
+        if self._context.false_states.builds_on(header):
+            return VersionFault.FALSE_STATE
         if not self._plausible(header):
             return VersionFault.IMPLAUSIBLE_TOKENS
         if table_digest(table) != header.table:

@@ -77,8 +77,9 @@ class NamedHeads:
             self.wanted = {peer: head for peer, head in self._named.items() if wants(head, now)}
             self.unproven = {}
             return self.wanted
-        ours = self._chain.head.weight
-        heavier = {peer: head for peer, head in self._named.items() if head.weight > ours}
+        ours, false = self._chain.head.weight, self._context.false_states
+        named = self._named.items()
+        heavier = {peer: head for peer, head in named if head.weight > ours and head.digest not in false}
         self.wanted = {
             peer: head
             for peer, head in heavier.items()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from p2pdiloco.core.api.messages import Stated
 from p2pdiloco.core.api.reasons import MessageFault
-from p2pdiloco.core.api.statements import Accusation, Statement
+from p2pdiloco.core.api.statements import Accusation, FalseState, Statement
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.proofs.agreement import Agreement
 from p2pdiloco.core.proofs.gossip import audience
@@ -57,7 +57,7 @@ class Hearing:
             shared.excluded.found(statement, sender, certain=True)
 
     def _fault(self, accusation: Accusation) -> MessageFault | None:
-        if not self._shared.config.audited:
+        if not self._shared.config.audited and not isinstance(accusation.subject, FalseState):
             return MessageFault.NO_AUDITS
         known = accusation.subject.fragment < len(self._fragments)
         return None if known else MessageFault.UNKNOWN_FRAGMENT
@@ -96,10 +96,10 @@ class Hearing:
         subject = statement.accusation.subject
         auditor = self._fragments[subject.fragment].auditor
         if isinstance(statement, Accusation):
-            return auditor.found_right(subject.digest())
+            return auditor.found_right(subject)
         ours = self._shared.excluded.proof_of(subject.maker())
         stated = isinstance(ours, Accusation) and (ours.accuser, ours.subject) == (self._shared.me, subject)
-        return stated or auditor.found_false(subject.digest())
+        return stated or auditor.found_false(subject)
 
     def _finds_out(self, accusation: Accusation) -> bool:
         """Tell whether we are about to find out for ourselves: the version is here, and its turn comes."""
@@ -118,5 +118,5 @@ class Hearing:
             return False
         ahead = subject.number - fragment.chain.head.number
         here = ahead > 0 or fragment.chain.knows(subject.number, subject.version_digest())
-        news = here and abs(ahead) <= NEAR and not fragment.auditor.found_false(subject.digest())
+        news = here and abs(ahead) <= NEAR and not fragment.auditor.found_false(subject)
         return news and shared.accusations.hears(accuser, shared.has_vote(accuser), now)

@@ -15,8 +15,10 @@ from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, StorageError
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.merging.inputs import Findings, Input
+from p2pdiloco.tensors.merging.known_answer import steps_as_everywhere
 from p2pdiloco.tensors.merging.making import Correction
 from p2pdiloco.tensors.payload import Payload, digest_of
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
@@ -74,6 +76,8 @@ class Merging:
             _check_whole(named)
             if correction is not None and not correction.is_whole():
                 raise StorageError("what a repair consists of was damaged here")
+            if not vault.is_whole(effect.fragment):  # we would sign a false state
+                raise StorageError("the state of this fragment was damaged in memory")
             return done
 
         try:
@@ -128,22 +132,43 @@ class Merging:
         return self._apply(effect, self._tickets.get(effect.ticket), own)
 
     async def _apply(self, effect: ef.ApplyUpdate, update: Buffer, own: Buffer | None) -> None:
-        vault, unsound, cosine = self._compute.vault, False, None
+        vault, unsound, cosine, certain = self._compute.vault, False, None, False
+        job = effect.fragment, effect.number, update, effect.longest_steps, effect.norm
 
-        def apply() -> tuple[bytes, float | None]:
-            made = vault.apply(effect.fragment, effect.number, update, effect.longest_steps, effect.norm)
-            return made, None if own is None else self._cosine(effect.fragment, own, update)
+        def apply() -> tuple[bytes, bool, float | None]:
+            made, certain = vault.apply(*job), False
+            if effect.stated and made != effect.stated:
+                first, made = made, vault.apply(*job)
+                certain = made == first and self._is_sound(effect, update)
+            return made, certain, None if own is None else self._cosine(effect.fragment, own, update)
 
         try:
-            digest, cosine = await self._compute.run(apply)
+            digest, certain, cosine = await self._compute.run(apply)
         except RemoteError as error:
             logger.warning(
                 "fragment %(fragment)d: update %(number)d cannot be applied: %(error)s",
                 {"fragment": effect.fragment, "number": effect.number, "error": str(error)},
             )
             digest, unsound = b"", True
-        applied = ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound, cosine)
-        self._post(applied)
+        key = effect.fragment, effect.number, effect.ticket
+        self._post(ev.UpdateApplied(*key, digest, unsound, cosine, certain))
+
+    def _is_sound(self, effect: ef.ApplyUpdate, update: Buffer) -> bool:
+        """Tell whether that an outer step has another result than its syncer states is no fault of ours."""
+        whole = (
+            self._compute.vault.is_whole(effect.fragment) and content_digest(update) == effect.update_digest
+        )
+        if not (sound := whole and steps_as_everywhere()):
+            logger.error(
+                "fragment %(fragment)d: version %(number)d has another state here, which may be a fault of "
+                "ours: %(fault)s",
+                {
+                    "fragment": effect.fragment,
+                    "number": effect.number,
+                    "fault": "it calculates otherwise than others" if whole else "its memory was damaged",
+                },
+            )
+        return sound
 
     def _cosine(self, fragment: int, own: Buffer, update: Buffer) -> float | None:
         """Compare our contribution with an update. None: it cannot be told, or read back: one that waits on

@@ -19,10 +19,13 @@ from torch import Tensor
 
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.tensors.codec import CODECS
+from p2pdiloco.tensors.digest import state_digest
 from p2pdiloco.tensors.layout import FragmentLayout, Piece
 from p2pdiloco.tensors.merging.making import UpdateMaker
+from p2pdiloco.tensors.outer import outer_step
 
 ANSWER = "5c791debeb4a8b60edeb60a3fbad5521f8c8c868902fc0c06c5143abe651f894"
+STEP_ANSWER = "b53a68c9f7a55fa5984390db82e9d9e5948233d151d4cdc021e804142e6f5054"
 _SIZES = (4_099, 513, 600)
 """Elements of the pieces, the last one an embedding: several widths of squares with a rest, and few."""
 _LIMITS = MergeLimits(most_tokens=300, longest=8.0, of_median=3.0)
@@ -58,6 +61,23 @@ def answer() -> str:
         figures = merge.found.cut, merge.found.lengths, merge.found.scores
         made.update(f"{name} {merge.update_digest.hex()} {figures}".encode())
     return made.hexdigest()
+
+
+def step_answer() -> str:
+    """Make outer steps, a whole one and a shorter one, and compute the digest of the state after them."""
+    layout = _layout()
+    theta, momentum, out_theta, out_momentum = (_delta(layout.numel, n) for n in range(4))
+    for share in (1.0, 0.625):
+        step = theta, momentum, _delta(layout.numel, 5), 0.7, 0.9
+        outer_step(*step, out_theta, out_momentum, share)
+        theta, momentum, out_theta, out_momentum = out_theta, out_momentum, theta, momentum
+    return state_digest(2, theta, momentum).hex()
+
+
+@cache
+def steps_as_everywhere() -> bool:
+    """Tell whether this machine makes the outer steps that others make. Looked at once in a process."""
+    return step_answer() == STEP_ANSWER and merges_as_everywhere()
 
 
 @cache

@@ -13,6 +13,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
+from p2pdiloco.daemon.payloads import merging
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.payloads.tickets import Tickets
@@ -20,6 +21,7 @@ from p2pdiloco.daemon.run_files.runs import open_run
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.payload import digest_of
+from p2pdiloco.tensors.vault import Vault
 
 
 class Merger:
@@ -29,6 +31,8 @@ class Merger:
         run, vault = open_run(signed_run(folder).signed, Identity.generate())
         self.compute, self.tickets = Compute(vault, None), Tickets()
         self.heard: list[Any] = []
+        self.damages = False
+        """True: an update is damaged here before it is applied."""
         self._merging = Merging(self.compute, self.tickets, self.heard.append)
         self._numel = run.layouts[0].numel
 
@@ -50,8 +54,11 @@ class Merger:
         await self._merging.merge_partial(ef.MergePartial(0, "g", 1, inputs, ()))
         return self.heard.pop()  # type: ignore[no-any-return]
 
-    async def apply(self, update: int, own: int | None) -> ev.UpdateApplied:
-        await self._merging.apply(ef.ApplyUpdate(0, 1, update, 24, None, own))
+    async def apply(self, update: int, own: int | None, stated: bytes = b"") -> ev.UpdateApplied:
+        digest = digest_of(self.tickets.payload(update))
+        if self.damages:
+            self.tickets.get(update)[-1] ^= 1  # type: ignore[index]
+        await self._merging.apply(ef.ApplyUpdate(0, 1, update, 24, None, own, stated, digest))
         applied: ev.UpdateApplied = self.heard.pop()
         return applied
 
@@ -91,3 +98,57 @@ async def test_nothing_is_merged_that_was_damaged_here_since_it_came(merger: Mer
     await merger._merging.drop_spare(ef.DropSpare(0))
     assert isinstance(await merger.merge(whole), ev.Merged)
     assert isinstance(await merger.merge_partial(whole), ev.PartialMerged)
+
+
+# --- a state other than its header says -------------------------------------------------------------------
+
+
+async def test_a_step_with_another_result_is_made_once_more_and_then_certain(merger: Merger) -> None:
+    update = merger.put(0.5)
+    right = (await merger.apply(update, None)).state_digest
+    assert not (await merger.apply(update, None, right)).certain, "nothing is to be told"
+    false = await merger.apply(update, None, bytes(32))
+    assert false.certain and false.state_digest == right
+
+
+async def test_a_step_that_goes_wrong_once_is_made_again(
+    merger: Merger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, apply, made = merger.put(0.5), Vault.apply, []
+    right = (await merger.apply(update, None)).state_digest
+
+    def first_wrong(self: Vault, *job: Any) -> bytes:
+        made.append(apply(self, *job))
+        return bytes(32) if len(made) == 1 else made[-1]
+
+    monkeypatch.setattr(Vault, "apply", first_wrong)
+    applied = await merger.apply(update, None, right)
+    assert len(made) == 2 and applied.state_digest == right and not applied.certain
+
+
+@pytest.mark.parametrize("fault", ["state", "update", "arithmetic"])
+async def test_a_fault_of_ours_makes_nothing_certain(
+    merger: Merger, monkeypatch: pytest.MonkeyPatch, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else whose memory was damaged would accuse every honest syncer."""
+    if fault == "state":
+        merger.compute.vault.theta(0)[0] += 1
+    merger.damages = fault == "update"
+    if fault == "arithmetic":
+        monkeypatch.setattr(merging, "steps_as_everywhere", lambda: False)
+    assert not (await merger.apply(merger.put(0.5), None, bytes(32))).certain
+    words = "calculates otherwise" if fault == "arithmetic" else "was damaged"
+    assert words in caplog.text
+
+
+async def test_nothing_is_published_over_a_state_that_was_damaged_here(merger: Merger) -> None:
+    """Under our signature it would be a false state, and cost us our place for good."""
+    theta = merger.compute.vault.theta(0)
+    whole = theta[0].clone()
+    theta[0] += 1
+    failed = await merger.merge(merger.input(0.5))
+    assert isinstance(failed, ev.MergeFailed) and not failed.unusable
+    assert "damaged in memory" in failed.reason
+    await merger._merging.drop_spare(ef.DropSpare(0))
+    theta[0] = whole
+    assert isinstance(await merger.merge(merger.input(0.5)), ev.Merged)

@@ -1,20 +1,23 @@
-"""`false_node.py merges|accuses p2pdiloco node …`: a node that, as a syncer, makes noise of its merges, or
-that accuses an honest syncer of that. Nothing but the lie differs from any other node's code."""
+"""`false_node.py merges|states|accuses p2pdiloco node …`: a node that, as a syncer, makes noise of its
+merges, or of the states that its updates make, or that accuses an honest syncer of the first. Nothing but the
+lie differs from any other node's code."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+import msgspec
 import torch
 
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits.auditor import Auditor
 from p2pdiloco.tensors.merging.making import Remade, UpdateMaker
+from p2pdiloco.tensors.vault import MergeResult, Vault
 
 FIRST = 4
-"""First version that is accused."""
+"""First version that is accused, or has a false state."""
 
 
 def false_merges() -> None:
@@ -41,6 +44,21 @@ def false_merges() -> None:
     UpdateMaker.encode, UpdateMaker.remake = noise, honest  # type: ignore[method-assign]
 
 
+def false_states() -> None:
+    """Publish the true update, and the digest of a state that has nothing to do with it."""
+    merge = Vault.merge
+
+    def noise(self: Vault, fragment: int, number: int, *asked: Any, **more: Any) -> MergeResult:
+        made = merge(self, fragment, number, *asked, **more)
+        if number < FIRST:
+            return made
+        spare = self._spares[fragment]
+        spare.theta.normal_()
+        return msgspec.structs.replace(made, state_digest=spare.seal(number))
+
+    Vault.merge = noise  # type: ignore[method-assign]
+
+
 def false_accusations() -> None:
     """Accuse the syncer of the first version that comes after a while."""
     applied = Auditor.applied
@@ -55,6 +73,6 @@ def false_accusations() -> None:
 
 
 if __name__ == "__main__":
-    {"merges": false_merges, "accuses": false_accusations}[sys.argv[1]]()
+    {"merges": false_merges, "states": false_states, "accuses": false_accusations}[sys.argv[1]]()
     sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
     command()

@@ -1,4 +1,5 @@
-"""A syncer of false merges, and a false accuser, with real processes: all others find out by themselves."""
+"""A syncer of false merges, one of false states, and a false accuser, with real processes: all others find
+out by themselves."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ def published(*nodes: Daemon) -> list[str]:
 
 @pytest.mark.parametrize(
     ("lie", "words"),
-    [("merges", "is not the merge of what it names"), ("accuses", "which is the merge of what it names")],
+    [
+        ("merges", "is not the merge of what it names"),
+        ("states", "has another state than its update makes"),
+        ("accuses", "which is the merge of what it names"),
+    ],
 )
-def test_whoever_lies_about_a_merge_is_excluded_and_the_others_go_on(
+def test_whoever_lies_about_a_version_is_excluded_and_the_others_go_on(
     visited_swarm: Swarm, lie: str, words: str
 ) -> None:
     swarm = visited_swarm
@@ -39,11 +44,15 @@ def test_whoever_lies_about_a_merge_is_excluded_and_the_others_go_on(
         swarm.until(lambda node=honest: node.events("excluded"), f"{honest.name} to see through it", 120.0)
         assert [line.peer for line in honest.events("excluded")] == [liar.peer_id]
         swarm.until(lambda node=honest: words in node.said(), f"{honest.name} to say so")
-    if lie == "merges":
+    if lie != "accuses":
         liar.wait_exit(2)
         assert "the others exclude this node for good: version" in liar.said() and words in liar.said()
+    if lie == "merges":
         swarm.until(lambda: any("takes false version" in reason for reason in published(a, b)), "the repair")
-    else:
+    if lie == "accuses":
         swarm.kill(liar)  # it excludes one of the two, and one word alone ends nobody
     swarm.advance(a, [0, 1, 2, 3], 1)
+    if lie == "states":
+        copied = [line for node in (a, b) for line in node.events("catchup") if line.peer == liar.peer_id]
+        assert not [line for line in copied if line.number is not None and line.number >= 4]
     assert not [line for line in (*a.events("audit"), *b.events("audit")) if "unable" in line.reason]
