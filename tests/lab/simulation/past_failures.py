@@ -72,4 +72,10 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "the only voter of a young run gave its versions to nobody, and nobody else could stand",
     ),
+    (
+        462454,
+        "liars",
+        None,
+        "simulator: half of the voters could not audit what a killed syncer made, and had to know",
+    ),
 )

@@ -7,14 +7,19 @@ from typing import cast
 
 import pytest
 
+from p2pdiloco.core.api.proofs import short_of
+from p2pdiloco.core.api.statements import Accusation, Evidence, FalseVersion, Refutation
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.rules.exclusion import WITHIN_S, Exclusion
 from p2pdiloco.lab.simulation.rules.violation import Violation
 from p2pdiloco.lab.simulation.world.clock import Clock
 from p2pdiloco.lab.simulation.world.perjurer import LieTold
-from p2pdiloco.lab.simulation.world.plan import draw_plan
+from p2pdiloco.lab.simulation.world.plan import draw_plan, genesis_version
 from p2pdiloco.lab.simulation.world.world import World
 
+LIAR = "n9"
+VOTERS = ("n0", "n1", "n2", "n3")
+SUBJECT = FalseVersion(short_of(genesis_version(0)))
 SEEDS = (34, 40, 49, 57)
 """One in which each kind is noticed."""
 
@@ -33,14 +38,59 @@ def test_every_kind_of_lie_is_seen_through() -> None:
     assert seen == set(LieTold)
 
 
+class Excluding(dict[str, Evidence]):
+    """What one member knows of liars."""
+
+    proof_of = dict.get
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(self)
+
+
+def host_that_knows(peer: str, evidence: Evidence | None) -> SimpleNamespace:
+    """A member that is here, and excludes the liar if it has that evidence."""
+    excluded = Excluding({} if evidence is None else {LIAR: evidence})
+    others = [other for other in VOTERS if other != peer]
+    view = SimpleNamespace(confirmed=lambda now: others)
+    shared = SimpleNamespace(excluded=excluded, view=view, has_worked=lambda peer: True)
+    marks = SimpleNamespace(voters=frozenset((*VOTERS, LIAR)))
+    core = SimpleNamespace(
+        confirmed=True, shared=shared, fragments=(SimpleNamespace(chain=SimpleNamespace(marks=marks)),)
+    )
+    return SimpleNamespace(peer=peer, core=core, frozen=False, confirmed_at_s=0.0, local_now=0.0)
+
+
+def world_of(hosts: list[SimpleNamespace], kind: LieTold, clock: Clock) -> World:
+    liars, here = {LIAR: SimpleNamespace(kind=kind)}, lambda: hosts
+    return cast(World, SimpleNamespace(clock=clock, perjurers=liars, core_hosts=here, up_hosts=here))
+
+
+@pytest.mark.parametrize("stating", [1, 2, 3])
+def test_who_cannot_find_out_has_to_believe_most_of_those_who_vote(stating: int) -> None:
+    clock = Clock()
+    refuted = [
+        Refutation(Accusation(SUBJECT, LIAR, b""), peer, b"") if place < stating else None
+        for place, peer in enumerate(VOTERS)
+    ]
+    hosts = [host_that_knows(peer, known) for peer, known in zip(VOTERS, refuted, strict=True)]
+    watch = Exclusion(world_of(hosts, LieTold.ACCUSATIONS, clock))
+    watch.excluded(cast(Host, hosts[0]), LIAR)
+    if stating < 3:
+        clock.run_until(2 * WITHIN_S)
+        assert not watch.missing(LIAR), "half of them are not most"
+    else:
+        with pytest.raises(Violation, match="n3 still count n9"):
+            clock.run_until(2 * WITHIN_S)
+
+
 def test_who_was_confirmed_a_moment_ago_has_as_long_as_the_others() -> None:
     clock = Clock()
-    core = SimpleNamespace(confirmed=True, shared=SimpleNamespace(excluded=set[str]()))
-    newcomer = SimpleNamespace(peer="n0", core=core, frozen=False, confirmed_at_s=WITHIN_S - 1)
-    world = SimpleNamespace(clock=clock, perjurers={"n1"}, core_hosts=lambda: [newcomer])
-    Exclusion(cast(World, world)).excluded(cast(Host, newcomer), "n1")
+    newcomer = host_that_knows("n0", None)
+    newcomer.confirmed_at_s = WITHIN_S - 1
+    Exclusion(world_of([newcomer], LieTold.VOTES, clock)).excluded(cast(Host, newcomer), LIAR)
     clock.run_until(2 * WITHIN_S - 2)
-    with pytest.raises(Violation, match="n0 still count n1"):
+    with pytest.raises(Violation, match="n0 still count n9"):
         clock.run_until(2 * WITHIN_S)
 
 

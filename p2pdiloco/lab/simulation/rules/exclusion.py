@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from p2pdiloco.core.api.statements import Statement
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.proofs.agreement import FEWEST
 from p2pdiloco.lab.simulation.rules.violation import Violation
+from p2pdiloco.lab.simulation.world.perjurer import PROVABLE
 
 if TYPE_CHECKING:
     from p2pdiloco.lab.simulation.node.host import Host
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
 
 WITHIN_S = 20.0
 """Virtual time after which everybody excludes who has lied in a way that others must have seen. A member that
-was confirmed since has so long from then on: before, it believed nobody."""
+was confirmed since has so long from then on: before, it believed nobody. Of a false merge or accusation that
+is so if most voters state it: who cannot make the merge again believes only these."""
 
 
 class Exclusion:
@@ -94,7 +98,26 @@ class Exclusion:
 
     def _trusting(self, liar: str) -> list[Host]:
         here = [host for host in self._world.core_hosts() if host.core.confirmed and not host.frozen]
-        return [host for host in here if liar not in host.core.shared.excluded]
+        trusting = [host for host in here if liar not in host.core.shared.excluded]
+        if self._world.perjurers[liar].kind in PROVABLE:
+            return trusting  # a proof holds for everybody
+        known = [host.core.shared.excluded.proof_of(liar) for host in self._world.up_hosts()]
+        authors = {statement.author() for statement in known if isinstance(statement, Statement)}
+        return [host for host in trusting if _believes(host, liar, authors)]
+
+
+def _believes(host: Host, liar: str, authors: set[str]) -> bool:
+    """Tell whether so many state it that who cannot find out any more is to believe them, whatever the
+    fragment: the contributions are gone where a syncer dies while others make its merge again."""
+    shared = host.core.shared
+    here = [
+        peer for peer in shared.view.confirmed(host.local_now) if shared.has_worked(peer) and peer != liar
+    ]
+    for fragment in host.core.fragments:
+        voters = fragment.chain.marks.voters.difference(shared.excluded.peers, (liar,))
+        if len(authors & voters) < max(FEWEST, len(voters) // 2 + 1, len(here) // 2 + 1):
+            return False
+    return True
 
 
 def _still_count(liar: str, trusting: list[Host]) -> str:
