@@ -353,7 +353,7 @@ class _Mailbox(Mailbox):
         return None if loss is None else Evaluation(loss, 0, {})
 
     def _appraise(self, command: Appraise) -> Appraised:
-        return Appraised((), ())
+        return Appraised(command.path)
 
     def _save(self, path: Path, last: bool = False) -> None:
         """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""

@@ -59,13 +59,13 @@ class Appraiser:
         try:
             given = read(Path(command.path), self._training.task.manifest.codec.contribution, layout.numel)
         except StorageError:
-            return Appraised((), ())
+            return Appraised(command.path)
         batches, same_data = self._batches(command.peer)
         model = self._global_model()
         training = self._training
         with training.meanwhile():
             found = gains(training.task, model, layout, given, batches)
-        return Appraised(*found, same_data)
+        return Appraised(command.path, *found, same_data)
 
     def _batches(self, peer: str) -> tuple[list[Batch], bool]:
         """Draw held-out samples, and samples of that peer's share of the data, if it has one that is known;

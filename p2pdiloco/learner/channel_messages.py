@@ -181,6 +181,7 @@ class Appraise(Command, frozen=True):
     fragment: int
     peer: str
     path: Path
+    """File of this question alone: the answer names it, too."""
 
 
 class Save(Command, frozen=True):
@@ -326,8 +327,10 @@ class Appraised(LearnerEvent, frozen=True):
     """Gain of two contributions: by how much, in nats, each makes the loss of each batch smaller. Empty: this
     learner cannot measure that."""
 
-    theirs: tuple[float, ...]
-    ours: tuple[float, ...]
+    path: Path
+    """File of the question that this answers."""
+    theirs: tuple[float, ...] = ()
+    ours: tuple[float, ...] = ()
     same_data: bool = False
     """True: the last batch was of that peer's own share of the data."""
     took_s: float = 0.0

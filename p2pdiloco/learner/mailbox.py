@@ -342,7 +342,7 @@ class Mailbox:
 
     def _appraise(self, command: Appraise) -> Appraised:
         if isinstance(self._fragments.held, HeldShares):
-            return Appraised((), ())  # there is no room for a second instance
+            return Appraised(command.path)  # there is no room for a second instance
         return Appraiser(self._training, self._fragments.layouts, self._heldout, self._global_model).appraise(
             command
         )

@@ -7,36 +7,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from p2pdiloco.learner import channel_messages as ch
 
 
 class Questions:
-    """Questions to the learner of one node, one of each kind at a time."""
+    """Questions to the learner of one node: one for the held-out loss at a time, and one about each file."""
 
     def __init__(self, ask: Callable[[ch.Command], bool]) -> None:
         """`ask`: posts a question; False: there is nobody to take it."""
         self._ask = ask
-        self._waits: dict[type[ch.LearnerEvent], asyncio.Future[ch.LearnerEvent | None]] = {}
+        self._waits: dict[Path | None, asyncio.Future[ch.LearnerEvent | None]] = {}
+        """Waits for answers, by the question's file; None: for the held-out loss."""
 
     async def evaluate(self) -> float | None:
         """Let it measure the held-out loss of the global parameters, and wait until it has. Returns the
         seconds that it took; None: it has ended, takes no commands, or rests for its owner."""
-        found = await self._answer(ch.Evaluate(), ch.Evaluated)
+        found = await self._answer(ch.Evaluate(), None)
         return found.took_s if isinstance(found, ch.Evaluated) else None
 
     async def appraise(self, question: ch.Appraise) -> ch.Appraised | None:
-        """Let it measure two contributions, and wait until it has. None: as above."""
-        found = await self._answer(question, ch.Appraised)
+        """Let it measure two contributions, and wait until it has. None: as above. What it says of a file
+        for which nobody waits any more counts for nothing."""
+        found = await self._answer(question, question.path)
         return found if isinstance(found, ch.Appraised) else None
 
-    async def _answer(self, question: ch.Command, kind: type[ch.LearnerEvent]) -> ch.LearnerEvent | None:
-        self._waits[kind] = waits = asyncio.get_running_loop().create_future()
-        return await waits if self._ask(question) else None
+    async def _answer(self, question: ch.Command, file: Path | None) -> ch.LearnerEvent | None:
+        self._waits[file] = waits = asyncio.get_running_loop().create_future()
+        try:
+            return await waits if self._ask(question) else None
+        finally:
+            if self._waits.get(file) is waits:
+                del self._waits[file]
 
-    def heard(self, event: ch.LearnerEvent) -> None:
+    def heard(self, event: ch.Evaluated | ch.Appraised) -> None:
         """Take in what the learner says."""
-        waits = self._waits.pop(type(event), None)
+        waits = self._waits.pop(event.path if isinstance(event, ch.Appraised) else None, None)
         if waits is not None and not waits.done():
             waits.set_result(event)
 

@@ -32,7 +32,7 @@ class PaperLearner:
     def __init__(self) -> None:
         self.asked: list[Appraise] = []
         self.given: list[appraisal.Appraisable] = []
-        self.answer: Appraised | None = Appraised((0.25, 0.5), (0.5, 0.5), True, 3.0)
+        self.figures: tuple[Any, ...] | None = ((0.25, 0.5), (0.5, 0.5), True, 3.0)
         self.codec, self.numel = "int8", 0
         self.hangs = False
 
@@ -41,7 +41,7 @@ class PaperLearner:
         self.given.append(appraisal.read(question.path, self.codec, self.numel))
         if self.hangs:
             await asyncio.Event().wait()
-        return self.answer
+        return None if self.figures is None else Appraised(question.path, *self.figures)
 
 
 class Scene:
@@ -73,7 +73,7 @@ class Scene:
         await self.auditing.audit(ef.LossAudit(0, self.version, *self.parts))
         found: ev.LossAudited = self.node.heard.pop()
         assert (found.fragment, found.digest) == (0, self.version.header.digest())
-        assert not list(self.folder.glob(loss_auditing.FILE)), "the file is gone"
+        assert not list(self.folder.glob(f"{loss_auditing.FILE}*")), "the file is gone"
         return found
 
 
@@ -148,7 +148,7 @@ async def test_a_disk_that_fails_ends_the_audit(scene: Scene, monkeypatch: pytes
 
 
 async def test_what_a_killed_node_left_is_removed(scene: Scene) -> None:
-    left = scene.folder / loss_auditing.FILE
+    left = scene.folder / f"{loss_auditing.FILE}7"
     left.write_bytes(b"left")
     parts: Any = (scene.node.chain, scene.node.compute, scene.node.transfers.auditing, scene.learner)
     LossAuditing(*parts, scene.folder, scene.node.run.manifest, scene.node.heard.append)
@@ -158,8 +158,10 @@ async def test_what_a_killed_node_left_is_removed(scene: Scene) -> None:
 async def test_a_learner_that_ends_or_does_not_answer_has_measured_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.learner.answer = None
+    scene.learner.figures = None
     await nothing_measured(scene, asked=1)
     monkeypatch.setattr(loss_auditing, "ANSWER_S", 0.05)
     scene.learner.hangs = True
     await nothing_measured(scene, asked=2)
+    first, second = (question.path for question in scene.learner.asked)
+    assert first != second, "what is left of the first is not taken for the second"

@@ -194,7 +194,7 @@ async def test_an_appraisal_is_waited_for_beside_a_measurement() -> None:
     questions, question = linked.link.questions, ch.Appraise(1, "p1", Path("given"))
     measured, appraised = map(asyncio.ensure_future, (questions.evaluate(), questions.appraise(question)))
     await asyncio.sleep(0)
-    found = ch.Appraised((0.1,), (0.2,))
+    found = ch.Appraised(question.path, (0.1,), (0.2,))
     linked.tell(found)
     assert await appraised == found and not measured.done()
     linked.tell(ch.Evaluated(2.5, 64, took_s=7.0))
@@ -204,6 +204,25 @@ async def test_an_appraisal_is_waited_for_beside_a_measurement() -> None:
     await asyncio.sleep(0)
     linked.tell(LearnerExited(1, "killed"))
     assert await appraised is None
+
+
+async def test_an_answer_to_a_question_that_was_given_up_counts_for_nothing() -> None:
+    """Regression: it was taken for the answer to the next question, so for the finding on another member."""
+    linked = Linked(PaperHost())
+    questions = linked.link.questions
+    first, second = (ch.Appraise(1, peer, Path(f"of {peer}")) for peer in ("p1", "p2"))
+    given_up = asyncio.ensure_future(questions.appraise(first))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    asked = asyncio.ensure_future(questions.appraise(second))
+    await asyncio.sleep(0)
+    linked.tell(ch.Appraised(first.path, (-1.0,), (1.0,)))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    found = ch.Appraised(second.path, (0.5,), (1.0,))
+    linked.tell(found)
+    assert await asked == found
 
 
 async def test_a_learner_that_has_trained_and_comes_to_bad_data_cannot_go_on() -> None:

@@ -29,7 +29,8 @@ from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors import appraisal
 
 logger = logging.getLogger(__name__)
-FILE = "appraised"
+FILE = "appraised-"
+"""Beginning of the name of a file for the learner; each audit has a file of its own."""
 FREE_BYTES = 256 << 20
 """Bytes of the disk that stay free."""
 ANSWER_S = 600.0
@@ -58,14 +59,18 @@ class LossAuditing:
     ) -> None:
         """`folder`: of the run's data, where the learner finds the file."""
         self._chain, self._compute, self._auditing = chain, compute, auditing
-        self._learner, self._path = learner, folder / FILE
+        self._learner, self._folder = learner, folder
+        self._count = 0
+        """Number of audits so far. Each has a file of its own: a learner that answers late, or only now takes
+        up what nobody waits for any more, neither reads nor answers what was asked after it."""
         self._manifest = manifest
         self._post = post
         self._remove()  # of a node that was killed meanwhile
 
     def _remove(self) -> None:
         try:
-            self._path.unlink(missing_ok=True)
+            for path in self._folder.glob(f"{FILE}*"):
+                path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("%s", error)
 
@@ -95,15 +100,17 @@ class LossAuditing:
         if start is None or ours is None:
             return None
         size = appraisal.file_bytes(self._manifest.codec.contribution, len(start))
-        if shutil.disk_usage(self._path.parent).free < size + FREE_BYTES:
+        if shutil.disk_usage(self._folder).free < size + FREE_BYTES:
             return None
-        await asyncio.to_thread(appraisal.begin, self._path, start)
+        self._count += 1
+        path = self._folder / f"{FILE}{self._count}"
+        await asyncio.to_thread(appraisal.begin, path, start)
         del start
         async with self._auditing.contribution(effect.version, effect.theirs) as theirs:
             if theirs is None:
                 return None
-            await asyncio.to_thread(appraisal.add, self._path, await read(theirs), await read(ours))
-        question = ch.Appraise(fragment, effect.theirs.learner, self._path)
+            await asyncio.to_thread(appraisal.add, path, await read(theirs), await read(ours))
+        question = ch.Appraise(fragment, effect.theirs.learner, path)
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._learner.appraise(question)
