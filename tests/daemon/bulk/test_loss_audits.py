@@ -15,6 +15,7 @@ from daemon_kit import until
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.daemon.bulk.audits import asking, auditing, loss_auditing
 from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
@@ -113,6 +114,26 @@ async def test_a_contribution_that_nobody_gives_is_not_measured(
     monkeypatch.setattr(auditing, "AUDIT_S", 1.0)
     await scene.town.gone(scene.town.learners[0])
     await nothing_measured(scene)
+
+
+async def test_no_audit_of_a_merge_waits_for_a_contribution_that_comes_slowly(scene: Scene) -> None:
+    """Regression: it had to, so learners that give slowly could hide a false merge."""
+    giver, asked, gives = scene.town.learners[0], asyncio.Event(), asyncio.Event()
+    find = giver.chain.contribution_of
+
+    async def slowly(*wanted: Any) -> Any:
+        asked.set()
+        await gives.wait()
+        return await find(*wanted)
+
+    merged = await scene.town.version([scene.node.contribute(seed) for seed in (5, 6, 7)])
+    giver.chain.contribution_of = slowly
+    measured = asyncio.create_task(scene.audit())
+    await asked.wait()
+    assert await scene.node.audit(merged) is AuditOutcome.SAME
+    assert not measured.done()
+    gives.set()
+    assert (await measured).theirs == (0.25, 0.5)
 
 
 async def test_where_the_fragment_has_moved_on_nothing_is_fetched(scene: Scene) -> None:

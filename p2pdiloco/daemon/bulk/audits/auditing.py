@@ -160,12 +160,13 @@ class Auditing:
 
     @contextlib.asynccontextmanager
     async def contribution(self, version: SignedVersion, part: Contributor) -> AsyncIterator[Payload | None]:
-        """Get one contribution that a version names, when it is its turn. None: it is not to be had in time,
-        or there is no room. It is kept until the end of the context."""
+        """Get one contribution that a version names, beside the audit whose turn it is: merges are not to wait
+        for whoever gives it slowly. None: it is not to be had in time, or there is no room. It is kept until
+        the end of the context."""
         fetched, payload = _Fetched(Subject(ef.Audit(version.header.fragment, version))), None
         try:
             with contextlib.suppress(TimeoutError, Unsound):
-                async with asyncio.timeout(AUDIT_S), self._turn:
+                async with asyncio.timeout(AUDIT_S):
                     payload = await self._fetch(fetched, Wanted(part.payload_digest, [part.learner]))
             yield payload
         finally:
