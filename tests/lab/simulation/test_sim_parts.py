@@ -142,3 +142,18 @@ def test_what_may_be_resumed() -> None:
     assert ResumeNote(slot, 7, 9, b"whole", b"rest").resumed("all") == whole
     assert ResumeNote(slot, 7, 9, b"whole", b"rest").resumed("rest") == rest
     assert ResumeNote(slot, 7, 9, b"whole", b"rest").resumed("none") is None
+
+
+def test_at_rest_no_share_is_like_the_one_before_as_in_a_learner() -> None:
+    world = Harness()
+    world.clock.run_until(400.5)
+    world.learner.rest(True, world.clock.now)
+    for number in range(1, 6):
+        world.install(number, world.copies[-1][0])
+        world.clock.run_until(world.clock.now + 0.1)
+    sizes = [copied.end - copied.first for copied, _ in world.copies]
+    assert len(sizes) == 6 and all(one != other for one, other in pairwise(sizes))
+    for _ in range(3):
+        world.learner.retire(0, world.clock.now)
+        world.clock.run_until(world.clock.now + 0.1)
+    assert len(world.copies) == 7, "of the same displacement two copies are given up, and no more"

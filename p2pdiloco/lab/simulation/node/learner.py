@@ -16,6 +16,8 @@ from p2pdiloco.lab.simulation.node.substance import Mode, Resumed, Trainer
 
 TINY_S = 1e-7
 """Tolerance when a time is turned into a step number."""
+MOST_GIVEN_UP = 2
+"""Copies of the same displacement that are given up, as in a learner (`learner.fragments`)."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,27 @@ class LearnerFragment:
     freed: bool = False
     """The slot, since the last boundary at which something was done."""
     installs: list[CommittedVersion] = field(default_factory=list)
+    stands_at: int = 0
+    """Inner step at which the two that follow were counted: they are of no later one."""
+    last_merged: int = 0
+    """Inner steps of what was merged last; 0: an inner step was made since."""
+    given_up: int = 0
+    """Copies given up since the last inner step, or merge."""
+
+    def note(self, step: int, merged: int = 0) -> None:
+        """Note that at this step a copy of so many inner steps was merged; 0: that one was given up."""
+        given_up = self.given_up if step == self.stands_at else 0
+        last_merged = self.last_merged if step == self.stands_at else 0
+        self.stands_at, self.last_merged = step, merged or last_merged
+        self.given_up = 0 if merged else given_up + 1
+
+    def portion(self, step: int) -> int:
+        """Compute how many inner steps the next copy carries; 0: there is nothing to copy. No share is like
+        the one before: equal ones are refused as copies."""
+        steps = self.stride.carried(step - self.unmerged_from) if step > self.unmerged_from else 0
+        if step != self.stands_at:
+            return steps
+        return 0 if self.given_up >= MOST_GIVEN_UP else steps - (0 < steps == self.last_merged)
 
 
 @dataclass(slots=True)
@@ -128,6 +151,7 @@ class LearnerModel:
             counters.asked = counters.encoding = counters.freed = False
             counters.slot = None
             counters.stride, counters.merged_step = Stride(self._inner_steps), first_step
+            counters.last_merged = counters.given_up = 0
             counters.unmerged_from = counters.life_from = again.get(index, (first_step, b""))[0]
             counters.due_step = first_step + max(1, (index + 1) * self._inner_steps // count)
         self.trainer.begin(first_step, again)
@@ -188,6 +212,11 @@ class LearnerModel:
     def retire(self, fragment: int, now: float) -> None:
         """The slot's copy will not be merged as it stands."""
         counters = self.fragments[fragment]
+        if self.running:
+            step = self.step_at(now)
+            self.trainer.advance(step)
+            if counters.slot is not None:
+                counters.note(step)
         counters.slot, counters.freed = None, True
         self.trainer.retire(fragment)
         self.plan(now)
@@ -234,7 +263,7 @@ class LearnerModel:
         step = self.step_at(now)
         for counters in self.fragments:
             takes_over = counters.installs and not counters.encoding
-            if counters.asked or takes_over or (counters.slot is None and step > counters.unmerged_from):
+            if counters.asked or takes_over or (counters.slot is None and counters.portion(step)):
                 self._wake_s = now
                 self._tell.wake_at(now)
                 return
@@ -258,9 +287,9 @@ class LearnerModel:
     def _answer(self, fragment: int, step: int, asked: bool = True, due: bool = False) -> bool:
         """Copy a fragment out as it is at this step, if there is anything to copy and room for it."""
         counters = self.fragments[fragment]
-        if counters.slot is None and step > counters.unmerged_from:
+        if counters.slot is None and (steps := counters.portion(step)):
             first = counters.unmerged_from
-            end = first + counters.stride.carried(step - first)
+            end = first + steps
             matter = self.trainer.copy_out(fragment, end - first)
             counters.slot = Displacement(fragment, self.peer, first, end, counters.base, matter=matter)
             counters.encoding = True
@@ -286,6 +315,7 @@ class LearnerModel:
                 counters.unmerged_from = max(counters.unmerged_from, install.merged.end)
                 if mine:
                     counters.slot = None
+                    counters.note(step, install.merged.end - install.merged.first)
                     counters.stride.merged(step - counters.merged_step)
                     counters.merged_step = step
             elif install.overwrite:
