@@ -10,6 +10,7 @@ import torch
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import InvariantViolation
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.merging.inputs import Input
@@ -73,12 +74,26 @@ def goes_on(vault: Vault, updates: list[bytearray]) -> torch.Tensor:
     return vault.theta(0).clone()
 
 
+def correction(true: bytearray, false: bytearray) -> Correction:
+    return Correction(true, false, (content_digest(true), content_digest(false)))
+
+
+def test_a_correction_says_whether_it_is_what_came() -> None:
+    true, false = bytearray(b"as it should have been"), bytearray(b"as it was")
+    found = correction(true, false)
+    assert found.is_whole() and not Correction(true, false, found.digests[::-1]).is_whole()
+    for damaged in (true, false):
+        damaged[3] ^= 1
+        assert not found.is_whole()
+        damaged[3] ^= 1
+
+
 def test_a_false_update_is_taken_back_in_the_end_momentum_included() -> None:
     maker, inputs = make("int8", "fp32").maker, work("int8")
     true = maker.remake(0, inputs, LIMITS).update
     false = codec("fp32").encode(torch.randn(NUMEL, generator=torch.Generator().manual_seed(5)) * 0.01)
     later = maker.remake(0, inputs[::-1], LIMITS)
-    repaired = maker.remake(0, inputs[::-1], LIMITS, b"", Correction(true, false))
+    repaired = maker.remake(0, inputs[::-1], LIMITS, b"", correction(true, false))
     assert repaired.update_digest != later.update_digest
     honest = goes_on(make("int8", "fp32"), [true, later.update, later.update])
     lied = goes_on(make("int8", "fp32"), [false, later.update, later.update])
@@ -91,18 +106,18 @@ def test_a_repair_is_no_longer_than_any_update() -> None:
     maker, inputs = make("int8", "fp32").maker, work("int8")
     true = maker.remake(0, inputs, LIMITS).update
     false = codec("fp32").encode(torch.full((NUMEL,), 3.0))
-    made = make("int8", "fp32").merge(0, 1, inputs, limits=LIMITS, correction=Correction(true, false))
+    made = make("int8", "fp32").merge(0, 1, inputs, limits=LIMITS, correction=correction(true, false))
     assert made.norm == pytest.approx(longest_encoded(LIMITS))
-    assert maker.remake(0, inputs, LIMITS, b"", Correction(true, false)).update_digest == made.update_digest
+    assert maker.remake(0, inputs, LIMITS, b"", correction(true, false)).update_digest == made.update_digest
 
 
 def test_whoever_has_both_updates_makes_the_same_repair() -> None:
     syncer, auditor, inputs = make("int8", "int8"), make("int8", "int8"), work("int8")
     true, false = syncer.maker.remake(0, inputs[:3]).update, syncer.maker.remake(0, inputs[1:]).update
-    correction = Correction(true, false)
-    made = syncer.merge(0, 1, inputs, limits=LIMITS, seed=b"s", correction=correction)
-    assert auditor.maker.remake(0, inputs, LIMITS, b"s", correction).update_digest == made.update_digest
-    for other in (None, Correction(false, true)):
+    repair = correction(true, false)
+    made = syncer.merge(0, 1, inputs, limits=LIMITS, seed=b"s", correction=repair)
+    assert auditor.maker.remake(0, inputs, LIMITS, b"s", repair).update_digest == made.update_digest
+    for other in (None, correction(false, true)):
         assert auditor.maker.remake(0, inputs, LIMITS, b"s", other).update_digest != made.update_digest
 
 

@@ -54,13 +54,12 @@ class Correction(NamedTuple):
 
     true: Buffer
     false: Buffer
-    digests: tuple[bytes, bytes] | None = None
-    """Digests that they had when they came; None: nobody looks."""
+    digests: tuple[bytes, bytes]
+    """Digests that they had when they came."""
 
     def is_whole(self) -> bool:
         """Tell whether they are still what came."""
-        found = content_digest(self.true), content_digest(self.false)
-        return self.digests in (None, found)
+        return self.digests == (content_digest(self.true), content_digest(self.false))
 
 
 class UpdateMaker:

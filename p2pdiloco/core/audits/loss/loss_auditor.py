@@ -43,7 +43,6 @@ class LossAuditor:
         (version, part), self._under_way = self._under_way, None
         shared, header, learner = self._shared, version.header, part.learner
         audits = shared.loss_audits
-        known = learner in audits
         measured = event.theirs, event.ours, event.same_data, event.took_s
         odd = self._context.chain.marks.mean(learner).agreement <= NONE_AT
         ratio = audits.end(learner, *measured, now, odd)
@@ -54,6 +53,6 @@ class LossAuditor:
             figures["ratio"] = round(ratio, 3)
         shared.out.record("audit", header.fragment, words, peer=learner, **figures)
         finding = audits.finding(learner)
-        if finding is not None and not known:
+        if finding is not None:
             counted = audits.audits(learner)
             shared.out.record("expelled", None, str(finding), peer=learner, audits=counted)

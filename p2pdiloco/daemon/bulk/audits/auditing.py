@@ -160,9 +160,9 @@ class Auditing:
 
     @contextlib.asynccontextmanager
     async def contribution(self, version: SignedVersion, part: Contributor) -> AsyncIterator[Payload | None]:
-        """Get one contribution that a version names, beside the audit whose turn it is: merges are not to wait
-        for whoever gives it slowly. None: it is not to be had in time, or there is no room. It is kept until
-        the end of the context."""
+        """Get one contribution that a version names, beside the audit whose turn it is: that is not to wait
+        for whoever gives slowly. None: it is not to be had in time, or there is no room. It is kept until the
+        end of the context."""
         fetched, payload = _Fetched(Subject(ef.Audit(version.header.fragment, version))), None
         try:
             with contextlib.suppress(TimeoutError, Unsound):
