@@ -1,4 +1,5 @@
-"""Syncers whose updates are no merge of what they name, and false accusers: found by all, and excluded."""
+"""Syncers whose updates are no merge of what they name, or make another state than they say, and false
+accusers: found by all, and excluded."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ class Seen:
         if kind is not None:
             world.perjurers = {LIAR: Perjurer(world, LIAR, kind)}
         self.made: list[tuple[float, str]] = []
+        self.taken: list[str] = []
+        """Who took a version with a false state."""
         self.audits = self.false = 0
         self.names: dict[bytes, str] = {}
         """Syncers of all versions."""
@@ -54,6 +57,8 @@ class Seen:
         if isinstance(effect, CommitVersion):
             header = effect.version.header
             self.names[header.digest()] = header.syncer
+            if header.syncer == LIAR and LIAR in host.world.false_states and host.peer != LIAR:
+                self.taken.append(host.peer)
             if header.repairs is not None and host.peer != LIAR:  # it goes on alone, and finds itself false
                 self.repairs.setdefault(header.repairs, set()).add(header.digest())
         self.audits += isinstance(effect, Audit)
@@ -78,7 +83,7 @@ def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_excluded_
         assert seen.names[repaired] == LIAR and len(by) == 1 and seen.names[by.pop()] != LIAR
 
 
-@pytest.mark.parametrize("kind", [LieTold.MERGES, LieTold.ACCUSATIONS])
+@pytest.mark.parametrize("kind", [LieTold.MERGES, LieTold.STATES, LieTold.ACCUSATIONS])
 def test_who_comes_when_all_is_over_hears_of_it(kind: LieTold, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "DRAWN", 0.0)
     plan = audited_plan()
@@ -87,6 +92,14 @@ def test_who_comes_when_all_is_over_hears_of_it(kind: LieTold, monkeypatch: pyte
     )
     seen = Seen(dataclasses.replace(plan, joins_s=joins), kind)
     assert len(seen.excluded) == 4 and set(seen.excluded.values()) == {(LIAR,)}
+
+
+def test_nobody_takes_a_false_state_and_its_syncer_is_excluded_by_all() -> None:
+    seen = Seen(audited_plan(), LieTold.STATES)
+    lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
+    assert lied and not seen.taken
+    assert [peer for at_s, peer in seen.made if peer != LIAR and at_s > min(lied) + 15.0], "others go on"
+    assert set(seen.excluded.values()) == {(LIAR,)} and not seen.repairs
 
 
 def test_a_false_accuser_is_excluded_by_all(monkeypatch: pytest.MonkeyPatch) -> None:

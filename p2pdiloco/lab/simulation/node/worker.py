@@ -52,6 +52,9 @@ MAX_GROUPED_ERROR = 1e-4
 
 The sums are fp32 in another order, stretched where directions cancel.
 """
+FALSE_FROM = 4
+"""First number of a version that has a false state: members vote by then. Of a younger one a newcomer could
+never find out."""
 MAX_FAILURES = 20
 """Merges of a fragment that may fail on one node within `FAILURES_S`: after each it pauses."""
 FAILURES_S = 10.0
@@ -87,6 +90,8 @@ class Worker:
             return
         update = self._update(effect, made)
         state = before.apply(update, host.world.substance)
+        if host.peer in host.world.false_states and effect.number >= FALSE_FROM:
+            state = state.miscomputed()
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
@@ -252,18 +257,17 @@ class Worker:
             raise Violation("longest-steps", f"{where}: applied as of {said} inner steps, made of {made}")
         generation = self._take_spare(effect.fragment)
         state = host.stores[effect.fragment].state.apply(update, host.world.substance)
+        certain = state.digest != effect.stated
         if host.world.faults.chance(host.world.plan.mix.miscompute):
-            state = state.miscomputed()
+            state, certain = state.miscomputed(), False
         cosine = float(update.has_truly(host.peer)) if effect.own is not None else None
-        host.later(self._work_s(), self._applied, effect, state, generation, cosine)
-
-    def _applied(
-        self, effect: ApplyUpdate, state: FragmentLineage, generation: int, cosine: float | None
-    ) -> None:
-        host = self._host
-        host.stores[effect.fragment].fill_spare(generation, state)
         key = effect.fragment, effect.number, effect.ticket
-        host.feed(UpdateApplied(*key, state.digest, cosine=cosine))
+        applied = UpdateApplied(*key, state.digest, cosine=cosine, certain=certain)
+        host.later(self._work_s(), self._applied, applied, state, generation)
+
+    def _applied(self, applied: UpdateApplied, state: FragmentLineage, generation: int) -> None:
+        self._host.stores[applied.fragment].fill_spare(generation, state)
+        self._host.feed(applied)
 
     def audit(self, effect: Audit) -> None:
         """Make a merge again, from what its learners or its syncer still have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdiloco.lab.simulation.world.perjurer import Perjurer, lies_of
+from p2pdiloco.lab.simulation.world.perjurer import Perjurer, lie_of
 from p2pdiloco.lab.simulation.world.plan import MAX_JOINS, one_withholds
 from p2pdiloco.lab.simulation.world.withholder import Kept, Withholder
 
@@ -17,13 +17,13 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     plan = world.plan
     peers = [spec.peer for spec in plan.nodes]
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
-    kinds = lies_of(plan.config.audited, len(peers))
+    kind = plan.config.audited, len(peers)
     # Of two groups' syncers one that withholds is no minority: nobody could be elected in its place.
     one_group = len(peers) + MAX_JOINS <= plan.config.group_size
     withheld = list(Kept)[plan.seed // 4 % len(Kept)] if one_group else Kept.WORK
     return {
         peer: Withholder(withheld, victim=peers[0])
         if one_withholds(plan.seed) and peer == lying[-1]
-        else Perjurer(world, peer, kinds[(plan.seed + place) % len(kinds)])
+        else Perjurer(world, peer, lie_of(plan.seed, place, *kind))
         for place, peer in enumerate(lying)
     }

@@ -3,7 +3,8 @@ is not.
 
 Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and gives
 them to one half of its peers each, one puts a false label into its versions. Where merges can be made again,
-there are two more: one makes false merges, one accuses an honest syncer of one.
+there are three more: one makes false merges, one states false states, one accuses an honest syncer of the
+first.
 """
 
 from __future__ import annotations
@@ -37,22 +38,27 @@ class LieTold(Enum):
     VERSIONS = "versions"
     LABELS = "labels"
     MERGES = "merges"
+    STATES = "states"
     ACCUSATIONS = "accusations"
 
 
 PROVABLE = (LieTold.VOTES, LieTold.VERSIONS, LieTold.LABELS)
 FEWEST = 5
-"""Number of members from which on some make false merges, or accuse falsely. Of fewer, one that comes late
-may meet a single voter beside the liar, and nobody can tell which of two lies."""
+"""Number of members from which on some make false merges or states, or accuse falsely. Of fewer, one that
+comes late may meet a single voter beside the liar, and nobody can tell which of two lies."""
 FALSE_FROM_S = 10.0
-"""Time from which a maker of false merges makes them: it counts by its work by then."""
+"""Time from which a maker of false merges or states makes them: it counts by its work by then."""
 ACCUSED_FROM = 4
 """First number of a version that a false accuser accuses: members count by their work by then."""
 
 
-def lies_of(audited: bool, members: int) -> tuple[LieTold, ...]:
-    """List the lies that are told in a world."""
-    return tuple(LieTold) if audited and members >= FEWEST else PROVABLE
+def lie_of(seed: int, place: int, audited: bool, members: int) -> LieTold:
+    """Choose what the liar at this place tells. Every other maker of false merges makes false states."""
+    if not audited or members < FEWEST:
+        return PROVABLE[(seed + place) % len(PROVABLE)]
+    merges = LieTold.STATES if seed % 2 else LieTold.MERGES
+    kinds = *PROVABLE, merges, LieTold.ACCUSATIONS
+    return kinds[(seed + place) % len(kinds)]
 
 
 class Perjurer:
@@ -68,6 +74,8 @@ class Perjurer:
         if kind is LieTold.MERGES:
             world.clock.at(FALSE_FROM_S, world.false_syncers.add, peer)
             world.clock.at(FALSE_FROM_S, world.false_groups.add, peer)
+        if kind is LieTold.STATES:
+            world.clock.at(FALSE_FROM_S, world.false_states.add, peer)
 
     def _signed(self, header: VersionHeader) -> SignedVersion:
         return SignedVersion(header, HashCrypto(self._peer).sign(signed_bytes("version", header)))

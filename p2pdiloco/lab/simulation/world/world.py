@@ -61,6 +61,8 @@ class World:
         """Nodes whose versions have updates that are no merge of their contributions."""
         self.false_groups: set[str] = set()
         """Nodes whose partial merges are no sum of what they name."""
+        self.false_states: set[str] = set()
+        """Nodes whose versions have states that their updates do not make."""
         self.perjurers = lying_members(self)
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
         self.exclusion = Exclusion(self)
