@@ -26,7 +26,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering, Stillness
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
-from p2pdiloco.learner.channel_messages import Appraise, Appraised, Ready, Start
+from p2pdiloco.learner.channel_messages import Ready, Start
 from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
@@ -351,9 +351,6 @@ class _Mailbox(Mailbox):
     def _evaluate(self) -> Evaluation | None:
         loss = self._session._global_loss(self._fragments)
         return None if loss is None else Evaluation(loss, 0, {})
-
-    def _appraise(self, command: Appraise) -> Appraised:
-        return Appraised(command.path)
 
     def _save(self, path: Path, last: bool = False) -> None:
         """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""

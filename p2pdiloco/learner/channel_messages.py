@@ -240,6 +240,8 @@ class Ready(LearnerEvent, frozen=True):
     another optimizer)."""
     gives_up: bool = False
     """True: `StopStepping` is obeyed in the middle of an inner step."""
+    appraises: bool = False
+    """True: it can measure contributions (`Appraise`)."""
 
 
 class CopiedOut(LearnerEvent, frozen=True):
@@ -324,8 +326,8 @@ class Evaluated(LearnerEvent, frozen=True):
 
 
 class Appraised(LearnerEvent, frozen=True):
-    """Gain of two contributions: by how much, in nats, each makes the loss of each batch smaller. Empty: this
-    learner cannot measure that."""
+    """Gain of two contributions: by how much, in nats, each makes the loss of each batch smaller. Empty: the
+    file is not to be had."""
 
     path: Path
     """File of the question that this answers."""

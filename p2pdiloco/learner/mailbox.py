@@ -340,9 +340,14 @@ class Mailbox:
         self._fragments.scatter_bases(named_parameters(self._spare_instance))
         return self._spare_instance
 
+    @property
+    def appraises(self) -> bool:
+        """True: it can measure contributions. Where the model is shared out, a second one has no room."""
+        return not isinstance(self._fragments.held, HeldShares) and any(map(len, self._heldout))
+
     def _appraise(self, command: Appraise) -> Appraised:
-        if isinstance(self._fragments.held, HeldShares):
-            return Appraised(command.path)  # there is no room for a second instance
+        if not self.appraises:
+            return Appraised(command.path)
         return Appraiser(self._training, self._fragments.layouts, self._heldout, self._global_model).appraise(
             command
         )

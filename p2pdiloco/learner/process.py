@@ -244,7 +244,8 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
     where += ", sharded" if ranks.sharded else ""
     answers = device.type in DEVICES and not ranks.sharded  # of shares, other ranks copy at boundaries only
     gives_up = answers and ranks is ALONE  # others wait in the middle of a step until all are there
-    channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note, gives_up))
+    what = training.inner_step, restored, note, gives_up, mailbox.appraises
+    channel.emit(Ready(where, parameters, parts.threads, *what))
     for text in (data.note, *hints(options.device, device)):
         if text:
             channel.emit(Note(text[:4096]))

@@ -98,6 +98,15 @@ def test_a_file_that_is_not_whole_has_no_figures(bench, tmp_path, kept):
     assert found == Appraised(path, took_s=found.took_s)
 
 
+@pytest.mark.parametrize("heldout", [(), (torch.empty(0, 8), torch.empty(0, 8))])
+def test_without_held_out_data_nothing_is_measured(bench, tmp_path, heldout):
+    assert bench.mailbox.appraises
+    bench.mailbox._heldout = heldout
+    assert not bench.mailbox.appraises
+    found = appraised(bench, tmp_path / "given", displacement())
+    assert (found.theirs, found.ours) == ((), ())
+
+
 def test_who_is_to_end_measures_nothing(bench, tmp_path):
     bench.post(StopStepping())
     bench.post(Appraise(1, "peer-b", tmp_path / "given"))

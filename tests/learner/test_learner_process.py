@@ -110,7 +110,7 @@ async def _life(folder, kind):
         ready = await daemon.expect(Ready)
         where, *precision = ready.device.split(", ")
         assert where.partition(":")[0] == kind and precision == ["bf16"] * computes_in_bf16(kind)
-        assert (ready.threads, ready.restored) == (1, False)
+        assert (ready.threads, ready.restored, ready.appraises) == (1, False, True)
         assert ready.parameters == sum(layout.numel for layout in LAYOUTS)
 
         copied = await daemon.expect(CopiedOut, lambda event: event.fragment == 1)

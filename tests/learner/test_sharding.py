@@ -160,7 +160,8 @@ def test_processes_that_share_a_model_out_learn_what_one_learns(tmp_path, monkey
 
 
 def the_life_of_a_pair(pair, reference, state):
-    assert pair.expect(Ready).device == "2 x cpu, sharded"
+    ready = pair.expect(Ready)
+    assert ready.device == "2 x cpu, sharded" and not ready.appraises
     copied = pair.expect(CopiedOut, lambda event: event.fragment == 1)
     catch_up(reference, copied.inner_step)
     assert_close(pair.exchange.sent(1), theta_of(reference.model, 1))
@@ -265,7 +266,8 @@ def test_two_copies_in_bf16_learn_what_one_learns(tmp_path, monkeypatch):
         closing(filled_exchange()) as exchange,
         Processes(exchange, tmp_path, Start(MICRO, options, BASES, spare=SLOWLY), bf16=True) as pair,
     ):
-        assert pair.expect(Ready).device == "2 x cpu, bf16"
+        ready = pair.expect(Ready)
+        assert ready.device == "2 x cpu, bf16" and ready.appraises
         copied = pair.expect(CopiedOut)
         sent = pair.exchange.sent(copied.fragment).clone()
         meta, tensors = pair.stop(tmp_path / "state")

@@ -48,8 +48,7 @@ class LearnerLink:
     ) -> None:
         """`tell`: who else hears what the learner says. `state_path`: file of the learner's state."""
         self._host = make_host(self._on_event)
-        self._compute = compute
-        self._tickets = tickets
+        self._compute, self._tickets = compute, tickets
         self._learner_count = LearnerCount(swarm)
         self._slots = [Slot() for _ in compute.vault.layouts]
         self._state_path = state_path
@@ -58,7 +57,7 @@ class LearnerLink:
         self._spawn = spawn
         self._life = 0
         """Number of learner processes: what was started for an earlier one is dropped."""
-        self._ready = self._gives_up = False
+        self._ready = self._gives_up = self._appraises = False
         self.ready = asyncio.Event()
         """Event that is set while a learner makes inner steps."""
         self._stopping = False
@@ -69,7 +68,7 @@ class LearnerLink:
         self._silence = Silence()
         self._saving = False
         """True: it was asked for its state and has not said that it is written."""
-        self.questions = Questions(self._ask)
+        self.questions = Questions(self._ask, lambda: self._answers and self._appraises)
         self._every = 1
         self._share: ch.DataShare | None = None
         self._left: Resume | None = None
@@ -181,8 +180,12 @@ class LearnerLink:
         """See `Questions`."""
         return await self.questions.evaluate()
 
+    @property
+    def _answers(self) -> bool:
+        return self._ready and not self.handed_over
+
     def _ask(self, question: ch.Command) -> bool:
-        return self._ready and not self.handed_over and self._host.send(question)
+        return self._answers and self._host.send(question)
 
     def take_part(self, every: int) -> None:
         """Let the learner contribute to every so-and-so-many-th version only; 1: to all. Holds for later
@@ -255,6 +258,7 @@ class LearnerLink:
         match event:
             case ch.Ready():
                 self._ready, self.device, self._gives_up = True, event.device, event.gives_up
+                self._appraises = event.appraises
                 self._failures.ready(asyncio.get_running_loop().time())
                 self.ready.set()
                 self._said_learners = 1

@@ -15,9 +15,10 @@ from p2pdiloco.learner import channel_messages as ch
 class Questions:
     """Questions to the learner of one node: one for the held-out loss at a time, and one about each file."""
 
-    def __init__(self, ask: Callable[[ch.Command], bool]) -> None:
-        """`ask`: posts a question; False: there is nobody to take it."""
-        self._ask = ask
+    def __init__(self, ask: Callable[[ch.Command], bool], appraises: Callable[[], bool]) -> None:
+        """`ask`: posts a question; False: there is nobody to take it. `appraises`: tells whether a learner is
+        here that can measure contributions."""
+        self._ask, self._appraises = ask, appraises
         self._waits: dict[Path | None, asyncio.Future[ch.LearnerEvent | None]] = {}
         """Waits for answers, by the question's file; None: for the held-out loss."""
 
@@ -26,6 +27,11 @@ class Questions:
         seconds that it took; None: it has ended, takes no commands, or rests for its owner."""
         found = await self._answer(ch.Evaluate(), None)
         return found.took_s if isinstance(found, ch.Evaluated) else None
+
+    @property
+    def appraises(self) -> bool:
+        """True: there is a learner that can measure contributions."""
+        return self._appraises()
 
     async def appraise(self, question: ch.Appraise) -> ch.Appraised | None:
         """Let it measure two contributions, and wait until it has. None: as above. What it says of a file

@@ -35,7 +35,7 @@ class PaperLearner:
         self.given: list[appraisal.Appraisable] = []
         self.figures: tuple[Any, ...] | None = ((0.25, 0.5), (0.5, 0.5), True, 3.0)
         self.codec, self.numel = "int8", 0
-        self.hangs = False
+        self.hangs, self.appraises = False, True
 
     async def appraise(self, question: Appraise) -> Appraised | None:
         self.asked.append(question)
@@ -141,6 +141,12 @@ async def test_where_the_fragment_has_moved_on_nothing_is_fetched(scene: Scene) 
     scene.node.vault.commit(0, 2)
     await nothing_measured(scene)
     assert not scene.town.learners[0].given_bytes
+
+
+async def test_where_no_learner_can_measure_nothing_is_fetched(scene: Scene) -> None:
+    scene.learner.appraises = False
+    await nothing_measured(scene)
+    assert not scene.town.learners[0].given_bytes and not scene.node.transfers.bytes_in
 
 
 async def test_without_our_own_one_nothing_is_fetched(scene: Scene) -> None:

@@ -206,6 +206,20 @@ async def test_an_appraisal_is_waited_for_beside_a_measurement() -> None:
     assert await appraised is None
 
 
+async def test_who_can_measure_contributions_is_known_before_any_is_fetched() -> None:
+    linked = Linked(PaperHost())
+    questions = linked.link.questions
+    assert not questions.appraises, "one that shares the model out, or a program of one's own"
+    linked.tell(ch.Ready("cpu", 1, 1, 0, False, appraises=True))
+    assert questions.appraises
+    linked.tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0, handed_over=True))
+    assert not questions.appraises, "it rests for its machine's owner"
+    linked.tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+    assert questions.appraises
+    linked.tell(LearnerExited(1, "killed"))
+    assert not questions.appraises
+
+
 async def test_an_answer_to_a_question_that_was_given_up_counts_for_nothing() -> None:
     """Regression: it was taken for the answer to the next question, so for the finding on another member."""
     linked = Linked(PaperHost())

@@ -40,6 +40,10 @@ ANSWER_S = 600.0
 class AppraisingLearner(Protocol):
     """Learner, as far as this is concerned (`daemon.learner.questions`)."""
 
+    @property
+    def appraises(self) -> bool:
+        """True: it is here, and can measure contributions."""
+
     async def appraise(self, question: ch.Appraise) -> ch.Appraised | None:
         """Let it measure two contributions; None: nothing came."""
 
@@ -91,6 +95,8 @@ class LossAuditing:
 
     async def _measured(self, effect: ef.LossAudit) -> ch.Appraised | None:
         """Raises: StorageError."""
+        if not self._learner.appraises:
+            return None
         header, fragment = effect.version.header, effect.fragment
         update = await self._chain.update_of(fragment, header.number)
         start = None
