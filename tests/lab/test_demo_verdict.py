@@ -114,8 +114,9 @@ def test_a_branch_that_a_node_has_left_is_no_disagreement(chronicle: Chronicle) 
     assert conflicts(of_traces(chronicle.nodes.values())) == ([], 1)
 
 
-def test_a_state_that_its_node_computes_differently_is_counted(chronicle: Chronicle) -> None:
-    refused = line("two", "refusal", fragment=1, reason="digest-differs", number=4)
+@pytest.mark.parametrize("reason", ["digest-differs", "false-state"])
+def test_a_state_that_its_node_computes_differently_is_counted(chronicle: Chronicle, reason: str) -> None:
+    refused = line("two", "refusal", fragment=1, reason=reason, number=4)
     chronicle.feed(refused)
     assert "another state" in words_of(refused, chronicle.nodes["two"])
     assert chronicle.wrong_digests() == ["1 times a node computed another state than the syncer"]

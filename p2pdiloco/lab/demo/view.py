@@ -42,7 +42,7 @@ def words_of(line: Line, trace: NodeTrace) -> str:
             return f"{name} trains, from inner step {line.inner_step}"
         case "join" if reason.startswith("full member"):
             return f"{name} joins: {reason.partition(': ')[2]}"
-        case "refusal" if reason == "digest-differs":
+        case "refusal" if reason in ("digest-differs", "false-state"):
             return f"{name} computes another state of fragment {line.fragment} than its syncer"
         case "fork":
             return f"{name}: fragment {line.fragment} has two heads: {reason}"

@@ -170,7 +170,7 @@ class Chronicle:
 
     def wrong_digests(self) -> list[str]:
         """Sentence about states that nodes computed otherwise than a version's header says; empty: none."""
-        count = self.refusals["digest-differs"]
+        count = self.refusals["digest-differs"] + self.refusals["false-state"]
         return [f"{count} times a node computed another state than the syncer"] if count else []
 
     def heldout_losses(self) -> list[tuple[float, float]]:
