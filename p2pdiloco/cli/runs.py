@@ -302,11 +302,13 @@ def _footprint_lines(manifest: Manifest) -> list[str]:
 
     takes = footprint_of(manifest)
     daemon, learner = takes.daemon_bytes + takes.payload_bytes, takes.learner_bytes
+    audits = takes.loss_audit_bytes
+    beside = f" and, beside it, {size_text(audits)} for loss audits" if audits else ""
     return [
         f"memory of a node: at least {size_text(DAEMON_BYTES + daemon)} for daemon and network, of which "
         f"{size_text(daemon)} for this model",
-        f"memory of its learner: at least {size_text(LEARNER_BYTES + learner)}, of which "
-        f"{size_text(learner)} on its device, or devices together; a pass over samples comes on top",
+        f"memory of its learner: at least {size_text(LEARNER_BYTES + learner + audits)}, of which "
+        f"{size_text(learner)} on its device, or devices together{beside}; a pass over samples comes on top",
         f"disk of a node: about {size_text(takes.disk_bytes)}, and up to {size_text(LOG_BYTES)} of logs",
     ]
 

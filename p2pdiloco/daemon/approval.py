@@ -85,7 +85,11 @@ class Approval:
 
     def _memory_bytes(self, takes: Footprint) -> int:
         learner = takes.learner_bytes if self._learner_in_memory else 0
-        return takes.daemon_bytes + learner + takes.payload_bytes
+        return takes.daemon_bytes + learner + self._loss_audit_bytes(takes) + takes.payload_bytes
+
+    def _loss_audit_bytes(self, takes: Footprint) -> int:
+        """Memory of loss audits, which programs of one's own do not make."""
+        return takes.loss_audit_bytes if self._settings.learner_socket is None else 0
 
     @property
     def _programs_bytes(self) -> int:
@@ -123,6 +127,8 @@ class Approval:
         else:
             where = "" if self._learner_in_memory else " on its device"
             learner = f"learner {size_text(takes.learner_bytes)}{where}"
+        audits = self._loss_audit_bytes(takes)
+        learner += f", loss audits {size_text(audits)}" if audits else ""
         payloads = size_text(takes.payload_bytes)
         budget = f" to {settings.max_memory}" if settings.max_memory else " or more"
         most = f"; --max-disk {settings.max_disk}" if settings.max_disk else ""

@@ -91,11 +91,11 @@ def gains(
     other way, in fp32: gains are small. The fragment of the model is changed."""
     found, length = [], float(given.ours.norm())
     for way in (given.theirs, given.ours):
-        own = float(way.norm())
-        step = way * (length / own) if own > 0.0 else way
-        losses = []
-        for end in (given.start + step, given.start - step):
-            scatter(end, layout, named_parameters(model))
+        own, losses = float(way.norm()), []
+        scale = length / own if own > 0.0 else 1.0
+        for sign in (1.0, -1.0):
+            # One end at a time, and no copy of the way (`tensors.sizes.appraisal_bytes`).
+            scatter(torch.add(given.start, way, alpha=sign * scale), layout, named_parameters(model))
             losses.append([evaluate(task, model, batch, precision="fp32").loss for batch in batches])
         found.append(tuple(before - after for before, after in zip(*losses, strict=True)))
     return found[0], found[1]

@@ -5,6 +5,7 @@ Listed in docs/reference/wire.md, section 4.
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -43,6 +44,13 @@ def vault_bytes(numel: int, contribution_codec: str) -> int:
 def shared_bytes(numel: int) -> int:
     """Memory that daemon and learner share for so many parameters, at least."""
     return 4 * AREAS * numel
+
+
+def appraisal_bytes(numel: int, contribution_codec: str) -> int:
+    """Host memory in which a learner measures two contributions of so many parameters, at least: what its
+    daemon gave it, both decoded, and the end of a step. Its daemon had less of it just before."""
+    given = 4 + 2 * ENCODINGS[contribution_codec].bytes_per_parameter
+    return math.floor((given + 3 * 4) * numel)
 
 
 def training_bytes(numel: int, optimizer: str) -> int:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.sizes import ENCODINGS, shared_bytes, training_bytes, vault_bytes
+from p2pdiloco.tensors.sizes import ENCODINGS, appraisal_bytes, shared_bytes, training_bytes, vault_bytes
 
 DAEMON_BYTES, LEARNER_BYTES = 360_000_000, 285_000_000
 """Resident memory of the programs alone, as measured with the preset `micro` on Linux with torch for the CPU:
@@ -38,6 +38,9 @@ class Footprint(Struct, frozen=True):
     """Memory that no node of the run can do without for contributions and updates (`--max-memory`)."""
     learner_bytes: int
     """Memory of the learner's device, or devices together: parameters, gradients, moments."""
+    loss_audit_bytes: int
+    """Memory in which its learner measures contributions of others, whatever its device is; 0: there are no
+    loss audits (docs/protocol/loss-audits.md)."""
     disk_bytes: int
     """Disk: checkpoints of daemon and learner, the log of updates, and a given version 0."""
     download_bytes: int
@@ -59,6 +62,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
     fetched = 4 * numel / fragments
     payloads = sent * numel * (1 + 2 / fragments) + (UPDATES_IN_MEMORY + 1) * kept * numel + fetched
     training = training_bytes(numel, manifest.inner.optimizer)
+    fragment = math.ceil(numel / fragments) if manifest.audit.loss_share else 0
     given = 4 * numel if manifest.run.initial else 0
     return Footprint(
         parameters=numel,
@@ -66,6 +70,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
         daemon_bytes=vault_bytes(numel, manifest.codec.contribution) + shared_bytes(numel),
         payload_bytes=math.floor(payloads),
         learner_bytes=training,
+        loss_audit_bytes=appraisal_bytes(fragment, manifest.codec.contribution),
         # The learner's state is written anew beside the old one.
         disk_bytes=math.ceil(
             (CHECKPOINTS * STATE_BYTES + kept * manifest.group.log_versions) * numel + 2 * training + given
