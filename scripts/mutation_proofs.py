@@ -8,8 +8,10 @@ import msgspec
 
 from mutation_kit import Patch, each_effect, mutation
 from p2pdiloco.core.api import effects as fx
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.audits.false_states import FalseStates
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.proofs import gossip, hearing
 from p2pdiloco.core.proofs.gossip import Gossip
@@ -32,6 +34,16 @@ def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
     for module in (gossip, hearing):
         patch.set(module, "audience", lambda shared, now: [])
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
+
+
+@mutation("liars", 6, 1, "true-state", first_seed=57)
+def a_state_that_differs_is_always_thought_our_own_fault(patch: Patch) -> None:
+    judge = FalseStates.judge
+
+    def trusting(self: FalseStates, applied: ev.UpdateApplied, *asked: Any) -> Any:
+        return judge(self, msgspec.structs.replace(applied, certain=False), *asked)
+
+    patch.set(FalseStates, "judge", trusting)
 
 
 @mutation("calm", 3, 2, "one-version")

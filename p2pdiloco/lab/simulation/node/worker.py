@@ -92,6 +92,7 @@ class Worker:
         state = before.apply(update, host.world.substance)
         if host.peer in host.world.false_states and effect.number >= FALSE_FROM:
             state = state.miscomputed()
+            host.world.states_told.add(state.digest)
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):

@@ -67,6 +67,8 @@ class InvariantWatch:
         if header.head().weight <= parent.head().weight and yielded <= seen:
             raise Violation("only-forward", f"{where} is lighter than {parent.number}")
         if header.parent == old.header.digest():
+            if header.state_digest in host.world.states_told and host.peer not in host.world.perjurers:
+                raise Violation("true-state", f"{where}: its update makes another state of the parent")
             if header.number != parent.number + 1:
                 raise Violation("only-forward", f"{where} follows {parent.number}")
         elif header.number <= parent.number or not self._descends(digest, old):

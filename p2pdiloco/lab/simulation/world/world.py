@@ -63,6 +63,8 @@ class World:
         """Nodes whose partial merges are no sum of what they name."""
         self.false_states: set[str] = set()
         """Nodes whose versions have states that their updates do not make."""
+        self.states_told: set[bytes] = set()
+        """Digests of such states."""
         self.perjurers = lying_members(self)
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
         self.exclusion = Exclusion(self)
