@@ -285,6 +285,7 @@ class Report:
                     in_last_merge=peer in timeline.last_contributors,
                     merged_age_s=timeline.merged_age_s(peer),
                     weighs=self._weighs(peer),
+                    expelled=self._core.shared.loss_audits.finding(peer),
                 )
             )
         return rows

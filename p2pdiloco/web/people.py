@@ -88,6 +88,8 @@ def standing(row: PeerRow, patience_s: float) -> tuple[MemberWord, Why]:
         return MemberWord.RESTING, Why.NOT_TRAINING
     if row.behind_versions >= BEHIND_VERSIONS:
         return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.OLD_VERSIONS
+    if row.expelled is not None:
+        return MemberWord.BEHIND, Why.EXPELLED
     if row.merged_age_s is not None and row.merged_age_s > patience_s:
         return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.NOT_MERGED
     if row.weighs is not None and row.weighs < DISAGREES_BELOW:

@@ -61,6 +61,7 @@ class Why(Reason):
     THIN_UPLINK = "thin-uplink", "its uplink carries less than an office asks"
     NOT_TRAINING = "not-training", "no learner runs there"
     DISAGREES = "disagrees", "its work goes where no other's goes, so it weighs less than half"
+    EXPELLED = "expelled", "this node's loss audits have shown that its work does harm, or nothing"
 
 
 @direct_members

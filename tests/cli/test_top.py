@@ -31,6 +31,7 @@ from p2pdiloco.cli.watching.swarm_view import (
 )
 from p2pdiloco.cli.watching.top import Watch, obeyed
 from p2pdiloco.config.watching_settings import TopSettings
+from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
 from p2pdiloco.daemon.display.keys import Move, told_apart
@@ -95,6 +96,14 @@ def test_a_members_own_word_counts_before_others_and_newer_before_older() -> Non
     assert by["c"].row.inner_step == 2 and by["c"].age_s == pytest.approx(4.0)
     assert by["d"].age_s is None and by["c"].state is None
     assert picture.members_total == 4 and picture.age_s == pytest.approx(1.0)
+
+
+def test_whom_one_that_was_asked_expels_is_seen_whatever_it_says_itself() -> None:
+    expels = report("a", (other("b", 5.0, expelled=LossFinding.HARM),))
+    for knows_nothing in (report("b"), report("c", (other("b"),))):
+        picture = seen(expels, knows_nothing)
+        assert [m.row.peer for m in picture.members if m.row.expelled is LossFinding.HARM] == ["b"]
+        assert "b expelled (harm)" in plain_line(picture)
 
 
 def test_who_is_behind_is_said_and_what_one_of_three_claims_alone_is_not_believed() -> None:

@@ -11,12 +11,15 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.cli.watching.picture import HeardReport, picture_of
 from p2pdiloco.core.api.events import ContributionSent, Event, OfferAnswered
+from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon.learner import learner_link
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel_messages as ch
 
 
-async def test_a_round_moves_everybody_to_the_same_bytes(tmp_path: Path) -> None:
+async def test_a_round_moves_everybody_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
@@ -31,6 +34,10 @@ async def test_a_round_moves_everybody_to_the_same_bytes(tmp_path: Path) -> None
         seen = one.report.snapshot(0.0)
         shares = [seen.weighs, *(row.weighs for row in seen.peers)]
         assert shares == [1.0, 1.0], "of two none weighs less"
+        assert [row.expelled for row in seen.peers] == [None]
+        audits = one.core.shared.loss_audits
+        monkeypatch.setattr(audits, "finding", {two.core.shared.me: LossFinding.NOTHING}.get)
+        assert [row.expelled for row in one.report.snapshot(0.0).peers] == [LossFinding.NOTHING]
 
         def merged() -> int:
             return sum(isinstance(c, ch.Install) and c.mode == "merged" for c in one.learner.commands)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon.display.own_rows import ExcludedRow
 from p2pdiloco.daemon.display.series import LossPoint, PastEvent
 from p2pdiloco.daemon.display.snapshot import (
@@ -69,6 +70,7 @@ def report(**fields: Any) -> StatusReport:
         ({"behind_versions": 2}, MemberWord.BEHIND, Why.OLD_VERSIONS),
         ({"behind_versions": 2, "thin": True}, MemberWord.BEHIND, Why.THIN_UPLINK),
         ({"merged_age_s": 61.0}, MemberWord.BEHIND, Why.NOT_MERGED),
+        ({"expelled": LossFinding.HARM, "merged_age_s": 61.0}, MemberWord.BEHIND, Why.EXPELLED),
         ({"thin": True}, MemberWord.HERE, Why.THIN_UPLINK),
         ({"weighs": 0.5}, MemberWord.HERE, Why.NONE),
         ({"weighs": 0.2, "thin": True}, MemberWord.HERE, Why.DISAGREES),

@@ -1,6 +1,7 @@
 """Picture of a swarm, put together from what several members say of it.
 
-What a member says of itself counts before what others say of it, and newer before older. Anybody can claim to
+What a member says of itself counts before what others say of it, and newer before older. Who is expelled by
+one that was asked is said to be. Anybody can claim to
 be a member: of three or more that say how far a fragment is, the one that claims most is not believed.
 """
 
@@ -139,6 +140,9 @@ def _members(
             heard = found.get(own.peer)
             seen = min(age, _older(heard.age_s)) if heard is not None else age
             found[own.peer] = MemberRow(own, seen, report.state, sum(lag))
+    for row in (row for answer in answers for row in answer.report.members if row.expelled is not None):
+        whole = found[row.peer]
+        found[row.peer] = structs.replace(whole, row=structs.replace(whole.row, expelled=row.expelled))
     return tuple(sorted(found.values(), key=lambda m: (-m.row.tokens_total, m.row.peer)))
 
 

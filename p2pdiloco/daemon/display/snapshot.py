@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, field
 
 from p2pdiloco.core.api.amendments import Going
+from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.core.following.beginning import Grounds
 from p2pdiloco.daemon.display.bounds import (
     MAX_LOSS,
@@ -79,6 +80,8 @@ class PeerRow(Row, frozen=True, kw_only=True):
     weighs: Share | None = None
     """Weight of its work beside as much of a usual member's, 0 to 1, the mean over fragments
     (docs/protocol/weights.md, section 5); None: nothing of it is merged."""
+    expelled: LossFinding | None = None
+    """Finding of this node's loss audits for which it refuses its work (docs/protocol/loss-audits.md)."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):

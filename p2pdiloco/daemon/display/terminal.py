@@ -237,8 +237,9 @@ def _peer_block(row: PeerRow, width: int) -> list[Text]:
 
 
 def role_text(row: PeerRow) -> str:
-    """Word what a member is beside a learner: "syncer of 3", "catching up", "not training", "cannot save"."""
-    words = [] if row.confirmed else ["catching up"]
+    """Word what a member is beside a learner: "syncer of 3", "catching up", "expelled (harm)"."""
+    words = [] if row.expelled is None else [f"expelled ({row.expelled.value})"]
+    words += [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
     words += [] if row.votes else ["cannot save"]
     words += ["thin uplink"] if row.thin else []

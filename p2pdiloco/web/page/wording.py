@@ -42,6 +42,7 @@ WHY = {
     Why.THIN_UPLINK: "thin uplink",
     Why.NOT_TRAINING: "no learner runs there",
     Why.DISAGREES: "disagrees with the others",
+    Why.EXPELLED: "expelled by this node",
 }
 """Short words for a reason; `str` of it is the sentence."""
 

@@ -6,7 +6,14 @@ from rich.cells import cell_len
 from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
 
 from p2pdiloco.cli.status_view import render_status
-from p2pdiloco.daemon.display.snapshot import CourseRow, NodeSnapshot, status_of
+from p2pdiloco.core.api.reasons import LossFinding
+from p2pdiloco.daemon.display.snapshot import (
+    CourseRow,
+    NodeSnapshot,
+    decode_status,
+    encode_status,
+    status_of,
+)
 from p2pdiloco.daemon.display.terminal import EXPLAINED, log_line, render
 from p2pdiloco.daemon.display.wording import (
     count,
@@ -135,6 +142,15 @@ def test_whose_work_weighs_little_is_seen() -> None:
     peers = (replace(usual.peers[0], weighs=0.125), replace(usual.peers[1], weighs=0.96), *usual.peers[2:])
     text = "\n".join(printed(render(replace(usual, peers=peers)), 120, 50))
     assert text.count("weighs") == 1 and "weighs 12%" in text
+
+
+def test_who_is_expelled_here_is_seen_and_told() -> None:
+    usual = snapshot()
+    peers = (replace(usual.peers[0], expelled=LossFinding.HARM), *usual.peers[1:])
+    seen = replace(usual, peers=peers)
+    assert "\n".join(printed(render(seen), 120, 50)).count("expelled (harm)") == 1
+    told = decode_status(encode_status(status_of(seen)))
+    assert [row.peer for row in told.members if row.expelled is LossFinding.HARM] == [peers[0].peer]
 
 
 LOUD = replace(
