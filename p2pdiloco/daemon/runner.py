@@ -24,11 +24,6 @@ from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.post import Post
 from p2pdiloco.errors import StorageError, UserError
 
-CAST_OUT_HINT = (
-    "a copy of its data folder runs, or an old backup of it was restored: begin anew with an empty "
-    "--data-dir (a new identity)"
-)
-
 
 class Hands(Struct, frozen=True):
     """Objects that carry effects out."""
@@ -167,7 +162,7 @@ class Runner:
         """End this node, which nobody listens to any more, once it knows so at its next start, too."""
         if self._keeping is not None:
             await self._keeping
-        raise UserError(f"the others exclude this node for good: {effect.words}", CAST_OUT_HINT)
+        raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
 
     async def _persist(self, effect: ef.Persist) -> None:
         try:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.partials import PartOfTree, SignedOffer
-from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.reasons import CastOutWhy, Verdict
 from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import NO_LIMITS, WHOLE_RUN, Contributor, MergeLimits, Stamp, Ticket, Watermark
@@ -317,6 +317,8 @@ class CastOut(Effect, frozen=True):
 
     words: str
     """Words on what it did, for people."""
+    why: CastOutWhy
+    """Cause that this may have; its text is the advice for people."""
 
 
 class Left(Effect, frozen=True):

@@ -319,6 +319,22 @@ class AuditOutcome(Reason):
 
 
 @direct_members
+class CastOutWhy(Reason):
+    """Causes of what a node is cast out for, if it meant no harm; the text says what its person can do."""
+
+    TWO_LIVES = (
+        "two-lives",
+        "a copy of its data folder runs, or an old backup of it was restored: begin anew with an empty "
+        "--data-dir (a new identity)",
+    )
+    UNSOUND = (
+        "unsound",
+        "its memory, its disk or its processor makes errors, or its program was changed: test the machine, "
+        "install the program anew, and begin with an empty --data-dir (a new identity)",
+    )
+
+
+@direct_members
 class LossFinding(Reason):
     """Findings of loss audits about a learner."""
 

@@ -13,7 +13,8 @@ import hashlib
 from typing import ClassVar
 
 from p2pdiloco.core.api.partials import PartialLabel
-from p2pdiloco.core.api.proofs import Proof, SignedShort, Verify
+from p2pdiloco.core.api.proofs import Proof, SignedShort, TwoVersions, TwoVotes, Verify
+from p2pdiloco.core.api.reasons import CastOutWhy
 from p2pdiloco.core.api.types import Count, Digest, PeerId, Signature, Wire, signed_bytes
 
 
@@ -190,4 +191,13 @@ class Refutation(Wire, frozen=True, tag=True):
 
 Statement = Accusation | Refutation
 Evidence = Proof | Statement
+
+
+def cause_of(evidence: Evidence) -> CastOutWhy:
+    """Tell why a member may have done that without meaning to. Two lives of one identity sign two of the
+    same thing; anything else that is false comes of no copy."""
+    signed_two = isinstance(evidence, TwoVersions | TwoVotes)
+    return CastOutWhy.TWO_LIVES if signed_two else CastOutWhy.UNSOUND
+
+
 """Evidence for which a member is excluded: a proof, or a statement of our own, or of most who vote."""

@@ -28,7 +28,7 @@ from p2pdiloco.core.api.events import Audited
 from p2pdiloco.core.api.partials import Plan
 from p2pdiloco.core.api.plausible import weight_of
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.statements import Accusation, FalseState, Refutation, Subject
+from p2pdiloco.core.api.statements import Accusation, FalseState, Refutation, Subject, cause_of
 from p2pdiloco.core.api.trust_weight import ALL_AT
 from p2pdiloco.core.api.types import LEAST_SCORE, Contributor, MergeLimits, Ticket
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -280,7 +280,7 @@ class Auditor:
         subject = merge.subject()
         ours = Accusation(subject, shared.me, shared.sign("accusation", subject))
         if merge.syncer == shared.me:
-            shared.out.put(CastOut(ours.words()))
+            shared.out.put(CastOut(ours.words(), cause_of(ours)))
         else:
             shared.distrust.add(merge.syncer, now)
             shared.excluded.found(ours)

@@ -13,7 +13,7 @@ from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import CastOut, KeepProofs
 from p2pdiloco.core.api.messages import Message, Progress, Proven, Sibling, Stated
 from p2pdiloco.core.api.reasons import MessageFault
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.statements import Evidence, cause_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.proofs.excluded import STATEMENTS
 from p2pdiloco.core.shared import Shared
@@ -40,7 +40,7 @@ class Gossip:
         self._turn = 0
         ours = self._excluded.restore(saved)
         if ours is not None:
-            shared.out.put(CastOut(ours.words()))
+            shared.out.put(CastOut(ours.words(), cause_of(ours)))
 
     # --- what others say -------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Gossip:
         if not known:
             shared.out.record("excluded", None, proof.words(), peer=culprit)
         if culprit == shared.me:
-            shared.out.put(CastOut(proof.words()))
+            shared.out.put(CastOut(proof.words(), cause_of(proof)))
             return True
         for peer in audience(shared, now):
             if peer != giver:  # but its author: it may not know that a copy of it runs

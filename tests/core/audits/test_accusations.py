@@ -37,7 +37,7 @@ from statements_kit import (
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.reasons import AuditOutcome
+from p2pdiloco.core.api.reasons import AuditOutcome, CastOutWhy
 from p2pdiloco.core.api.types import UNMEASURED
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import accusations, auditor
@@ -202,7 +202,7 @@ def test_of_what_groups_made_the_sum_is_audited() -> None:
 
 def test_an_accusation_of_ourselves_is_looked_into_and_nobody_accuses_itself() -> None:
     chain = branch(9, syncer="me", learners=ALL)
-    false = [ef.CastOut("version 9 of fragment 0 is not the merge of what it names")]
+    false = [ef.CastOut("version 9 of fragment 0 is not the merge of what it names", CastOutWhy.UNSOUND)]
     for how, culprits, ends in ((SAME, ("p2",), []), (DIFFERENT, (), false)):
         solo = node(chain)
         (audit,) = found(states(solo, accusation(chain[-1])), ef.Audit)

@@ -32,8 +32,9 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.proofs import MAX_PROOFS, SignedShort, TwoVersions, TwoVotes, short_of
-from p2pdiloco.core.api.reasons import MessageFault, Verdict
+from p2pdiloco.core.api.proofs import MAX_PROOFS, FalseLabel, SignedShort, TwoVersions, TwoVotes, short_of
+from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
+from p2pdiloco.core.api.statements import cause_of
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.proofs.excluded import Excluded
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto
@@ -272,7 +273,9 @@ def test_a_proof_against_ourselves_ends_this_node() -> None:
     solo = Solo(peers=PEERS)
     mine = TwoVotes(vote("me", "p2", 7), vote("me", "p3", 7))
     effects = told(solo, mine)
-    assert found(effects, ef.CastOut) == [ef.CastOut("it voted twice in term 7 of fragment 0")]
+    assert found(effects, ef.CastOut) == [
+        ef.CastOut("it voted twice in term 7 of fragment 0", CastOutWhy.TWO_LIVES)
+    ]
     assert found(effects, ef.KeepProofs)
     again = Solo(peers=(), restored=replace(restored_nothing(config()), proofs=(mine,)))
     assert found(again.greeting, ef.CastOut), "also at every later start"
@@ -350,3 +353,11 @@ def test_a_liar_that_is_excluded_at_different_times_blocks_nobody(first: int) ->
     assert all(core.shared.excluded.peers == ("p3", "p4") for core in cores)
     assert all(core.fragments[0].chain.head.number > max(numbers) + 1 for core in cores)
     assert len({core.fragments[0].chain.head.digest for core in cores}) == 1
+
+
+def test_whoever_made_something_false_is_not_told_of_copied_folders() -> None:
+    version = child(Solo(peers=PEERS).fragment.chain.header, "me", ("p2",))
+    label = FalseLabel(short_of(version), version.header.contributors[0], ())
+    assert cause_of(label) is CastOutWhy.UNSOUND
+    assert cause_of(TwoVersions(short_of(version), short_of(version))) is CastOutWhy.TWO_LIVES
+    assert "copy" in str(CastOutWhy.TWO_LIVES) and "copy" not in str(CastOutWhy.UNSOUND)

@@ -39,7 +39,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.proofs import TwoVotes
-from p2pdiloco.core.api.reasons import MessageFault
+from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault
 from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation
 from p2pdiloco.core.audits import accusations, auditor
 from p2pdiloco.core.proofs import hearing
@@ -247,6 +247,6 @@ def test_most_that_state_it_of_us_end_this_node() -> None:
     effects: Effects = []
     for by in ("p2", "p3", "p4"):
         effects += states(solo, accusation(gone, by=by))
-    assert [end.words for end in found(effects, ef.CastOut)] == [
-        "version 9 of fragment 0 is not the merge of what it names"
+    assert found(effects, ef.CastOut) == [
+        ef.CastOut("version 9 of fragment 0 is not the merge of what it names", CastOutWhy.UNSOUND)
     ]

@@ -47,6 +47,7 @@ def test_whoever_lies_about_a_version_is_excluded_and_the_others_go_on(
     if lie != "accuses":
         liar.wait_exit(2)
         assert "the others exclude this node for good: version" in liar.said() and words in liar.said()
+        assert "test the machine" in liar.said() and "copy of its data folder" not in liar.said()
     if lie == "merges":
         swarm.until(lambda: any("takes false version" in reason for reason in published(a, b)), "the repair")
     if lie == "accuses":
