@@ -71,9 +71,11 @@ class FalseStates:
         return VersionFault.FALSE_STATE
 
     def _accepted_by_most(self, header: VersionHeader, holders: Iterable[str]) -> bool:
-        """Tell whether most who vote stand on that version, its syncer and who is excluded aside: then it is
-        we who are wrong."""
-        voters = self._chain.marks.voters.difference(self._shared.excluded.peers, (header.syncer,))
+        """Tell whether most who vote, and we, stand on that version, its syncer and who is excluded aside:
+        then it is we who are wrong. We count without a vote as well: one member of two that vote may be
+        its syncer's friend."""
+        shared = self._shared
+        voters = self._chain.marks.voters.difference(shared.excluded.peers, (header.syncer,)) | {shared.me}
         return 2 * len(voters.intersection(holders)) > len(voters)
 
     def _accuse(self, version: SignedVersion, now: float) -> None:

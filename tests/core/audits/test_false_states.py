@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit import RUN, Solo, announce, child, config, found, reasons, sent, table
+from kit import RUN, Solo, announce, branch, child, config, found, reasons, sent, table
 from msgspec.structs import replace
 from statements_kit import (
     ALL,
@@ -105,6 +105,21 @@ def test_where_most_voters_stand_on_it_we_are_wrong(there: tuple[str, ...], copi
     effects = solo.feed(ev.UpdateApplied(0, 10, 900, OURS, certain=True)) + solo.wait(1.0)
     assert bool(found(effects, ef.FetchState)) is copies
     assert excluded(solo) == (() if copies else ("p1",))
+
+
+def test_the_only_other_voter_beside_its_syncer_does_not_make_us_copy_it() -> None:
+    """Of a young run two vote, and lie together. We have no vote yet, but have seen the state."""
+    chain = branch(2, learners=("p1", "p2"))
+    last = child(chain[-1].header, "p1", ALL)
+    solo = node([*chain, last])
+    assert solo.fragment.chain.marks.voters == {"p1", "p2"}
+    false = child(last.header, "p1", ("p1", "p2"))
+    (pull,) = found(solo.message("p1", announce(false)), ef.FetchUpdate)
+    solo.says["p2"] = {"heads": (false.header.head(),)}
+    solo.hear("p2")
+    solo.feed(ev.UpdateFetched(0, pull.peer, false, 900))
+    effects = solo.feed(ev.UpdateApplied(0, 4, 900, OURS, certain=True)) + solo.wait(1.0)
+    assert not found(effects, ef.FetchState) and excluded(solo) == ("p1",)
 
 
 def test_who_was_misled_gives_us_neither_that_version_nor_what_its_syncer_made_of_it() -> None:
