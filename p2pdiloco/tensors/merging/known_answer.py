@@ -25,9 +25,11 @@ from p2pdiloco.tensors.merging.making import UpdateMaker
 from p2pdiloco.tensors.outer import outer_step
 
 ANSWER = "5c791debeb4a8b60edeb60a3fbad5521f8c8c868902fc0c06c5143abe651f894"
-STEP_ANSWER = "b53a68c9f7a55fa5984390db82e9d9e5948233d151d4cdc021e804142e6f5054"
+STEP_ANSWER = "b0cb1078596dc9a1fd842f0365298b3cada3f7fac5fa74ec4743b7e5381907db"
 _SIZES = (4_099, 513, 600)
 """Elements of the pieces, the last one an embedding: several widths of squares with a rest, and few."""
+_FAINT = 64
+"""Elements of which momentum is next to nothing."""
 _LIMITS = MergeLimits(most_tokens=300, longest=8.0, of_median=3.0)
 
 
@@ -67,8 +69,12 @@ def step_answer() -> str:
     """Make outer steps, a whole one and a shorter one, and compute the digest of the state after them."""
     layout = _layout()
     theta, momentum, out_theta, out_momentum = (_delta(layout.numel, n) for n in range(4))
+    delta = _delta(layout.numel, 5)
+    # The momentum of what is trained no more falls below fp32's normal numbers, which some machines cut off.
+    momentum[:_FAINT] *= 0.5**130
+    delta[:_FAINT] = 0.0
     for share in (1.0, 0.625):
-        step = theta, momentum, _delta(layout.numel, 5), 0.7, 0.9
+        step = theta, momentum, delta, 0.7, 0.9
         outer_step(*step, out_theta, out_momentum, share)
         theta, momentum, out_theta, out_momentum = out_theta, out_momentum, theta, momentum
     return state_digest(2, theta, momentum).hex()
