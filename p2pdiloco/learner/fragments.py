@@ -153,8 +153,9 @@ class Fragments:
 
     @property
     def all_merged(self) -> bool:
-        """Tell whether every inner step is in a version that this learner has taken over."""
-        return not any(counters.unmerged_steps or counters.slot_in_use for counters in self.counters)
+        """Tell whether every inner step is in a version that this learner has taken over, or cannot be before
+        another one is made: nobody is to wait for that."""
+        return not any(c.slot_in_use or self._portion(index) for index, c in enumerate(self.counters))
 
     def copy_out(self, fragment: int, inner_step: int, under_way: bool = False) -> CopiedOut | NothingToCopy:
         """Answer a closing call. `under_way`: in the middle of an inner step, which is none of those that are

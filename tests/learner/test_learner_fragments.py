@@ -249,6 +249,19 @@ def test_what_is_given_up_again_and_again_waits_for_an_inner_step():
     assert rig.fragments.copy_rest(8)[0].inner_steps == 8
 
 
+def test_nobody_waits_for_what_was_given_up_until_an_inner_step_is_made():
+    """A program that ends with its run would wait for ever."""
+    rig = long_away()
+    for _ in range(2):
+        assert not rig.fragments.all_merged
+        for copied in rig.fragments.copy_rest(7):
+            assert not rig.fragments.all_merged
+            rig.fragments.free_slot(copied.fragment)
+    assert rig.fragments.all_merged and rig.counters.unmerged_steps == 12
+    rig.step(-1)
+    assert not rig.fragments.all_merged
+
+
 def test_where_rounds_take_longer_than_h_steps_contributions_carry_all_of_them():
     rig, carried = Rig(), []
     for _ in range(6):
