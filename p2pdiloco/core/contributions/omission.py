@@ -39,14 +39,19 @@ class Withheld:
     def __init__(self, context: FragmentContext, patience: Patience) -> None:
         self._context, self._patience = context, patience
         self._of = NEVER, ""
-        self._from = self._misses = 0
+        self._from: int | None = None
+        """First version that is to have it; None: missed or refused since, or never said to be."""
+        self._misses = 0
         self._elsewhere: tuple[str, int, float] | None = None
         """Syncer that said that its chain is another, than which version of ours, and since when."""
 
     def acknowledged(self, pending: Pending, theirs: Head | None) -> None:
-        """Take in that its syncer, who has that head, has a contribution."""
+        """Take in that its syncer, who has that head, has a contribution. What it said before still binds it:
+        else who is asked again and again, as rounds last longer than our patience, never misses any."""
         if self._of != (pending.stamp, pending.peer):
-            self._of, self._misses = (pending.stamp, pending.peer), 0
+            self._of, self._misses, self._from = (pending.stamp, pending.peer), 0, None
+        if self._from is not None:
+            return
         ours = self._context.chain.head.number
         ahead = theirs.number - ours if theirs is not None else 0
         self._from = ours + min(max(0, ahead), MOST_AHEAD) + 2
@@ -55,9 +60,11 @@ class Withheld:
         """Look at a new version of our chain. Tell whether it is to have that contribution, and has not."""
         header, office = self._context.chain.header, self._context.leaf.office
         held = pending.state is SendState.HELD and self._of == (pending.stamp, pending.peer)
-        if not held or header.syncer != pending.peer or header.number < self._from or header.groups > 1:
+        if self._from is None or header.number < self._from or header.groups > 1:
             return False
-        self._misses += 1
+        if not held or header.syncer != pending.peer:
+            return False
+        self._misses, self._from = self._misses + 1, None
         if self._misses >= MOST_MISSES and pending.peer == office.syncer:
             self._context.shared.distrust.add(pending.peer, now)
             office.suspect(Suspicion.LEFT_OUT)
@@ -65,6 +72,7 @@ class Withheld:
 
     def refused(self, pending: Pending, verdict: Verdict, behind: bool, now: float) -> None:
         """Take in that a syncer refused it. `behind`: a version is on its way to us, or can be had."""
+        self._from = None
         office, ours = self._context.leaf.office, self._context.chain.head.number
         if verdict not in ELSEWHERE or pending.peer != office.syncer:
             return

@@ -23,6 +23,17 @@ def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> No
     assert not found(effects, ef.RetireSlot), "nothing of it is lost"
 
 
+def test_whoever_says_so_again_before_each_version_gets_no_more_time_by_it() -> None:
+    """Who waits for less than a round lasts asks again before each version."""
+    solo = held_by_p1()
+    effects: list[ef.Effect] = []
+    for _ in range(2 * MOST_MISSES):
+        own = solo.fragment.own
+        own._withheld.acknowledged(own._queue[0], solo.head)
+        effects += without_ours(solo, 1)
+    assert reasons(effects, "suspicion") == [str(Suspicion.LEFT_OUT)]
+
+
 def test_the_version_that_was_in_the_making_is_no_miss() -> None:
     assert not found(without_ours(held_by_p1(), 1), ef.Offer)
 
