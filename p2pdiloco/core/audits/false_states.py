@@ -48,6 +48,10 @@ class FalseStates:
         found = self._found.values()
         return any(syncer == header.syncer and number <= header.number for syncer, number in found)
 
+    def restore(self, subject: FalseState) -> None:
+        """Take up what this node found before its restart: others may hold that state still."""
+        self._found[subject.version_digest()] = subject.maker(), subject.number
+
     def made_here(self, subject: FalseState) -> bool:
         """Tell whether we made the outer step of that version ourselves, with the state that it states. Who
         copied a state has not its parent in its log; of a version of our own our word says nothing."""

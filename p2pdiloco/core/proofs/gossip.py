@@ -13,7 +13,7 @@ from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import CastOut, KeepProofs
 from p2pdiloco.core.api.messages import Message, Progress, Proven, Sibling, Stated
 from p2pdiloco.core.api.reasons import MessageFault
-from p2pdiloco.core.api.statements import Evidence, cause_of
+from p2pdiloco.core.api.statements import Accusation, Evidence, FalseState, cause_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.proofs.excluded import STATEMENTS
 from p2pdiloco.core.shared import Shared
@@ -41,6 +41,10 @@ class Gossip:
         ours = self._excluded.restore(saved)
         if ours is not None:
             shared.out.put(CastOut(ours.words(), cause_of(ours)))
+        for proof in self._excluded.proofs:
+            subject = proof.subject if isinstance(proof, Accusation) else None
+            if isinstance(subject, FalseState) and subject.fragment < len(fragments):
+                fragments[subject.fragment].context.false_states.restore(subject)
 
     # --- what others say -------------------------------------------------------------------------------
 

@@ -135,6 +135,23 @@ def test_who_was_misled_gives_us_neither_that_version_nor_what_its_syncer_made_o
     assert solo.head == CHAIN[-1].header.head() and ef.DropSpare(0) in effects
 
 
+def test_after_a_restart_it_is_not_copied_from_who_was_misled_either() -> None:
+    fragment = RestoredFragment(log=tuple(CHAIN), watermarks=table(CHAIN[-1]))
+    known = Restored(fragments=(fragment,), proofs=(of_state(FALSE, by="me"),), saved=True)
+    solo = Solo(config(1, audited=True, log_versions=20), PEERS, known)
+    solo.wait(2.0)
+    assert excluded(solo) == ("p1",)
+    effects = solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0)
+    assert not found(effects, ef.FetchUpdate) and not found(effects, ef.FetchState)
+    above = child(FALSE.header, "p2", ALL)
+    solo.says["p3"] = {"heads": (above.header.head(),)}
+    (pull,) = found(solo.hear("p3"), ef.FetchUpdate)
+    effects = solo.feed(ev.FetchFailed(0, 10, pull.peer, FetchFailure.GONE)) + solo.wait(1.0)
+    (copy,) = found(effects, ef.FetchState)
+    effects = solo.feed(ev.StateFetched(0, copy.peer, FALSE, table(FALSE)))
+    assert reasons(effects, "catchup") == [f"not taken: {VersionFault.FALSE_STATE}"]
+
+
 def test_the_update_of_a_known_false_version_is_not_even_applied_again() -> None:
     solo, _ = refuses()
     above = child(FALSE.header, "p1", ALL)
