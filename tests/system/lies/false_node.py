@@ -60,13 +60,15 @@ def false_states() -> None:
 
 
 def false_accusations() -> None:
-    """Accuse the syncer of the first version that comes after a while."""
+    """Accuse the syncer of the first version that comes after a while, once something of ours was merged:
+    whoever accuses before that is not heard."""
     applied = Auditor.applied
 
     def accuse(self: Auditor, version: SignedVersion, cosine: float | None, now: float) -> None:
         applied(self, version, cosine, now)
         me, header = self._shared.me, version.header
-        if header.syncer != me and header.number >= FIRST and header.syncer not in self._shared.excluded:
+        honest = header.syncer != me and header.syncer not in self._shared.excluded
+        if honest and self._works and header.number >= FIRST:
             self._found_false(self._whole(version)[0], [], now)
 
     Auditor.applied = accuse  # type: ignore[method-assign]
