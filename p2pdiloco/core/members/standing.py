@@ -10,8 +10,8 @@ heads) by its mark in the chain: the first of these that anybody is here of, one
 4. everybody: left alone as newcomers. There who lets three requests for its vote go unanswered counts in no
    majority until it answers one.
 
-Of the first three, one at least can be dialled, or is alone in the first: voters that do not hear each other
-elect nobody.
+Of the first three, one at least can be dialled, or is the chain's only voter: voters that do not hear each
+other elect nobody.
 
 So identities that never worked outvote, block and mislead nobody who did.
 
@@ -78,7 +78,7 @@ class Standing:
 
     def _deciding(self, peers: list[str], marks: Marks, _reach: Reach) -> list[str]:
         voters = [peer for peer in peers if peer in marks.deciding]
-        if self._meet(voters) or (voters and len(marks.deciding) == 1):
+        if self._meet(voters) or (voters and {*voters} == marks.voters and len(voters) == 1):
             return voters
         marked = [peer for peer in peers if peer in marks]
         if marks.voters and self._meet(marked):

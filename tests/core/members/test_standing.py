@@ -64,6 +64,16 @@ def test_work_that_earns_no_vote_decides_nothing_and_later_the_only_voter_does()
     assert worked(marks, FOUNDING_VERSIONS + 1, "old").deciding == {"old"}
 
 
+def test_who_was_merged_once_and_went_leaves_a_hidden_only_voter_to_no_strangers() -> None:
+    solo = Solo(peers=("s1", "s2"))
+    for learners in (("me", "gone"), ("me",)):
+        solo.announce(child(solo.fragment.chain.header, "s1", learners))
+    marks = solo.fragment.chain.marks
+    assert marks.voters == {"me"} and marks.deciding == {"me", "gone"}
+    solo.core.shared.reached(Reach.OUTBOUND)
+    assert voters(solo) == ["me"]
+
+
 def test_silent_strangers_block_no_election() -> None:
     solo = settled(*STRANGERS)
     requests: list[ef.Send] = []
