@@ -10,16 +10,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import without_end
+from p2pdiloco.daemon.admission.invite import encode_invite
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.lab.links.homes import ShapedLinks
 from p2pdiloco.lab.links.namespaces import Links
 from p2pdiloco.lab.swarm.event_log import of_kind, read_log
-from p2pdiloco.lab.swarm.swarm import Swarm
+from p2pdiloco.lab.swarm.swarm import Swarm, SwarmNode
 from p2pdiloco.tasks.manifests import render_toml
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def running_swarm(
             node.wrapper = [*node.wrapper, *(words or ())]
         swarm.start_nodes(address)
         for node in swarm.nodes:
-            wait_until(lambda node=node: bool(of_kind(read_log(node.events), "progress")), START_TIMEOUT_S)
+            wait_until(partial(_trains, node), START_TIMEOUT_S)
             swarm.watch()
         yield swarm
     finally:
@@ -79,7 +81,11 @@ def invites(swarm: Swarm, manifest: Manifest, address: str) -> list[str]:
     if manifest.admission.mode != "invite":
         return []
     owned = Ownership.find(manifest.run.name, swarm.bootstrap.data_dir)
-    return [owned.invite(0, INVITED, "", (address,))]
+    return [encode_invite(owned.invite(0, INVITED, "", (address,)))]
+
+
+def _trains(node: SwarmNode) -> bool:
+    return bool(of_kind(read_log(node.events), "progress"))
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
