@@ -257,8 +257,10 @@ class Worker:
             said, made = effect.longest_steps, update.longest_steps
             raise Violation("longest-steps", f"{where}: applied as of {said} inner steps, made of {made}")
         generation = self._take_spare(effect.fragment)
-        state = host.stores[effect.fragment].state.apply(update, host.world.substance)
-        certain = state.digest != effect.stated
+        parent = host.stores[effect.fragment].state
+        state = parent.apply(update, host.world.substance)
+        wrong = state.digest != effect.stated
+        certain = wrong and parent.apply(update, host.world.substance).digest == state.digest
         if host.world.faults.chance(host.world.plan.mix.miscompute):
             state, certain = state.miscomputed(), False
         cosine = float(update.has_truly(host.peer)) if effect.own is not None else None
