@@ -233,6 +233,8 @@ class VersionFault(Reason):
     FALSE_TOKENS = "false-tokens"
     UNBACKED = "unbacked"
     """Version that neither somebody who has worked has made, nor anybody who has names."""
+    UNSUPPORTED = "unsupported", False, True
+    """Version on which too few of those stand who decide, perhaps as yet, to copy a state of it."""
     FALSE_TABLE = "false-table"
     """Watermarks other than follow from its parent's, or than its header commits to."""
     FALSE_SCALE = "false-scale"

@@ -22,17 +22,16 @@ from enum import Enum, auto
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
 from p2pdiloco.core.api.messages import Unbacked
-from p2pdiloco.core.api.proofs import false_label
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, table_digest
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket
+from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits.auditor import Auditor
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
-from p2pdiloco.core.contributions.label import unsigned
 from p2pdiloco.core.contributions.own import ContributionQueue
+from p2pdiloco.core.following.checks import falsely_labelled, plausible, why_no_state
 from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.following.heads import NamedHeads
 from p2pdiloco.core.machine import Machine, direct_members
@@ -156,17 +155,22 @@ class Follower:
         peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
         self._asked_s = now
         distance = target.number - self._chain.head.number
-        if (
-            self._need_state
-            or self.heads.yields_to(peer, now)
-            or not 0 < distance <= self._shared.config.log_versions
-        ):
+        far = not 0 < distance <= self._shared.config.log_versions
+        may_copy = self.heads.may_copy(target, peer, now)
+        if far and not may_copy:
+            self._unsupported(peer, now)
+        elif far or self.heads.yields_to(peer, now) or (self._need_state and may_copy):
             self._pull_state(peer, target)
         else:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()
             self._go(FollowSignal.PULL_UPDATE)
             self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
+
+    def _unsupported(self, peer: str, now: float) -> None:
+        """Leave a head alone on which too few stand: they may be cut off, or lie. They are told so."""
+        self._doubts.add(peer, False, self._shared.timing.retry_s, now)
+        self._shared.out.send(peer, Unbacked(self._fragment))
 
     def _try_unproven(self, now: float) -> None:
         """Ask for one version of a chain that nobody who counts has named: its maker may count."""
@@ -267,6 +271,9 @@ class Follower:
             self._shared.out.send(peer, Unbacked(self._fragment))
         if fault.innocent and peer in self.heads.unproven:
             self.heads.is_of_a_fork(peer)
+        if fault.forked and (target := self.heads.wanted.get(peer)) is not None:
+            if not self.heads.may_copy(target, peer, now):
+                self._unsupported(peer, now)
         if fault.innocent:
             self._done(now, ok=False)
         else:
@@ -293,7 +300,7 @@ class Follower:
             return VersionFault.FALSE_STATE
         if header.term > self._chain.header.term + scale.MOST_TERMS:
             return VersionFault.FALSE_TERM
-        if not self._plausible(header):
+        if not plausible(header, config):
             return VersionFault.IMPLAUSIBLE_TOKENS
         wrong = scale.fault(self._chain, header, config) or self._context.repairs.fault(header)
         if wrong is not None:
@@ -301,7 +308,7 @@ class Follower:
         before, marks = self._chain.header, self._chain.marks_after(header)
         if header.table != marks.digest:
             return VersionFault.FALSE_TABLE
-        if self._falsely_labelled(version):
+        if falsely_labelled(self._shared, version):
             return VersionFault.FALSE_LABEL
         plan = plan_after(before, marks, header.number, config)
         return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
@@ -332,7 +339,7 @@ class Follower:
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
         self._siblings.seen(event.peer, event.version)
-        fault = self._why_no_state(event, now)
+        fault = why_no_state(self._context, self.heads, event, now)
         if self.state is not FollowState.COPYING or fault is not None:
             self._shared.out.put(DropSpare(self._fragment))
             if self.state is FollowState.COPYING and fault is not None:
@@ -347,40 +354,6 @@ class Follower:
         yields = self.heads.may_replace(event.version.header.head(), event.peer, now)
         self._chain.replace(event.version, event.watermarks, yields)
         self._moved("catchup", event.version, now)
-
-    def _why_no_state(self, event: StateFetched, now: float) -> VersionFault | None:
-        version, table, config = event.version, event.watermarks, self._shared.config
-        header = version.header
-        right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
-        if not right or not self._shared.signed_by(header.syncer, "version", header, version.signature):
-            return VersionFault.SIGNATURE
-        yields = self.heads.yields_to(event.peer, now)
-        if not (yields or self.heads.proven(header, event.peer, now)):
-            return VersionFault.UNBACKED
-        if self._context.false_states.builds_on(header):
-            return VersionFault.FALSE_STATE
-        if not self._plausible(header):
-            return VersionFault.IMPLAUSIBLE_TOKENS
-        if table_digest(table) != header.table:
-            return VersionFault.FALSE_TABLE
-        if not scale.can_be(header, table, config):
-            return VersionFault.OUT_OF_SCALE
-        if self._falsely_labelled(version):
-            return VersionFault.FALSE_LABEL
-        may_replace = self.heads.may_replace(header.head(), event.peer, now)
-        return None if may_replace else VersionFault.BEHIND
-
-    def _falsely_labelled(self, version: SignedVersion) -> bool:
-        """Tell whether it names a contribution that its learner did not sign: its syncer lied."""
-        index = unsigned(self._shared, self._fragment, version.header.contributors)
-        if index is not None:
-            self._shared.excluded.found(false_label(version, index))
-        return index is not None
-
-    def _plausible(self, header: VersionHeader) -> bool:
-        """Tell whether its contributions can be: their steps say how far momentum goes."""
-        config = self._shared.config
-        return header.plausible(config.tokens_per_step, config.inner_steps)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
         self._done(now, ok=True)

@@ -20,6 +20,7 @@ from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.following.beginning import Beginning
+from p2pdiloco.core.following.support import Support
 
 YIELD_S = 60.0
 """Time for which a lighter chain may be taken, after we were told to yield to it."""
@@ -35,6 +36,7 @@ class NamedHeads:
         self._chain = context.chain
         self.beginning = Beginning(self._shared, context.index, context.chain)
         """Beginning with nothing, and what is followed until that is over."""
+        self.support = Support(context)
         self._named: dict[str, Head] = {}
         self._unsure: set[str] = set()
         """Members whose heads are of a saved state that nobody confirmed yet."""
@@ -117,6 +119,13 @@ class NamedHeads:
             return version.digest != self._chain.head.digest
         return version.weight > self._chain.head.weight
 
+    def may_copy(self, version: Head, giver: str, now: float) -> bool:
+        """Tell whether the state of that version may be copied: more than a third stands on it, or we yield.
+        Who begins with nothing has rules of its own."""
+        if self._starts or self.yields_to(giver, now):
+            return True
+        return self.support.has(version, now)
+
     def _yielded(self, now: float) -> tuple[str, Head] | None:
         peer, until_s = self._yields
         head = self._shared.view.head(peer, self._context.index) if now < until_s else None
@@ -136,6 +145,7 @@ class NamedHeads:
             return self._named.pop(peer, None) is not None
         if confirmed:
             self.beginning.named(peer, head)
+            self.support.named(peer, head, now)
         if self.beginning.active and self._look_again(now):
             news = self._named.get(peer) != head
             self._named[peer] = head
@@ -161,6 +171,7 @@ class NamedHeads:
     def gone(self, peer: str) -> None:
         """Forget a peer that left the view: it can give nothing."""
         self.beginning.gone(peer)
+        self.support.gone(peer)
         self._named.pop(peer, None)
         self._unsure.discard(peer)
 
@@ -189,6 +200,10 @@ class NamedHeads:
 
         `standing_here`: live members whose head is in our chain, and we.
         """
+        if self.support.against(sender, now):
+            self._yields = (sender, now + YIELD_S)
+            self.look(now)
+            return True
         marks = self._chain.marks
         oldest = marks.first(sender)
         if oldest is None or not self._context.standing.attends(sender):

@@ -117,3 +117,11 @@ def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(auditor, "SUSPICIOUS", -1.0)
     monkeypatch.setattr(auditor, "DRAWN", 100.0)
     assert Seen(audited_plan(), LieTold.MERGES).false >= 2
+
+
+def test_a_state_of_which_nobody_gives_the_update_is_not_copied_of_its_maker_alone() -> None:
+    """Nothing is proved, so nobody is excluded: the others go on from the version before."""
+    seen = Seen(audited_plan(), LieTold.HISTORIES)
+    lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
+    assert lied and not seen.taken
+    assert len([peer for at_s, peer in seen.made if at_s > min(lied) + 10.0 and peer != LIAR]) > 10

@@ -245,7 +245,7 @@ class Bulk:
         store = holder.stores[effect.fragment]
         if isinstance(effect, FetchUpdate):
             found = store.log.get(effect.number)
-            if found is None:
+            if found is None or (holder.liar is not None and holder.liar.hides(found)):
                 self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
                 return
             found = found if holder.liar is None else holder.liar.gives(asker.peer, found)

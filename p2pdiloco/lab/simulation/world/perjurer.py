@@ -39,6 +39,8 @@ class LieTold(Enum):
     LABELS = "labels"
     MERGES = "merges"
     STATES = "states"
+    HISTORIES = "histories"
+    """False states of which it gives no update: they show nothing of how they were made."""
     ACCUSATIONS = "accusations"
 
 
@@ -53,10 +55,11 @@ ACCUSED_FROM = 4
 
 
 def lie_of(seed: int, place: int, audited: bool, members: int) -> LieTold:
-    """Choose what the liar at this place tells. Every other maker of false merges makes false states."""
+    """Choose what the liar at this place tells. Every other maker of false merges makes false states,
+    and half of these show how to nobody."""
     if not audited or members < FEWEST:
         return PROVABLE[(seed + place) % len(PROVABLE)]
-    merges = LieTold.STATES if seed % 2 else LieTold.MERGES
+    merges = (LieTold.MERGES, LieTold.STATES, LieTold.MERGES, LieTold.HISTORIES)[seed % 4]
     kinds = *PROVABLE, merges, LieTold.ACCUSATIONS
     return kinds[(seed + place) % len(kinds)]
 
@@ -74,7 +77,7 @@ class Perjurer:
         if kind is LieTold.MERGES:
             world.clock.at(FALSE_FROM_S, world.false_syncers.add, peer)
             world.clock.at(FALSE_FROM_S, world.false_groups.add, peer)
-        if kind is LieTold.STATES:
+        if kind in (LieTold.STATES, LieTold.HISTORIES):
             world.clock.at(FALSE_FROM_S, world.false_states.add, peer)
 
     def _signed(self, header: VersionHeader) -> SignedVersion:
@@ -130,6 +133,11 @@ class Perjurer:
     def _head(self, peer: str, head: Head) -> Head:
         twin = self._twins.get(head.digest)
         return twin[0].header.head() if twin is not None and self._gets_other(peer) else head
+
+    def hides(self, found: LoggedUpdate) -> bool:
+        """Tell whether it does as if that update were gone."""
+        ours = found[0].header.syncer == self._peer
+        return ours and self.kind is LieTold.HISTORIES and self._world.clock.now >= FALSE_FROM_S
 
     def gives(self, peer: str, found: LoggedUpdate) -> LoggedUpdate:
         """Change an update that a peer pulls."""

@@ -53,6 +53,10 @@ class Withholder:
         """Say what its core says."""
         return message
 
+    def hides(self, found: LoggedUpdate) -> bool:
+        """Tell whether it does as if that update were gone: it gives none at all, or all."""
+        return False
+
     def gives(self, peer: str, found: LoggedUpdate) -> LoggedUpdate:
         """Give what there is, if it gives any."""
         return found

@@ -1,0 +1,96 @@
+"""Support of versions of one fragment: how many of those who decide stand on them.
+
+An update shows how a state was made, and a state does not. So a full member copies one only if more than a
+third of those who decide stand on it: a liar alone, or a few, show theirs to nobody. A member stands on the
+last heads that it named. And whoever has two thirds against it yields, though its chain be the heavier one:
+else a few who were cut off, and the others, would stay apart.
+
+Rules: docs/protocol/trust.md, section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.context import FragmentContext
+
+STOOD_ON = 8
+"""Heads of one member that are remembered."""
+MAX_SUPPORTED = 32
+FEWEST = 3
+"""Members who decide, this node included, from which on support is asked for: of two each has a half."""
+AGAINST_S = 30.0
+"""Time for which it counts that a member would not follow us."""
+
+
+class Support:
+    """Support of heads that are not, or not yet, in our chain."""
+
+    def __init__(self, context: FragmentContext) -> None:
+        self._context, self._shared = context, context.shared
+        self._stands: dict[str, deque[Head]] = {}
+        self._on: dict[Head, set[str]] = {}
+        """Members that stand on each head."""
+        self._supported: BoundedDict[Head, None] = BoundedDict(MAX_SUPPORTED)
+        """Heads that have, or had, enough."""
+        self._first_s = math.inf
+        """Time at which a member first named a head."""
+        self._against: dict[str, float] = {}
+        """Times at which members last said that our head counts for nobody there."""
+
+    def named(self, peer: str, head: Head, now: float) -> None:
+        """Take in the head of a confirmed member."""
+        self._first_s = min(self._first_s, now)
+        heads = self._stands.setdefault(peer, deque())
+        if heads and heads[-1] == head:
+            return
+        heads.append(head)
+        self._on.setdefault(head, set()).add(peer)
+        if len(heads) > STOOD_ON and (left := heads.popleft()) not in heads:
+            self._leaves(peer, left)
+        self._look(head, now)
+
+    def gone(self, peer: str) -> None:
+        """Forget a member that left the view."""
+        for head in set(self._stands.pop(peer, ())):
+            self._leaves(peer, head)
+        self._against.pop(peer, None)
+
+    def has(self, head: Head, now: float) -> bool:
+        """Tell whether enough of those who decide stand on that head, or did. Who comes back first hears who is
+        here: the first one may be a liar."""
+        if head in self._supported or self._look(head, now):
+            return True
+        return self._has_heard(now) and len(self._deciding(now)) < FEWEST
+
+    def against(self, peer: str, now: float) -> bool:
+        """Take in that our chain counts for nothing with that member. Tell whether it is so with two thirds
+        of those who decide."""
+        self._against[peer] = now
+        deciding = self._deciding(now)
+        lately = [p for p in deciding if now - self._against.get(p, -AGAINST_S) < AGAINST_S]
+        return 3 * len(lately) >= 2 * len(deciding) and len(deciding) >= FEWEST
+
+    def _deciding(self, now: float) -> list[str]:
+        return self._context.standing.deciding("voters", self._shared.voters(now))
+
+    def _look(self, head: Head, now: float) -> bool:
+        deciding, on = self._deciding(now), self._on.get(head, ())
+        enough = 3 * sum(peer in on for peer in deciding) > len(deciding) >= FEWEST and self._has_heard(now)
+        if enough:
+            self._supported[head] = None
+        return enough
+
+    def _has_heard(self, now: float) -> bool:
+        waited_s, shared = now - self._first_s, self._shared
+        all_heard = waited_s >= 0 and not shared.view.unheard(now)
+        return shared.confirmed or all_heard or waited_s >= shared.timing.genesis_wait_s
+
+    def _leaves(self, peer: str, head: Head) -> None:
+        on = self._on[head]
+        on.discard(peer)
+        if not on:
+            del self._on[head]
