@@ -21,6 +21,7 @@ from kit import (
     reasons,
     sent,
     sign,
+    table,
     vote,
 )
 from refusal_rows import Below, Effects
@@ -87,6 +88,7 @@ def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(fa
 def fetched(version: SignedVersion, term: int = 0) -> Effects:
     """An update comes with this header, and whatever follows."""
     solo, holder = asks_for_update()
+    solo.hear("p2", heads=(branch(1)[1].header.head(),))
     if term:
         solo.elect("p2", term)
     return solo.feed(ev.UpdateFetched(0, holder, version, 900)) + solo.wait(1.0, silent=PEERS)
@@ -104,9 +106,21 @@ def forged_version() -> SignedVersion:
 
 def another_result(certain: bool = False) -> Effects:
     solo, holder = asks_for_update()
+    solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2")}
+    solo.hear("p2")
     job = found(solo.feed(ev.UpdateFetched(0, holder, odd(), 900)), ef.ApplyUpdate)[0]
     done = ev.UpdateApplied(0, job.number, job.ticket, bytes(32), certain=certain)
     return solo.feed(done) + solo.wait(1.0)
+
+
+def another_state() -> Effects:
+    """Who is asked for a state gives one of a version on which nobody else stands."""
+    solo, holder = asks_for_update()
+    solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2")}
+    solo.hear("p2")
+    effects = solo.feed(ev.FetchFailed(0, 1, holder, FetchFailure.GONE)) + solo.wait(1.0)
+    other = branch(3)[3]
+    return solo.feed(ev.StateFetched(0, found(effects, ef.FetchState)[0].peer, other, table(other)))
 
 
 def part(tokens: int = 40, stamp: Stamp = FIRST) -> tuple[Contributor, ...]:
@@ -128,6 +142,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.SIGNATURE: lambda: fetched(forged_version()),
     VersionFault.FALSE_PLAN: lambda: fetched(odd(epoch=7)),
     VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
+    VersionFault.UNSUPPORTED: another_state,
     VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
     **version_rows.ROWS,
     VersionFault.FALSE_TRUST: lambda: fetched(odd(contributors=part())),

@@ -29,10 +29,10 @@ def why_no_state(
         return VersionFault.SIGNATURE
     if not (heads.yields_to(event.peer, now) or heads.proven(header, event.peer, now)):
         return VersionFault.UNBACKED
-    if not heads.may_copy(header.head(), event.peer, now):
-        return VersionFault.UNSUPPORTED
     if context.false_states.builds_on(header):
         return VersionFault.FALSE_STATE
+    if not heads.may_copy(header.head(), event.peer, now):
+        return VersionFault.UNSUPPORTED
     if not plausible(header, config):
         return VersionFault.IMPLAUSIBLE_TOKENS
     if table_digest(table) != header.table:

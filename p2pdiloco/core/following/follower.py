@@ -271,9 +271,9 @@ class Follower:
             self._shared.out.send(peer, Unbacked(self._fragment))
         if fault.innocent and peer in self.heads.unproven:
             self.heads.is_of_a_fork(peer)
-        if fault.forked and (target := self.heads.wanted.get(peer)) is not None:
-            if not self.heads.may_copy(target, peer, now):
-                self._unsupported(peer, now)
+        target = self.heads.wanted.get(peer) if fault.forked else None
+        if target is not None and not self.heads.may_copy(target, peer, now):
+            self._unsupported(peer, now)
         if fault.innocent:
             self._done(now, ok=False)
         else:

@@ -60,8 +60,8 @@ class Support:
         self._against.pop(peer, None)
 
     def has(self, head: Head, now: float) -> bool:
-        """Tell whether enough of those who decide stand on that head, or did. Who comes back first hears who is
-        here: the first one may be a liar."""
+        """Tell whether enough of those who decide stand on that head, or did. Who comes back hears first who
+        else is here: the one that it hears first may be a liar."""
         if head in self._supported or self._look(head, now):
             return True
         return self._has_heard(now) and len(self._deciding(now)) < FEWEST

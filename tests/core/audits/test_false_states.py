@@ -41,10 +41,16 @@ def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "DRAWN", 0.0)
 
 
-def applies(solo: Solo, *, certain: bool, version: SignedVersion = FALSE) -> Effects:
-    """Its syncer tells of it, and gives its update; here that makes another state."""
+def applies(
+    solo: Solo, *, certain: bool, version: SignedVersion = FALSE, there: tuple[str, ...] = ()
+) -> Effects:
+    """Its syncer tells of it, and gives its update; here that makes another state. `there`: who has it
+    as well."""
     effects = solo.message(version.header.syncer, announce(version))
     (pull,) = found(effects, ef.FetchUpdate)
+    for peer in there:
+        solo.says[peer] = {"heads": (version.header.head(),)}
+        effects += solo.hear(peer)
     effects += solo.feed(ev.UpdateFetched(0, pull.peer, version, 900))
     (job,) = found(effects, ef.ApplyUpdate)
     digests = version.header.state_digest, version.header.update_digest
@@ -85,7 +91,7 @@ def test_the_next_syncer_makes_the_version_again() -> None:
 def test_what_may_be_our_own_fault_is_copied_as_ever_and_accuses_nobody(by: str) -> None:
     version = child(CHAIN[-1].header, by, ALL)
     solo = node()
-    effects = applies(solo, certain=False, version=version)
+    effects = applies(solo, certain=False, version=version, there=("p2", by))
     assert reasons(effects, "refusal") == [str(VersionFault.DIGEST_DIFFERS)]
     assert not excluded(solo) and not stated(effects)
     assert not solo.core.shared.distrust.has(by, solo.now)
@@ -126,12 +132,14 @@ def test_who_was_misled_gives_us_neither_that_version_nor_what_its_syncer_made_o
     solo, _ = refuses()
     assert not found(solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0), ef.FetchUpdate)
     above = child(FALSE.header, "p1", ALL)
-    solo.says["p3"] = {"heads": (above.header.head(),)}
+    solo.says = {peer: {"heads": (above.header.head(),)} for peer in ("p2", "p3", "p4")}
     (pull,) = found(solo.hear("p3"), ef.FetchUpdate)
+    solo.hear("p2")
+    solo.hear("p4")
     effects = solo.feed(ev.FetchFailed(0, 10, pull.peer, FetchFailure.GONE)) + solo.wait(1.0)
     (copy,) = found(effects, ef.FetchState)
     effects = solo.feed(ev.StateFetched(0, copy.peer, above, table(above)))
-    assert reasons(effects, "catchup") == [f"not taken: {VersionFault.FALSE_STATE}"]
+    assert reasons(effects, "catchup")[0] == f"not taken: {VersionFault.FALSE_STATE}"
     assert solo.head == CHAIN[-1].header.head() and ef.DropSpare(0) in effects
 
 
@@ -144,8 +152,10 @@ def test_after_a_restart_it_is_not_copied_from_who_was_misled_either() -> None:
     effects = solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0)
     assert not found(effects, ef.FetchUpdate) and not found(effects, ef.FetchState)
     above = child(FALSE.header, "p2", ALL)
-    solo.says["p3"] = {"heads": (above.header.head(),)}
+    solo.says = {peer: {"heads": (above.header.head(),)} for peer in ("p2", "p3", "p4")}
     (pull,) = found(solo.hear("p3"), ef.FetchUpdate)
+    solo.hear("p2")
+    solo.hear("p4")
     effects = solo.feed(ev.FetchFailed(0, 10, pull.peer, FetchFailure.GONE)) + solo.wait(1.0)
     (copy,) = found(effects, ef.FetchState)
     effects = solo.feed(ev.StateFetched(0, copy.peer, FALSE, table(FALSE)))

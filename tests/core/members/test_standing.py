@@ -201,7 +201,9 @@ def test_a_stranger_answers_with_another_state_than_was_asked_for() -> None:
     solo = settled("s1")
     solo.announce(forged(solo, "p1"))
     before = solo.head
-    effects = solo.hear("p1", heads=(branch(12, learners=WORKERS)[12].header.head(),))
+    far = branch(12, learners=WORKERS)[12].header.head()
+    solo.says["p2"] = {"heads": (far,)}
+    effects = solo.hear("p2") + solo.hear("p1", heads=(far,))
     (copy,) = found(effects, ef.FetchState)
     false = forged(solo, "s1")
     effects = solo.feed(ev.StateFetched(0, "s1", false, table(false)))

@@ -68,9 +68,9 @@ def with_false_label() -> SignedVersion:
 def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> None:
     lighter, heavier = siblings()
     solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
-    pulled = found(solo.hear("p2", heads=(heavier.header.head(),)), ef.FetchState)
-    assert pulled
-    effects = solo.feed(ev.StateFetched(0, "p2", heavier, table(heavier)))
+    heads = (heavier.header.head(),)
+    (pulled,) = found(solo.hear("p2", heads=heads) + solo.hear("p3", heads=heads), ef.FetchState)
+    effects = solo.feed(ev.StateFetched(0, pulled.peer, heavier, table(heavier)))
     assert excluded(solo) == ("p1",) and found(effects, ef.CommitVersion), (
         "it takes the heavier one all the same"
     )
