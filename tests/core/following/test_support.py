@@ -1,0 +1,120 @@
+"""Support: of which versions a state is copied, and who yields to whom."""
+
+from __future__ import annotations
+
+import pytest
+from kit import Solo, branch, child, config, found, reasons, saved, sent, table
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reasons import FetchFailure
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.following.support import MAX_SUPPORTED, STOOD_ON
+
+PEERS = ("p1", "p2", "p3", "p4")
+ALL = ("me", *PEERS)
+CHAIN = branch(4, learners=ALL)
+NEXT = child(CHAIN[4].header, "p1", ALL)
+FAR = branch(40, learners=ALL)[40]
+"""Of so many versions nobody has the updates any more."""
+
+
+def node(peers: tuple[str, ...] = PEERS) -> Solo:
+    """We are a member that votes, as all others are."""
+    solo = Solo(config(log_versions=20), peers, restored=saved(CHAIN))
+    solo.wait(3.0)
+    assert solo.core.shared.confirmed
+    return solo
+
+
+def stand(solo: Solo, peers: tuple[str, ...], version: SignedVersion) -> list[ef.Effect]:
+    effects: list[ef.Effect] = []
+    for peer in peers:
+        solo.says[peer] = {"heads": (version.header.head(),)}
+        effects += solo.hear(peer)
+    return effects
+
+
+@pytest.mark.parametrize(("there", "copies"), [(("p1",), False), (("p1", "p2"), True)])
+def test_a_state_whose_update_nobody_gives_is_copied_once_more_than_a_third_have_it(
+    there: tuple[str, ...], copies: bool
+) -> None:
+    """Of five who decide, two are more than a third."""
+    solo = node()
+    (pull,) = found(stand(solo, there, NEXT), ef.FetchUpdate)
+    effects = solo.feed(ev.FetchFailed(0, 5, pull.peer, FetchFailure.GONE)) + solo.wait(5.0)
+    assert bool(found(effects, ef.FetchState)) is copies
+    assert copies or found(effects, ef.FetchUpdate), "it may be busy, so its update is asked for again"
+
+
+def test_who_alone_says_that_it_is_far_ahead_is_told_that_this_counts_for_nothing() -> None:
+    solo = node()
+    effects = stand(solo, ("p1",), FAR)
+    assert not found(effects, ef.FetchState) and sent(effects, msg.Unbacked, "p1")
+    assert found(stand(solo, ("p2",), NEXT), ef.FetchUpdate), "nor does it keep us from what others have"
+
+
+def test_who_fell_far_behind_copies_what_the_others_have() -> None:
+    solo = node()
+    stand(solo, ("p1",), FAR)
+    effects = stand(solo, ("p2", "p3"), FAR) + solo.wait(2.0)
+    copy = found(effects, ef.FetchState)[0]
+    effects = solo.feed(ev.StateFetched(0, copy.peer, FAR, table(FAR)))
+    assert found(effects, ef.CommitVersion) and solo.head == FAR.header.head()
+
+
+def test_who_is_asked_for_what_all_have_gives_nothing_else() -> None:
+    solo = node()
+    effects = stand(solo, PEERS, FAR) + solo.wait(2.0)
+    copy, forged = found(effects, ef.FetchState)[0], child(FAR.header, "p1", ALL)
+    effects = solo.feed(ev.StateFetched(0, copy.peer, forged, table(forged)))
+    assert not found(effects, ef.CommitVersion) and solo.head == CHAIN[4].header.head()
+    assert reasons(effects, "catchup")[0] == "not taken: unsupported"
+
+
+def test_of_two_who_decide_each_has_a_half() -> None:
+    chain = branch(4, learners=("me", "p1"))
+    solo = Solo(config(log_versions=20), ("p1",), restored=saved(chain))
+    solo.wait(3.0)
+    assert found(stand(solo, ("p1",), branch(40, learners=("me", "p1"))[40]), ef.FetchState)
+
+
+def test_who_comes_back_hears_first_who_else_is_here() -> None:
+    """The first that it hears may be a liar."""
+    solo = Solo(config(log_versions=20), (), restored=saved(CHAIN))
+    solo.peers = PEERS
+    solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in ALL))))
+    effects = stand(solo, ("p1",), FAR)
+    assert not solo.core.shared.confirmed and not found(effects, ef.FetchState)
+    effects = stand(solo, ("p2",), FAR) + solo.wait(5.0)
+    assert found(effects, ef.FetchState)
+
+
+@pytest.mark.parametrize(
+    ("against", "yields"), [(("p2", "p3", "p4"), False), (("p1", "p2", "p3", "p4"), True)]
+)
+def test_who_has_two_thirds_against_it_yields_to_a_lighter_chain(
+    against: tuple[str, ...], yields: bool
+) -> None:
+    """Of five three are less than two thirds."""
+    solo = node()
+    other = child(CHAIN[3].header, "p2", ("p2",))
+    assert other.header.tokens < solo.head.tokens
+    effects = stand(solo, PEERS, other)
+    for peer in against:
+        effects += solo.message(peer, msg.Unbacked(0))
+    assert bool(found(effects + solo.wait(2.0), ef.FetchState)) is yields
+
+
+def test_what_is_remembered_of_members_is_bounded() -> None:
+    solo = node()
+    support = solo.fragment.follower.heads.support
+    for version in branch(2 * MAX_SUPPORTED, learners=ALL)[5:]:
+        for peer in PEERS:
+            support.named(peer, version.header.head(), solo.now)
+    assert len(support._supported) <= MAX_SUPPORTED and len(support._on) == STOOD_ON
+    for peer in PEERS:
+        support.gone(peer)
+    assert not support._on and not support._stands
