@@ -1,6 +1,6 @@
-"""`false_node.py merges|states|accuses p2pdiloco node …`: a node that, as a syncer, makes noise of its
-merges, or of the states that its updates make, or that accuses an honest syncer of the first. Nothing but the
-lie differs from any other node's code."""
+"""`false_node.py merges|states|histories|accuses p2pdiloco node …`: a node that, as a syncer, makes noise of
+its merges, or of the states that its updates make (and, "histories", gives none of these), or that accuses an
+honest syncer of the first. Nothing but the lie differs from any other node's code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import msgspec
 import torch
 
 from p2pdiloco.cli.main import main as command
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits.auditor import Auditor
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.merging.making import Remade, UpdateMaker
 from p2pdiloco.tensors.vault import MergeResult, Vault
 
@@ -59,6 +63,19 @@ def false_states() -> None:
     Vault.merge = noise  # type: ignore[method-assign]
 
 
+def false_histories() -> None:
+    """Make false states, and give nobody an update, which would show it."""
+    false_states()
+    serve = Transfers.on_pull
+
+    async def gone(self: Transfers, sender: str, pull: wire.Bulk) -> PullSource | Refusal:
+        if isinstance(pull, wire.PullUpdate):
+            return wire.refuse(PullRefusal.GONE)
+        return await serve(self, sender, pull)
+
+    Transfers.on_pull = gone  # type: ignore[method-assign]
+
+
 def false_accusations() -> None:
     """Accuse the syncer of the first version that comes after a while, once something of ours was merged:
     whoever accuses before that is not heard."""
@@ -75,6 +92,7 @@ def false_accusations() -> None:
 
 
 if __name__ == "__main__":
-    {"merges": false_merges, "states": false_states, "accuses": false_accusations}[sys.argv[1]]()
+    lies = {"merges": false_merges, "states": false_states, "histories": false_histories}
+    {**lies, "accuses": false_accusations}[sys.argv[1]]()
     sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
     command()

@@ -8,15 +8,31 @@ import sys
 from pathlib import Path
 
 import pytest
-from system_kit import Daemon, Swarm
+from system_kit import PACE, Daemon, Swarm
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 NODE = str(Path(__file__).with_name("false_node.py"))
+FIRST = 4
+"""First version that is false (`false_node.FIRST`)."""
 
 
 def published(*nodes: Daemon) -> list[str]:
     """What they say of the versions that they made."""
     return [line.reason for node in nodes for line in node.events("publish")]
+
+
+def with_a_liar(swarm: Swarm, lie: str) -> tuple[Daemon, Daemon, Daemon]:
+    """Start two honest nodes, and one that tells this lie once it is the syncer."""
+    manifest = swarm.manifest()
+    manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
+    bootstrap = swarm.bootstrap("--run", str(manifest))
+    a = swarm.node("a", bootstrap, "--genesis")
+    b = swarm.node("b", bootstrap)
+    joined = ("--join", bootstrap.address() or "", "--name", "liar", *PACE)
+    liar = swarm.start("liar", "node", *joined, within=(sys.executable, NODE, lie))
+    swarm.until(lambda: liar.address() is not None, "the liar's address")
+    liar.expected_to_live = False
+    return a, b, liar
 
 
 @pytest.mark.parametrize(
@@ -31,15 +47,7 @@ def test_whoever_lies_about_a_version_is_excluded_and_the_others_go_on(
     visited_swarm: Swarm, lie: str, words: str
 ) -> None:
     swarm = visited_swarm
-    manifest = swarm.manifest()
-    manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
-    bootstrap = swarm.bootstrap("--run", str(manifest))
-    a = swarm.node("a", bootstrap, "--genesis")
-    b = swarm.node("b", bootstrap)
-    joined = ("--join", bootstrap.address() or "", "--name", "liar", "--threads", "1", "--min-step-s", "0.05")
-    liar = swarm.start("liar", "node", *joined, within=(sys.executable, NODE, lie))
-    swarm.until(lambda: liar.address() is not None, "the liar's address")
-    liar.expected_to_live = False
+    a, b, liar = with_a_liar(swarm, lie)
     for honest in (a, b):
         swarm.until(lambda node=honest: node.events("excluded"), f"{honest.name} to see through it", 120.0)
         assert [line.peer for line in honest.events("excluded")] == [liar.peer_id]
@@ -57,3 +65,20 @@ def test_whoever_lies_about_a_version_is_excluded_and_the_others_go_on(
         copied = [line for node in (a, b) for line in node.events("catchup") if line.peer == liar.peer_id]
         assert not [line for line in copied if line.number is not None and line.number >= 4]
     assert not [line for line in (*a.events("audit"), *b.events("audit")) if "unable" in line.reason]
+
+
+def test_nobody_copies_the_state_of_a_syncer_that_does_not_show_how_it_was_made(visited_swarm: Swarm) -> None:
+    """It cannot be proved, so it is not excluded: the others go on without those versions."""
+    swarm = visited_swarm
+    a, b, liar = with_a_liar(swarm, "histories")
+
+    def forged() -> set[tuple[int, int, str]]:
+        lines = liar.events("publish")
+        return {
+            (line.fragment, line.number or 0, line.digest) for line in lines if (line.number or 0) >= FIRST
+        }
+
+    swarm.until(forged, "a forged state", 120.0)
+    swarm.advance(a, [0, 1, 2, 3], 1, 120.0)
+    held = {(*version, digest) for node in (a, b) for version, digest in node.heads().items()}
+    assert held and not forged() & held
