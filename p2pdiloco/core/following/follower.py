@@ -170,7 +170,11 @@ class Follower:
     def _unsupported(self, peer: str, now: float) -> None:
         """Leave a head alone on which too few stand: they may be cut off, or lie. They are told so."""
         self._doubts.add(peer, False, self._shared.timing.retry_s, now)
-        self._shared.out.send(peer, Unbacked(self._fragment))
+        self._shared.out.record(
+            "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
+        )
+        if self._shared.confirmed:
+            self._shared.out.send(peer, Unbacked(self._fragment))
 
     def _try_unproven(self, now: float) -> None:
         """Ask for one version of a chain that nobody who counts has named: its maker may count."""

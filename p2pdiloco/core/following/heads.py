@@ -208,9 +208,12 @@ class NamedHeads:
         oldest = marks.first(sender)
         if oldest is None or not self._context.standing.attends(sender):
             return False
-        firsts = (marks.first(peer) for peer in standing_here if peer != sender)
+        others = [peer for peer in standing_here if peer != sender]
+        firsts = (marks.first(peer) for peer in others)
         if any(first is not None and first <= oldest for first in firsts):
             return False
+        if not marks.voters.isdisjoint(others):
+            return False  # those who vote can be known to others: here two thirds count
         self._yields = (sender, now + YIELD_S)
         self.look(now)
         return True

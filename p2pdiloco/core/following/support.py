@@ -69,8 +69,9 @@ class Support:
     def against(self, peer: str, now: float) -> bool:
         """Take in that our chain counts for nothing with that member. Tell whether it is so with two thirds
         of those who decide."""
-        self._against[peer] = now
         deciding = self._deciding(now)
+        if peer in deciding:
+            self._against[peer] = now
         lately = [p for p in deciding if now - self._against.get(p, -AGAINST_S) < AGAINST_S]
         return 3 * len(lately) >= 2 * len(deciding) and len(deciding) >= FEWEST
 
