@@ -108,6 +108,19 @@ def test_who_has_two_thirds_against_it_yields_to_a_lighter_chain(
     assert bool(found(effects + solo.wait(2.0), ef.FetchState)) is yields
 
 
+def test_those_who_vote_do_not_yield_to_one_member_because_it_is_the_oldest() -> None:
+    first = child(branch(0)[0].header, "p1", ("p1",))
+    chain = [branch(0)[0], first]
+    for _ in range(3):
+        chain.append(child(chain[-1].header, "p2", ALL))
+    solo = Solo(config(log_versions=20), PEERS, restored=saved(chain))
+    solo.wait(3.0)
+    assert solo.fragment.chain.marks.first("p1") == 1
+    stand(solo, ("p1",), child(first.header, "p1", ("p1",)))
+    effects = solo.message("p1", msg.Unbacked(0)) + solo.wait(5.0)
+    assert not found(effects, ef.FetchState) and not reasons(effects, "fork")
+
+
 def test_what_is_remembered_of_members_is_bounded() -> None:
     solo = node()
     support = solo.fragment.follower.heads.support
