@@ -42,6 +42,7 @@ from p2pdiloco.core.api.reasons import (
 )
 from p2pdiloco.core.api.types import Certificate, Contributor, Head, Stamp, Vote
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.following import support
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -156,7 +157,8 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
 
 
 @pytest.mark.parametrize("fault", VersionFault)
-def test_why_a_version_does_not_become_ours(fault: VersionFault) -> None:
+def test_why_a_version_does_not_become_ours(fault: VersionFault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "FOUNDING_VERSIONS", -1)
     effects = VERSIONS[fault]()
     assert not found(effects, ef.CommitVersion)
     told = [*reasons(effects, "fork"), *reasons(effects, "refusal"), *reasons(effects, "catchup")]

@@ -212,8 +212,8 @@ class NamedHeads:
         firsts = (marks.first(peer) for peer in others)
         if any(first is not None and first <= oldest for first in firsts):
             return False
-        if not marks.voters.isdisjoint(others):
-            return False  # those who vote can be known to others: here two thirds count
+        if self.support.needed and not marks.voters.isdisjoint(others):
+            return False  # those who vote can be known to others: here more than half count
         self._yields = (sender, now + YIELD_S)
         self.look(now)
         return True

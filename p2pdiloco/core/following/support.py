@@ -2,8 +2,8 @@
 
 An update shows how a state was made, and a state does not. So a full member copies one only if more than a
 third of those who decide stand on it: a liar alone, or a few, show theirs to nobody. A member stands on the
-last heads that it named. And whoever has two thirds against it yields, though its chain be the heavier one:
-else a few who were cut off, and the others, would stay apart.
+last heads that it named. And whoever has more than half against it yields, though its chain be the heavier
+one: else a few who were cut off, and the others, would stay apart.
 
 Rules: docs/protocol/trust.md, section 4.
 """
@@ -15,6 +15,7 @@ from collections import deque
 
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS
 from p2pdiloco.core.context import FragmentContext
 
 STOOD_ON = 8
@@ -41,6 +42,12 @@ class Support:
         self._against: dict[str, float] = {}
         """Times at which members last said that our head counts for nobody there."""
 
+    @property
+    def needed(self) -> bool:
+        """True: the run is old enough. At its beginning votes come so fast that two sides of a split soon
+        differ about who decides, and each would refuse the other."""
+        return self._context.chain.head.number > FOUNDING_VERSIONS
+
     def named(self, peer: str, head: Head, now: float) -> None:
         """Take in the head of a confirmed member."""
         self._first_s = min(self._first_s, now)
@@ -62,18 +69,18 @@ class Support:
     def has(self, head: Head, now: float) -> bool:
         """Tell whether enough of those who decide stand on that head, or did. Who comes back hears first who
         else is here: the one that it hears first may be a liar."""
-        if head in self._supported or self._look(head, now):
+        if not self.needed or head in self._supported or self._look(head, now):
             return True
         return self._has_heard(now) and len(self._deciding(now)) < FEWEST
 
     def against(self, peer: str, now: float) -> bool:
-        """Take in that our chain counts for nothing with that member. Tell whether it is so with two thirds
-        of those who decide."""
+        """Take in that our chain counts for nothing with that member. Tell whether it is so with more
+        than half of those who decide."""
         deciding = self._deciding(now)
         if peer in deciding:
             self._against[peer] = now
         lately = [p for p in deciding if now - self._against.get(p, -AGAINST_S) < AGAINST_S]
-        return 3 * len(lately) >= 2 * len(deciding) and len(deciding) >= FEWEST
+        return self.needed and 2 * len(lately) > len(deciding) >= FEWEST
 
     def _deciding(self, now: float) -> list[str]:
         return self._context.standing.deciding("voters", self._shared.voters(now))

@@ -16,6 +16,7 @@ from p2pdiloco.core.api.types import UNMEASURED, USUAL_SCORE, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
 from p2pdiloco.core.election.inquiry import Inquiry
+from p2pdiloco.core.following import support
 from p2pdiloco.core.groups.electorates import MAX_ASKED, LeafElectorate, UpperElectorate
 
 PEERS = ("p1", "p2", "p3")
@@ -196,8 +197,9 @@ def test_what_a_member_has_made_may_come_from_anybody() -> None:
     assert found(effects, ef.ApplyUpdate)
 
 
-def test_a_stranger_answers_with_another_state_than_was_asked_for() -> None:
+def test_a_stranger_answers_with_another_state_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was asked because a member named that version; what it gives is its own."""
+    monkeypatch.setattr(support, "FOUNDING_VERSIONS", 0)
     solo = settled("s1")
     solo.announce(forged(solo, "p1"))
     before = solo.head
