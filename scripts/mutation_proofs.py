@@ -12,7 +12,6 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits.false_states import FalseStates
-from p2pdiloco.core.following.heads import NamedHeads
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.proofs import gossip, hearing
 from p2pdiloco.core.proofs.gossip import Gossip
@@ -37,7 +36,7 @@ def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
 
 
-@mutation("liars", 6, 1, "true-state", "stuck", first_seed=57)
+@mutation("liars", 6, 1, "true-state", first_seed=57)
 def a_state_that_differs_is_always_thought_our_own_fault(patch: Patch) -> None:
     judge = FalseStates.judge
 
@@ -59,8 +58,3 @@ def a_syncer_saves_two_versions_of_one_parent(patch: Patch) -> None:
         return [fx.Persist(-1, record, ()), effect]
 
     each_effect(patch, alter)
-
-
-@mutation("liars", 6, 20, "true-state", first_seed=470040)
-def a_state_is_copied_of_whoever_shows_one(patch: Patch) -> None:
-    patch.set(NamedHeads, "may_copy", lambda *_asked: True)

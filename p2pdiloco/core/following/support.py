@@ -71,23 +71,28 @@ class Support:
         else is here: the one that it hears first may be a liar."""
         if not self.needed or head in self._supported or self._look(head, now):
             return True
-        return self._has_heard(now) and len(self._deciding(now)) < FEWEST
+        return self._has_heard(now) and len(self._counted(now)[0]) < FEWEST
 
     def against(self, peer: str, now: float) -> bool:
-        """Take in that our chain counts for nothing with that member. Tell whether it is so with more
-        than half of those who decide."""
-        deciding = self._deciding(now)
-        if peer in deciding:
+        """Take in that our chain counts for nothing with that member. Tell whether it is so with more than
+        half of those who decide."""
+        counted = self._counted(now)
+        if any(peer in of for of in counted):
             self._against[peer] = now
-        lately = [p for p in deciding if now - self._against.get(p, -AGAINST_S) < AGAINST_S]
-        return self.needed and 2 * len(lately) > len(deciding) >= FEWEST
+        lately = {p for p, at_s in self._against.items() if now - at_s < AGAINST_S}
+        half = any(2 * len(lately.intersection(of)) > len(of) >= FEWEST for of in counted)
+        return self.needed and half
 
-    def _deciding(self, now: float) -> list[str]:
-        return self._context.standing.deciding("voters", self._shared.voters(now))
+    def _counted(self, now: float) -> tuple[list[str], list[str]]:
+        """List who decides, and who votes by the chain of any fragment: of two sides that went apart here,
+        each may have voters of its own only."""
+        voters, shared = self._shared.voters(now), self._shared
+        return self._context.standing.deciding("voters", voters), [p for p in voters if shared.has_vote(p)]
 
     def _look(self, head: Head, now: float) -> bool:
-        deciding, on = self._deciding(now), self._on.get(head, ())
-        enough = 3 * sum(peer in on for peer in deciding) > len(deciding) >= FEWEST and self._has_heard(now)
+        on = self._on.get(head, ())
+        third = any(3 * sum(p in on for p in of) > len(of) >= FEWEST for of in self._counted(now))
+        enough = third and self._has_heard(now)
         if enough:
             self._supported[head] = None
         return enough

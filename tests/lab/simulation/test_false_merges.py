@@ -11,6 +11,7 @@ from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core.api.effects import Audit, CommitVersion, Effect, Record
 from p2pdiloco.core.audits import auditor
+from p2pdiloco.core.following import support
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.world.perjurer import FALSE_FROM_S, LieTold, Perjurer
 from p2pdiloco.lab.simulation.world.plan import WorldPlan
@@ -119,8 +120,11 @@ def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     assert Seen(audited_plan(), LieTold.MERGES).false >= 2
 
 
-def test_a_state_of_which_nobody_gives_the_update_is_not_copied_of_its_maker_alone() -> None:
+def test_a_state_of_which_nobody_gives_the_update_is_not_copied_of_its_maker_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is proved, so nobody is excluded: the others go on from the version before."""
+    monkeypatch.setattr(support, "FOUNDING_VERSIONS", 0)
     seen = Seen(audited_plan(), LieTold.HISTORIES)
     lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
     assert lied and not seen.taken

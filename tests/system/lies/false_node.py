@@ -1,6 +1,6 @@
-"""`false_node.py merges|states|histories|accuses p2pdiloco node …`: a node that, as a syncer, makes noise of
-its merges, or of the states that its updates make (and, "histories", gives none of these), or that accuses an
-honest syncer of the first. Nothing but the lie differs from any other node's code."""
+"""`false_node.py merges|states|histories|accuses|old p2pdiloco node …`: a node that, as a syncer, makes noise
+of its merges, or of the states that its updates make (and, "histories", gives none of these), or that accuses
+an honest syncer of the first; or, "old", is honest. Nothing else differs from any other node's code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits.auditor import Auditor
+from p2pdiloco.core.following import support
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.ports import PullSource, Refusal
@@ -76,6 +77,11 @@ def false_histories() -> None:
     Transfers.on_pull = gone  # type: ignore[method-assign]
 
 
+def old_run() -> None:
+    """Be honest, and take the run for an old one from its first version on."""
+    support.FOUNDING_VERSIONS = 0
+
+
 def false_accusations() -> None:
     """Accuse the syncer of the first version that comes after a while, once something of ours was merged:
     whoever accuses before that is not heard."""
@@ -93,6 +99,6 @@ def false_accusations() -> None:
 
 if __name__ == "__main__":
     lies = {"merges": false_merges, "states": false_states, "histories": false_histories}
-    {**lies, "accuses": false_accusations}[sys.argv[1]]()
+    {**lies, "accuses": false_accusations, "old": old_run}[sys.argv[1]]()
     sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
     command()

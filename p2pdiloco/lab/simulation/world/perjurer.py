@@ -40,7 +40,8 @@ class LieTold(Enum):
     MERGES = "merges"
     STATES = "states"
     HISTORIES = "histories"
-    """False states of which it gives no update: they show nothing of how they were made."""
+    """False states of which it gives no update: they show nothing of how they were made. Told in old runs
+    only: at a run's beginning they are copied (`core.following.support`)."""
     ACCUSATIONS = "accusations"
 
 
@@ -55,11 +56,10 @@ ACCUSED_FROM = 4
 
 
 def lie_of(seed: int, place: int, audited: bool, members: int) -> LieTold:
-    """Choose what the liar at this place tells. Every other maker of false merges makes false states,
-    and half of these show how to nobody."""
+    """Choose what the liar at this place tells. Every other maker of false merges makes false states."""
     if not audited or members < FEWEST:
         return PROVABLE[(seed + place) % len(PROVABLE)]
-    merges = (LieTold.MERGES, LieTold.STATES, LieTold.MERGES, LieTold.HISTORIES)[seed % 4]
+    merges = LieTold.STATES if seed % 2 else LieTold.MERGES
     kinds = *PROVABLE, merges, LieTold.ACCUSATIONS
     return kinds[(seed + place) % len(kinds)]
 
