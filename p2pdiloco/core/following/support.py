@@ -17,6 +17,7 @@ from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.members.derived import Derived
 
 STOOD_ON = 8
 """Heads of one member that are remembered."""
@@ -32,6 +33,7 @@ class Support:
 
     def __init__(self, context: FragmentContext) -> None:
         self._context, self._shared = context, context.shared
+        self._derived = Derived()
         self._stands: dict[str, deque[Head]] = {}
         self._on: dict[Head, set[str]] = {}
         """Members that stand on each head."""
@@ -69,7 +71,7 @@ class Support:
     def has(self, head: Head, now: float) -> bool:
         """Tell whether enough of those who decide stand on that head, or did. Who comes back hears first who
         else is here: the one that it hears first may be a liar."""
-        if not self.needed or head in self._supported or self._look(head, now):
+        if not self.needed or self._look(head, now):
             return True
         return self._has_heard(now) and len(self._counted(now)[0]) < FEWEST
 
@@ -86,12 +88,19 @@ class Support:
     def _counted(self, now: float) -> tuple[list[str], list[str]]:
         """List who decides, and who votes by the chain of any fragment: of two sides that went apart here,
         each may have voters of its own only."""
-        voters, shared = self._shared.voters(now), self._shared
-        return self._context.standing.deciding("voters", voters), [p for p in voters if shared.has_vote(p)]
+        voters, standing = self._shared.voters(now), self._context.standing
+        deciding = standing.deciding("voters", voters)
+        return deciding, self._derived.of("voting", self._voting, voters, standing.marks)
+
+    def _voting(self, peers: list[str], _marks: object) -> list[str]:
+        return [peer for peer in peers if self._shared.has_vote(peer)]
 
     def _look(self, head: Head, now: float) -> bool:
-        on = self._on.get(head, ())
-        third = any(3 * sum(p in on for p in of) > len(of) >= FEWEST for of in self._counted(now))
+        if head in self._supported:
+            return True
+        on = self._on.get(head, set())
+        counted = [of for of in self._counted(now) if 3 * len(on) > len(of) >= FEWEST]
+        third = any(3 * len(on.intersection(of)) > len(of) for of in counted)
         enough = third and self._has_heard(now)
         if enough:
             self._supported[head] = None
