@@ -14,6 +14,7 @@ from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, Vo
 from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, ContributionHeader, Head, Vote, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import COUNTED_UNITS, COUNTED_WEIGHTS, MOST_GAP, MOST_INCARNATION
 from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage, MergedPart
@@ -42,8 +43,8 @@ class InvariantWatch:
         self.forks = 0
         self.elections = 0
         self.switches = 0
-        self._yielded: dict[tuple[str, int], int] = {}
-        """Times that a node took a lighter chain because older members are on it."""
+        self._yielded: dict[tuple[str, int], tuple[Chain, int]] = {}
+        """Chain of this life, and times that a node took a lighter one, on which older or more members are."""
         self._last: Message | None = None
         self._begins: dict[tuple[str, int], list[int]] = {}
         self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
@@ -61,9 +62,10 @@ class InvariantWatch:
         """A node makes `version` its own, with this state."""
         header, parent = version.header, old.header
         digest, where = header.digest(), f"{host.peer} fragment {header.fragment} version {header.number}"
-        yielded = host.core.fragments[header.fragment].chain.yielded
-        seen = self._yielded.get((host.peer, header.fragment), 0)
-        self._yielded[host.peer, header.fragment] = yielded
+        chain = host.core.fragments[header.fragment].chain
+        before, count = self._yielded.get((host.peer, header.fragment), (chain, 0))
+        yielded, seen = chain.yielded, count if before is chain else 0  # a new life counts anew
+        self._yielded[host.peer, header.fragment] = chain, yielded
         if header.head().weight <= parent.head().weight and yielded <= seen:
             raise Violation("only-forward", f"{where} is lighter than {parent.number}")
         if header.parent == old.header.digest():
