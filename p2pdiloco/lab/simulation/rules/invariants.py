@@ -44,7 +44,7 @@ class InvariantWatch:
         self.elections = 0
         self.switches = 0
         self._yielded: dict[tuple[str, int], tuple[Chain, int]] = {}
-        """Chain of this life, and times that a node took a lighter one, on which older or more members are."""
+        """Chain of this life, and times that a node took a lighter one: older or more members are on it."""
         self._last: Message | None = None
         self._begins: dict[tuple[str, int], list[int]] = {}
         self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
