@@ -51,11 +51,12 @@ class Support:
         return self._context.chain.head.number > FOUNDING_VERSIONS
 
     def named(self, peer: str, head: Head, now: float) -> None:
-        """Take in the head of a confirmed member."""
+        """Take in the head of a confirmed member. Who does not count supports nothing."""
         self._first_s = min(self._first_s, now)
-        heads = self._stands.setdefault(peer, deque())
-        if heads and heads[-1] == head:
+        heads = self._stands.get(peer, deque())
+        if (heads and heads[-1] == head) or not any(peer in of for of in self._counted(now)):
             return
+        self._stands[peer] = heads
         heads.append(head)
         self._on.setdefault(head, set()).add(peer)
         if len(heads) > STOOD_ON and (left := heads.popleft()) not in heads:
