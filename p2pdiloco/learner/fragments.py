@@ -53,9 +53,6 @@ from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 
-MOST_GIVEN_UP = 2
-"""Number of copies of the same displacement that are given up, until an inner step changes it."""
-
 
 class FragmentCounters(Struct):
     """Counters of one fragment; all but the slot survive a restart (`learner.checkpoint`)."""
@@ -98,14 +95,11 @@ class Fragments:
         self.deferred_copies = 0
         self._shift: dict[int, Tensor] = {}
         self._strides = [Stride(inner_steps) for _ in layouts]
-        self._steps_since_merged = [0 for _ in layouts]
+        self._steps = 0
+        """Inner steps in this life."""
         self._steps_since_copy = [0 for _ in layouts]
         self._steps_of_others = [0 for _ in layouts]
         """Steps that each other learner has made, about, that are not in our base."""
-        self._last_merged = [0 for _ in layouts]
-        """Inner steps of what was merged last; 0: theta has changed since by an inner step."""
-        self._given_up = [0 for _ in layouts]
-        """Copies given up since the last inner step, or merge."""
         self._held_back: dict[int, FragmentCounters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         largest = max(layout.numel for layout in layouts)
@@ -127,10 +121,9 @@ class Fragments:
             counters.unmerged_tokens += tokens
             counters.unmerged_steps += 1
             counters.steps_since_base += 1
-        self._steps_since_merged = [steps + 1 for steps in self._steps_since_merged]
+        self._steps += 1
         self._steps_since_copy = [steps + 1 for steps in self._steps_since_copy]
         self._steps_of_others = [steps + 1 for steps in self._steps_of_others]
-        self._last_merged, self._given_up = [0 for _ in self.layouts], [0 for _ in self.layouts]
 
     def copy_due(self, inner_step: int) -> list[CopiedOut]:
         """Copy out every fragment that is due and whose slot is free."""
@@ -175,7 +168,7 @@ class Fragments:
         due again now."""
         counters = self.counters[fragment]
         self._release(fragment)
-        self._given_up[fragment] += 1
+        self._strides[fragment].given_up(self._steps)
         counters.steps_since_base = max(counters.steps_since_base, self._period)
         self._steps_since_copy[fragment] = max(self._steps_since_copy[fragment], self._every * self._period)
 
@@ -189,7 +182,6 @@ class Fragments:
         new_base = self._exchange.base(index, command.buffer)
         if mode == "merged":
             invariant(counters.slot_in_use, f"fragment {index}: merged, but nothing is copied out")
-            self._given_up[index], self._last_merged[index] = 0, counters.sent_steps
             self._keep_in_flight(index, theta, new_base)
             # Theirs were copied out when ours were; after an absence their work of that time is merged.
             self._steps_of_others[index] = min(self._steps_since_copy[index], self._period)
@@ -262,16 +254,8 @@ class Fragments:
         return theta
 
     def _portion(self, fragment: int) -> int:
-        """Compute how many inner steps the next copy carries; 0: there is nothing to copy.
-
-        Shares of as many steps of one displacement have the same bytes, and syncers refuse a copy of what was
-        merged last. So without an inner step in between, it is another number than that one's.
-        """
-        if self._given_up[fragment] >= MOST_GIVEN_UP:
-            return 0
-        steps = self._strides[fragment].carried(self.counters[fragment].unmerged_steps)
-        is_same = 0 < steps == self._last_merged[fragment]
-        return steps - is_same
+        """Compute how many inner steps the next copy carries; 0: there is nothing to copy."""
+        return self._strides[fragment].carried(self.counters[fragment].unmerged_steps, self._steps)
 
     def _copy(self, fragment: int, inner_step: int, due: bool) -> CopiedOut:
         counters, base = self.counters[fragment], self.bases[fragment]
@@ -295,8 +279,7 @@ class Fragments:
 
     def _keep_in_flight(self, fragment: int, theta: Tensor, new_base: Tensor) -> None:
         counters, held_back = self.counters[fragment], self._held_back.get(fragment)
-        self._strides[fragment].merged(self._steps_since_merged[fragment])
-        self._steps_since_merged[fragment] = 0
+        self._strides[fragment].merged(counters.sent_steps, self._steps)
         sent = self._exchange.sent(fragment)
         if fragment in self._shift:
             sent.add_(self._shift[fragment])  # the daemon's encode is over: it knows that this was merged

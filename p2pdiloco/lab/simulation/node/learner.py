@@ -16,8 +16,6 @@ from p2pdiloco.lab.simulation.node.substance import Mode, Resumed, Trainer
 
 TINY_S = 1e-7
 """Tolerance when a time is turned into a step number."""
-MOST_GIVEN_UP = 2
-"""Copies of the same displacement that are given up, as in a learner (`learner.fragments`)."""
 
 
 @dataclass(slots=True)
@@ -43,8 +41,6 @@ class LearnerFragment:
     """First inner step that no merged contribution of this learner carries."""
     due_step: int
     stride: Stride
-    merged_step: int = 0
-    """Inner step at which the last contribution of the present process was merged, or at which it began."""
     life_from: int = 0
     """Value of `unmerged_from` when the present process began."""
     slot: Displacement | None = None
@@ -54,27 +50,10 @@ class LearnerFragment:
     freed: bool = False
     """The slot, since the last boundary at which something was done."""
     installs: list[CommittedVersion] = field(default_factory=list)
-    stands_at: int = 0
-    """Inner step at which the two that follow were counted: they are of no later one."""
-    last_merged: int = 0
-    """Inner steps of what was merged last; 0: an inner step was made since."""
-    given_up: int = 0
-    """Copies given up since the last inner step, or merge."""
-
-    def note(self, step: int, merged: int = 0) -> None:
-        """Note that at this step a copy of so many inner steps was merged; 0: that one was given up."""
-        given_up = self.given_up if step == self.stands_at else 0
-        last_merged = self.last_merged if step == self.stands_at else 0
-        self.stands_at, self.last_merged = step, merged or last_merged
-        self.given_up = 0 if merged else given_up + 1
 
     def portion(self, step: int) -> int:
-        """Compute how many inner steps the next copy carries; 0: there is nothing to copy. No share is like
-        the one before: equal ones are refused as copies."""
-        steps = self.stride.carried(step - self.unmerged_from) if step > self.unmerged_from else 0
-        if step != self.stands_at:
-            return steps
-        return 0 if self.given_up >= MOST_GIVEN_UP else steps - (0 < steps == self.last_merged)
+        """Compute how many inner steps the next copy carries; 0: there is nothing to copy."""
+        return self.stride.carried(max(0, step - self.unmerged_from), step)
 
 
 @dataclass(slots=True)
@@ -150,8 +129,7 @@ class LearnerModel:
             counters.installs.clear()
             counters.asked = counters.encoding = counters.freed = False
             counters.slot = None
-            counters.stride, counters.merged_step = Stride(self._inner_steps), first_step
-            counters.last_merged = counters.given_up = 0
+            counters.stride = Stride(self._inner_steps, first_step)
             counters.unmerged_from = counters.life_from = again.get(index, (first_step, b""))[0]
             counters.due_step = first_step + max(1, (index + 1) * self._inner_steps // count)
         self.trainer.begin(first_step, again)
@@ -216,7 +194,7 @@ class LearnerModel:
             step = self.step_at(now)
             self.trainer.advance(step)
             if counters.slot is not None:
-                counters.note(step)
+                counters.stride.given_up(step)
         counters.slot, counters.freed = None, True
         self.trainer.retire(fragment)
         self.plan(now)
@@ -315,9 +293,7 @@ class LearnerModel:
                 counters.unmerged_from = max(counters.unmerged_from, install.merged.end)
                 if mine:
                     counters.slot = None
-                    counters.note(step, install.merged.end - install.merged.first)
-                    counters.stride.merged(step - counters.merged_step)
-                    counters.merged_step = step
+                    counters.stride.merged(install.merged.end - install.merged.first, step)
             elif install.overwrite:
                 if counters.unmerged_from < step:
                     self._tell.dropped(install.fragment, counters.unmerged_from, step)
