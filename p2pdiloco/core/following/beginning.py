@@ -1,9 +1,9 @@
 """Beginning of a node with nothing in one fragment: which versions it takes, by whose word.
 
 Whoever can be heard may be new itself, or lie, and a forged chain is easily the heaviest. So a newcomer
-follows heads that most of those stand on whose word counts (`core.members.guidance`). A member stands on the
-last heads that it named: its newest one, and ancestors of that. What comes is taken for the time being: the
-beginning is over when our head is one of those. Until then they are followed even where they are lighter.
+follows heads that most of those stand on (`core.following.stances`) whose word counts
+(`core.members.guidance`). What comes is taken for the time being: the beginning is over when our head is one
+of those. Until then they are followed even where they are lighter.
 
 A node that started without a vouch, and hears of one in the same life, looks again: if what most of the
 vouched members stand on is no version of ours, it takes that.
@@ -14,7 +14,7 @@ Rules: docs/protocol/trust.md, section 5.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -23,11 +23,10 @@ from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Count, Head
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.following.stances import Stances
 from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.shared import Shared
 
-STOOD_ON = 8
-"""Heads of one member that are remembered."""
 MAX_BACKED = 256
 
 
@@ -59,7 +58,7 @@ class Beginning:
         self._guidance = shared.guidance
         self._index = index
         self._chain = chain
-        self._stood_on: dict[str, deque[Head]] = {}
+        self._stances = Stances()
         self._backed: BoundedDict[Head, None] = BoundedDict(MAX_BACKED)
         """Heads that are or were what is to be followed, on the present basis."""
         self._derived = Derived()
@@ -107,7 +106,7 @@ class Beginning:
 
     def supports(self, peer: str) -> bool:
         """Tell whether that peer stands on something that is to be followed."""
-        return any(head in self._backed for head in self._stood_on.get(peer, ()))
+        return any(head in self._backed for head in self._stances.of(peer))
 
     # --- what happens --------------------------------------------------------------------------------
 
@@ -115,14 +114,12 @@ class Beginning:
         """Take in the head of a confirmed member."""
         if not self.active and not self.reconsiders:
             return
-        heads = self._stood_on.setdefault(peer, deque(maxlen=STOOD_ON))
-        if not heads or heads[-1] != head:
-            heads.append(head)
+        if self._stances.named(peer, head):
             self._news = object()
 
     def gone(self, peer: str) -> None:
         """Forget a peer that left the view."""
-        self._stood_on.pop(peer, None)
+        self._stances.gone(peer)
         self._news = object()
 
     def moved(self, now: float) -> None:
@@ -133,7 +130,7 @@ class Beginning:
     def look(self, now: float) -> bool:
         """Look whom to follow. False: as everybody follows."""
         if not self.active and not self.reconsiders:
-            self._stood_on.clear()
+            self._stances.clear()
             return False
         confirmed = self._shared.view.confirmed(now)
         basis = self._guidance.basis(self._index, confirmed, now)
@@ -169,7 +166,7 @@ class Beginning:
         voices = {
             peer: heads
             for peer in self._voices(basis, confirmed)
-            if (heads := self._stood_on.get(peer)) and self._can_be(basis, heads[-1])
+            if (heads := self._stances.of(peer)) and self._can_be(basis, heads[-1])
         }
         counts = Counter(head for heads in voices.values() for head in set(heads))
         if not counts:

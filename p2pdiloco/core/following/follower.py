@@ -157,10 +157,10 @@ class Follower:
         distance = target.number - self._chain.head.number
         far = not 0 < distance <= self._shared.config.log_versions
         may_copy = self.heads.may_copy(target, peer, now)
-        if far and not may_copy:
-            self._unsupported(peer, now)
-        elif far or self.heads.yields_to(peer, now) or (self._need_state and may_copy):
+        if may_copy and (far or self._need_state or self.heads.yields_to(peer, now)):
             self._pull_state(peer, target)
+        elif far:
+            self._unsupported(peer, now)
         else:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()

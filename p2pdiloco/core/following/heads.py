@@ -7,7 +7,8 @@ no parameter.
 
 A side that was cut off may have gone on with newcomers only, of whom the other side's chain has no marks. If
 it is the heavier one, neither side would follow. So who finds its versions unproven says so (`Unbacked`), and
-there those yield whose marks are all younger than that of the one who says it.
+there those yield whose marks are all younger than that of the one who says it, or whom more than half would
+not follow (`core.following.support`).
 
 Rules: docs/protocol/trust.md, section 4.
 """
@@ -144,6 +145,7 @@ class NamedHeads:
         if not confirmed and not saved:
             return self._named.pop(peer, None) is not None
         if confirmed:
+            self._shared.guidance.hears(now)
             self.beginning.named(peer, head)
             self.support.named(peer, head, now)
         if self.beginning.active and self._look_again(now):
@@ -195,25 +197,26 @@ class NamedHeads:
     # --- sides that know each other only one way -----------------------------------------------------------
 
     def told_unbacked(self, sender: str, standing_here: Iterable[str], now: float) -> bool:
-        """Yield to the sender's chain, if it has worked for longer than everybody who stands on ours, and
-        took part here lately: what was made since then can be sent again. Tell whether we do.
+        """Yield to the sender's chain, if more than half of those who decide would not follow ours, or if it
+        is older than all of us: what was made since then can be sent again. Tell whether we do.
 
         `standing_here`: live members whose head is in our chain, and we.
         """
-        if self.support.against(sender, now):
-            self._yields = (sender, now + YIELD_S)
-            self.look(now)
-            return True
+        if not (self.support.against(sender, now) or self._is_oldest(sender, standing_here)):
+            return False
+        self._yields = (sender, now + YIELD_S)
+        self.look(now)
+        return True
+
+    def _is_oldest(self, sender: str, standing_here: Iterable[str]) -> bool:
+        """Tell whether that member has worked for longer than everybody who stands here, and took part here
+        lately; in a run that is no longer young only if nobody votes here."""
         marks = self._chain.marks
         oldest = marks.first(sender)
         if oldest is None or not self._context.standing.attends(sender):
             return False
         others = [peer for peer in standing_here if peer != sender]
-        firsts = (marks.first(peer) for peer in others)
-        if any(first is not None and first <= oldest for first in firsts):
-            return False
         if self.support.needed and not marks.voters.isdisjoint(others):
-            return False  # those who vote can be known to others: here more than half count
-        self._yields = (sender, now + YIELD_S)
-        self.look(now)
-        return True
+            return False  # those who vote can be known to others: then more than half count
+        firsts = (marks.first(peer) for peer in others)
+        return not any(first is not None and first <= oldest for first in firsts)

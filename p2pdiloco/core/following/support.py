@@ -1,26 +1,22 @@
 """Support of versions of one fragment: how many of those who decide stand on them.
 
 An update shows how a state was made, and a state does not. So a full member copies one only if more than a
-third of those who decide stand on it: a liar alone, or a few, show theirs to nobody. A member stands on the
-last heads that it named. And whoever has more than half against it yields, though its chain be the heavier
-one: else a few who were cut off, and the others, would stay apart.
+third of those who decide stand on it (`core.following.stances`): a liar alone, or a few, show theirs to
+nobody. And whoever has more than half against it yields, though its chain be the heavier one: else a few who
+were cut off, and the others, would stay apart.
 
 Rules: docs/protocol/trust.md, section 4.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.following.stances import Stances
 from p2pdiloco.core.members.derived import Derived
 
-STOOD_ON = 8
-"""Heads of one member that are remembered."""
 MAX_SUPPORTED = 32
 FEWEST = 3
 """Members who decide, this node included, from which on support is asked for: of two each has a half."""
@@ -34,13 +30,10 @@ class Support:
     def __init__(self, context: FragmentContext) -> None:
         self._context, self._shared = context, context.shared
         self._derived = Derived()
-        self._stands: dict[str, deque[Head]] = {}
-        self._on: dict[Head, set[str]] = {}
-        """Members that stand on each head."""
+        self._stances = Stances()
+        """Stances of those who count."""
         self._supported: BoundedDict[Head, None] = BoundedDict(MAX_SUPPORTED)
         """Heads that have, or had, enough."""
-        self._first_s = math.inf
-        """Time at which a member first named a head."""
         self._against: dict[str, float] = {}
         """Times at which members last said that our head counts for nobody there."""
 
@@ -52,21 +45,12 @@ class Support:
 
     def named(self, peer: str, head: Head, now: float) -> None:
         """Take in the head of a confirmed member. Who does not count supports nothing."""
-        self._first_s = min(self._first_s, now)
-        heads = self._stands.get(peer, deque())
-        if (heads and heads[-1] == head) or not any(peer in of for of in self._counted(now)):
-            return
-        self._stands[peer] = heads
-        heads.append(head)
-        self._on.setdefault(head, set()).add(peer)
-        if len(heads) > STOOD_ON and (left := heads.popleft()) not in heads:
-            self._leaves(peer, left)
-        self._look(head, now)
+        if any(peer in of for of in self._counted(now)) and self._stances.named(peer, head):
+            self._look(head, now)
 
     def gone(self, peer: str) -> None:
         """Forget a member that left the view."""
-        for head in set(self._stands.pop(peer, ())):
-            self._leaves(peer, head)
+        self._stances.gone(peer)
         self._against.pop(peer, None)
 
     def has(self, head: Head, now: float) -> bool:
@@ -99,21 +83,13 @@ class Support:
     def _look(self, head: Head, now: float) -> bool:
         if head in self._supported:
             return True
-        on = self._on.get(head, set())
+        on = self._stances.on(head)
         counted = [of for of in self._counted(now) if 3 * len(on) > len(of) >= FEWEST]
-        third = any(3 * len(on.intersection(of)) > len(of) for of in counted)
+        third = any(3 * len(on & {*of}) > len(of) for of in counted)
         enough = third and self._has_heard(now)
         if enough:
             self._supported[head] = None
         return enough
 
     def _has_heard(self, now: float) -> bool:
-        waited_s, shared = now - self._first_s, self._shared
-        all_heard = waited_s >= 0 and not shared.view.unheard(now)
-        return shared.confirmed or all_heard or waited_s >= shared.timing.genesis_wait_s
-
-    def _leaves(self, peer: str, head: Head) -> None:
-        on = self._on[head]
-        on.discard(peer)
-        if not on:
-            del self._on[head]
+        return self._shared.confirmed or self._shared.guidance.heard_enough(now)

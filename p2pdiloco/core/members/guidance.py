@@ -50,6 +50,11 @@ class Guidance:
         self.vouches = {vouch.fragment: vouch for vouch in vouches}
         self.witnesses = frozenset(peer for vouch in vouches for peer in vouch.members)
 
+    def hears(self, now: float) -> None:
+        """Note that a confirmed member was heard."""
+        if self._first_s == math.inf:
+            self._first_s = self._since_s = now
+
     def asks(self, fragment: int, under_way: bool) -> None:
         """Note whether something of a fragment is under way."""
         (self._under_way.add if under_way else self._under_way.discard)(fragment)
@@ -60,8 +65,6 @@ class Guidance:
 
     def basis(self, fragment: int, confirmed: list[str], now: float) -> Basis:
         """Choose whose word counts now."""
-        if self._first_s == math.inf and confirmed:
-            self._first_s = self._since_s = now
         if fragment in self.vouches:
             return Basis.VOUCHED
         if not self._anchors_failed and self._may_deliver(confirmed):

@@ -12,7 +12,8 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.following import support
-from p2pdiloco.core.following.support import MAX_SUPPORTED, STOOD_ON
+from p2pdiloco.core.following.stances import STOOD_ON
+from p2pdiloco.core.following.support import MAX_SUPPORTED
 
 PEERS = ("p1", "p2", "p3", "p4")
 ALL = ("me", *PEERS)
@@ -139,7 +140,7 @@ def test_what_is_remembered_of_members_is_bounded() -> None:
     for version in branch(2 * MAX_SUPPORTED, learners=ALL)[5:]:
         for peer in PEERS:
             kept.named(peer, version.header.head(), solo.now)
-    assert len(kept._supported) <= MAX_SUPPORTED and len(kept._on) == STOOD_ON
+    assert len(kept._supported) <= MAX_SUPPORTED and len(kept._stances._on) == STOOD_ON
     for peer in PEERS:
         kept.gone(peer)
-    assert not kept._on and not kept._stands
+    assert not kept._stances._on and not kept._stances._heads

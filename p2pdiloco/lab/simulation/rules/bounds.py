@@ -12,8 +12,9 @@ from p2pdiloco.core.contributions.kept import KEPT_MAX
 
 BASE = 32
 PER_NODE = 2
-LARGER = {**dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX), "_of": 256}
-"""Tables that may hold more, by name: contributions that are kept until they are beyond doubt."""
+LARGER = {**dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX), "_of": 256, "_on": 256}
+"""Tables that may hold more, by name: contributions that are kept until they are beyond doubt, and heads on
+which members stand, each on eight."""
 CONTAINERS = (list, dict, set, frozenset, deque, tuple)
 PLAIN = frozenset((bool, bytes, float, int, str, type(None)))
 """Types with nothing inside. Most values are of these, so they are told first."""
