@@ -1,8 +1,8 @@
 """Picture of a swarm, put together from what several members say of it.
 
 What a member says of itself counts before what others say of it, and newer before older. Who is expelled by
-one that was asked is said to be. Anybody can claim to
-be a member: of three or more that say how far a fragment is, the one that claims most is not believed.
+one that was asked is said to be. Anybody can claim to be a member: of three or more that say how far a
+fragment is, the one that claims most is not believed.
 """
 
 from __future__ import annotations

@@ -128,16 +128,22 @@ def test_the_only_other_voter_beside_its_syncer_does_not_make_us_copy_it() -> No
     assert not found(effects, ef.FetchState) and excluded(solo) == ("p1",)
 
 
-def test_who_was_misled_gives_us_neither_that_version_nor_what_its_syncer_made_of_it() -> None:
-    solo, _ = refuses()
-    assert not found(solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0), ef.FetchUpdate)
-    above = child(FALSE.header, "p1", ALL)
+def misled_by(solo: Solo, above: SignedVersion) -> ef.FetchState:
+    """Three others stand on a version above the false one, of which nobody gives us the update."""
     solo.says = {peer: {"heads": (above.header.head(),)} for peer in ("p2", "p3", "p4")}
     (pull,) = found(solo.hear("p3"), ef.FetchUpdate)
     solo.hear("p2")
     solo.hear("p4")
     effects = solo.feed(ev.FetchFailed(0, 10, pull.peer, FetchFailure.GONE)) + solo.wait(1.0)
     (copy,) = found(effects, ef.FetchState)
+    return copy
+
+
+def test_who_was_misled_gives_us_neither_that_version_nor_what_its_syncer_made_of_it() -> None:
+    solo, _ = refuses()
+    assert not found(solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0), ef.FetchUpdate)
+    above = child(FALSE.header, "p1", ALL)
+    copy = misled_by(solo, above)
     effects = solo.feed(ev.StateFetched(0, copy.peer, above, table(above)))
     assert reasons(effects, "catchup")[0] == f"not taken: {VersionFault.FALSE_STATE}"
     assert solo.head == CHAIN[-1].header.head() and ef.DropSpare(0) in effects
@@ -152,12 +158,7 @@ def test_after_a_restart_it_is_not_copied_from_who_was_misled_either() -> None:
     effects = solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0)
     assert not found(effects, ef.FetchUpdate) and not found(effects, ef.FetchState)
     above = child(FALSE.header, "p2", ALL)
-    solo.says = {peer: {"heads": (above.header.head(),)} for peer in ("p2", "p3", "p4")}
-    (pull,) = found(solo.hear("p3"), ef.FetchUpdate)
-    solo.hear("p2")
-    solo.hear("p4")
-    effects = solo.feed(ev.FetchFailed(0, 10, pull.peer, FetchFailure.GONE)) + solo.wait(1.0)
-    (copy,) = found(effects, ef.FetchState)
+    copy = misled_by(solo, above)
     effects = solo.feed(ev.StateFetched(0, copy.peer, FALSE, table(FALSE)))
     assert reasons(effects, "catchup")[0] == f"not taken: {VersionFault.FALSE_STATE}"
 

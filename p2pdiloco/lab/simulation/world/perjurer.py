@@ -40,8 +40,8 @@ class LieTold(Enum):
     MERGES = "merges"
     STATES = "states"
     HISTORIES = "histories"
-    """False states of which it gives no update: they show nothing of how they were made. Told in old runs
-    only: at a run's beginning they are copied (`core.following.support`)."""
+    """False states of which it gives no update: they show nothing of how they were made. No mix has it, whose
+    runs are too young: they are copied there (`core.following.support`)."""
     ACCUSATIONS = "accusations"
 
 
