@@ -4,7 +4,7 @@ is not.
 Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and gives
 them to one half of its peers each, one puts a false label into its versions. Where merges can be made again,
 there are three more: one makes false merges, one states false states, one accuses an honest syncer of the
-first.
+first. Tests have one, too, that states false states and gives no updates, which nobody can find out.
 """
 
 from __future__ import annotations
