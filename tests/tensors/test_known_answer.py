@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from p2pdiloco.tensors import portable
+from p2pdiloco.tensors.codec import CODECS
 from p2pdiloco.tensors.merging import known_answer, merge
 
 
@@ -45,11 +51,51 @@ def test_another_outer_step_has_another_answer(monkeypatch: pytest.MonkeyPatch) 
     assert known_answer.step_answer() != known_answer.STEP_ANSWER
 
 
+FLUSHES = """
+import torch
+from p2pdiloco.tensors.merging import known_answer
+assert known_answer.step_answer() == known_answer.STEP_ANSWER and known_answer.answer() == known_answer.ANSWER
+if not torch.set_flush_denormal(True):
+    print("this processor cannot")
+else:
+    assert known_answer.step_answer() != known_answer.STEP_ANSWER, "the outer step"
+    assert known_answer.answer() != known_answer.ANSWER, "the merge"
+    assert not known_answer.merges_as_everywhere() and not known_answer.steps_as_everywhere()
+    print("noticed")
+"""
+
+
 def test_a_machine_that_makes_the_smallest_numbers_zero_is_noticed() -> None:
-    """It would find false what all others find right, once some momentum is next to nothing."""
-    if not torch.set_flush_denormal(True):
+    """It would find false what all others find right: states, once some momentum is next to nothing, and
+    merges of what has such numbers. So it audits and accuses nobody."""
+    done = subprocess.run([sys.executable, "-c", FLUSHES], capture_output=True, text=True, check=True)
+    if done.stdout.strip() != "noticed":
+        pytest.skip(done.stdout)
+
+
+def _flushed(job: Callable[..., Any]) -> Callable[..., Any]:
+    def work(*given: Any, **named: Any) -> Any:
+        torch.set_flush_denormal(True)
+        try:
+            return job(*given, **named)
+        finally:
+            torch.set_flush_denormal(False)
+
+    return work
+
+
+@pytest.mark.parametrize("name", sorted(each.name for each in CODECS.values() if not each.sparse))
+def test_it_is_noticed_in_each_codecs_decoding_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of bits has nothing to flush."""
+    if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot")
-    try:
-        assert known_answer.step_answer() != known_answer.STEP_ANSWER
-    finally:
-        torch.set_flush_denormal(False)
+    monkeypatch.setattr(type(CODECS[name]), "decode", _flushed(CODECS[name].decode.__func__))  # type: ignore[attr-defined]
+    assert (known_answer.answer() == known_answer.ANSWER) == (name in ("fp32", "bf16"))
+
+
+@pytest.mark.parametrize("place", ["add_scaled", "scale"])
+def test_it_is_noticed_in_the_sums_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot")
+    monkeypatch.setattr(merge, place, _flushed(getattr(merge, place)))
+    assert known_answer.answer() != known_answer.ANSWER
