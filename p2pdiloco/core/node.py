@@ -91,6 +91,7 @@ class Core:
             ev.Guided: self._on_guided,
             ev.ReachChanged: self._heartbeats.reach,
             ev.UplinkMeasured: self._heartbeats.uplink,
+            ev.Miscalculates: self._heartbeats.miscalculates,
             ev.MessageReceived: self._on_message,
             ev.SendFailed: self._on_send_failed,
             ev.NothingToContribute: self._on_nothing,
@@ -320,8 +321,7 @@ class Core:
     # --- learner and contributions -------------------------------------------------------------------
 
     def _on_nothing(self, event: ev.NothingToContribute, now: float) -> None:
-        fragment = self._at(event.fragment)
-        fragment.nothing_to_contribute(now)
+        self._at(event.fragment).nothing_to_contribute(now)
         self._departure.poll(now)
 
     def _on_answered(self, event: ev.OfferAnswered, now: float) -> None:

@@ -97,6 +97,8 @@ class Shared:
         """Ways in which others can reach us."""
         self.uplink = OwnUplink()
         self.learner = OwnLearner()
+        self.exact = True
+        """False: this machine calculates otherwise than all others, and its versions would be false."""
         self.leaving = False
         self.gather_until_s = -math.inf
         """End of the time for which rounds of a leaving node wait for live learners: if all leave, none is to
@@ -146,6 +148,10 @@ class Shared:
         """Count this node as a full member from now on."""
         self.confirmed = True
 
+    def miscalculates(self) -> None:
+        """Note that this machine calculates otherwise than all others."""
+        self.exact = False
+
     def leave(self, gather_until_s: float) -> None:
         """Begin to leave; rounds of ours wait for live learners until that time."""
         self.leaving, self.gather_until_s = True, gather_until_s
@@ -175,6 +181,11 @@ class Shared:
         """Take in how others can reach us. Tell whether that is news."""
         news, self.reach = reach is not self.reach, reach
         return news
+
+    @property
+    def willing(self) -> bool:
+        """True: we would be syncer."""
+        return self.exact and not self.leaving
 
     @property
     def learning(self) -> bool:

@@ -39,6 +39,7 @@ class Life:
     async def run(self) -> None:
         """Join, catch up, train, until cancelled or broken. Raises what broke us."""
         member = self._member
+        await member.merging.examine()
         await member.ask_joined()
         self._begin_presence()
         await member.learner_link.prepare()

@@ -246,13 +246,14 @@ class Member:
         compute, tickets, post = held.compute, held.tickets, self.post.put
         parts = compute, tickets, held.updates, held.durable, link, self.keeper
         self.committing = Committing(self._me, *parts)
+        self.merging = Merging(compute, tickets, post, bulk.merged.keep, bulk.true_updates.correction)
         hands = Hands(
             tickets=tickets,
             outbound=self.outbound,
             transfers=self.transfers,
             learner=link,
             kept=self.kept,
-            merging=Merging(compute, tickets, post, bulk.merged.keep, bulk.true_updates.correction),
+            merging=self.merging,
             committing=self.committing,
             durable=held.durable,
             loss_auditing=self._loss_auditing(),

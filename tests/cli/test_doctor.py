@@ -122,7 +122,7 @@ async def test_a_torch_that_does_not_load_is_no_traceback(monkeypatch: pytest.Mo
     assert level(list(machine._of_torch(said))) == ["good", "warning"]
     assert level(list(machine._of_torch({**said, "device": "cuda", "works": False}))) == ["good", "bad"]
     odd = list(machine._of_torch({**said, "same": False}))
-    assert level(odd) == ["good", "bad", "warning"] and "audits nobody" in odd[1].words
+    assert level(odd) == ["good", "bad", "warning"] and "is no syncer" in odd[1].words
 
 
 # --- names and addresses -------------------------------------------------------------------------

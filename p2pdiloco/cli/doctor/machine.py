@@ -29,7 +29,7 @@ TORCH_S = 90.0
 ASK_TORCH = """
 import json, torch
 from p2pdiloco.learner.device import accelerators
-from p2pdiloco.tensors.merging.known_answer import merges_as_everywhere
+from p2pdiloco.tensors.merging.known_answer import steps_as_everywhere
 found = list(accelerators())
 device = found[0] if found else "cpu"
 works = (torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)).sum().item() == 64.0**3
@@ -37,7 +37,7 @@ names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
 free = torch.cuda.mem_get_info()[0] if device == "cuda" else 0
 print(json.dumps({"version": torch.__version__, "device": device, "names": names, "free": free,
                   "works": works, "threads": torch.get_num_threads(), "built": torch.version.cuda or "",
-                  "same": merges_as_everywhere()}))
+                  "same": steps_as_everywhere()}))
 """
 """Program that looks at torch, in a process of its own: a broken driver may end it, or hang."""
 
@@ -83,7 +83,7 @@ async def torch_here() -> list[Diagnosis]:
 def _of_torch(said: dict[str, object]) -> Iterator[Diagnosis]:
     yield good("torch", f"{said['version']}, {said['threads']} threads")
     if not said["same"]:
-        words = "merges have other bits here than on all other machines: this node audits nobody"
+        words = "merges have other bits here than on all others: this node audits nobody, and is no syncer"
         yield bad("merges", words, f"install PyTorch anew; {install_hint()}")
     device = str(said["device"])
     if not said["works"]:

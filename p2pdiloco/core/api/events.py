@@ -72,6 +72,10 @@ class UplinkMeasured(Event, frozen=True):
     bits_per_s: float
 
 
+class Miscalculates(Event, frozen=True):
+    """Finding that merges or outer steps of this machine have other bits than all others'."""
+
+
 # --- contributions: learner side ----------------------------------------------------------------------
 
 

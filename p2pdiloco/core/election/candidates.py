@@ -34,7 +34,7 @@ class Candidates:
         """Tell whether we would be syncer. One that leaves would not, but where no other would and work of
         its own waits for one."""
         shared = self._context.shared
-        if not shared.votes or not self._electorate.decides(shared.me, now):
+        if not shared.votes or not shared.exact or not self._electorate.decides(shared.me, now):
             return False
         return not shared.leaving or (self._context.needs_syncer() and not self._electorate.willing(now))
 

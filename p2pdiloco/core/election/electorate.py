@@ -113,7 +113,7 @@ class Electorate:
         if fitness is Fitness.FIT:
             return []
         others = self.willing(now)
-        if shared.votes and not shared.leaving and self.decides(shared.me, now):
+        if shared.votes and shared.willing and self.decides(shared.me, now):
             others = [shared.me, *others]
         return [other for other in others if self.fitness(other) > fitness]
 

@@ -238,7 +238,7 @@ class Office:
             self._terms.used(self._binding.term)
             return
         reason = "its votes are no longer a majority of the members"
-        stands_again = self.holding and not shared.leaving
+        stands_again = self.holding and shared.willing
         if self.holding:
             self.lay_down(reason)
         elif self.state is OfficeState.FOLLOWING:

@@ -9,7 +9,7 @@ import math
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.events import LearnerStatus, PresenceSeen, ReachChanged, UplinkMeasured
+from p2pdiloco.core.api.events import LearnerStatus, Miscalculates, PresenceSeen, ReachChanged, UplinkMeasured
 from p2pdiloco.core.api.grouping import Roster, is_group, leaf_index
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.reach import WORDS
@@ -140,7 +140,7 @@ class Heartbeats:
             loss=learner.loss,
             learning=shared.learning,
             confirmed=shared.confirmed,
-            stands=shared.vote_disk.works and not shared.leaving,
+            stands=shared.vote_disk.works and shared.willing,
             heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
             saved=self._joining.saved and not shared.confirmed,
             reach=shared.reach,
@@ -172,6 +172,17 @@ class Heartbeats:
             fragment.touch()
             for seat in fragment.seats.taken:
                 seat.office.stand_later(now + HEARD_S)
+        self.tell_neighbours(now)
+
+    def miscalculates(self, _event: Miscalculates, now: float) -> None:
+        """Stand for no office any more: who has one signs states, and ours would be false for all others."""
+        self._shared.miscalculates()
+        reason = "we stand for none: this machine calculates otherwise than all others"
+        self._shared.out.record("office", None, reason)
+        for fragment in self._fragments:
+            fragment.touch()
+            for seat in fragment.seats.taken:
+                seat.office.lay_down("this machine calculates otherwise than all others")
         self.tell_neighbours(now)
 
     def tell_all(self, now: float) -> None:

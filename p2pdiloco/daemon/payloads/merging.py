@@ -53,6 +53,15 @@ class Merging:
         self._tickets = tickets
         self._post = post
 
+    async def examine(self) -> None:
+        """See whether this machine makes the merges and outer steps that all others make: else its versions
+        would be false, and cost it its place."""
+        if not await self._compute.run(steps_as_everywhere):
+            logger.error(
+                "this machine does not calculate as all others do: it trains, and stands for no office"
+            )
+            self._post(ev.Miscalculates())
+
     def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Payload]]:
         tickets = self._tickets
         return (

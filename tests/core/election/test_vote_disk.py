@@ -172,3 +172,25 @@ def test_members_without_a_vote_are_members_with_the_run(genesis: bool) -> None:
     solo.wait(30.0)
     assert not solo.core.confirmed
     assert solo.core.waits_for(solo.now) == "the state of the members"
+
+
+def test_a_machine_that_calculates_otherwise_stands_for_no_office_and_says_so() -> None:
+    """What it signs would be false for all others, who would exclude it."""
+    solo = Solo(peers=PEERS)
+    solo.wait(1.0, silent=PEERS)
+    effects = solo.feed(ev.Miscalculates())
+    said = sent(effects, msg.Progress)
+    assert said and not any(each.stands for each in said) and all(each.votes for each in said)
+    assert reasons(effects, "office") == [
+        "we stand for none: this machine calculates otherwise than all others"
+    ]
+    assert not sent(solo.wait(30.0), msg.VoteRequest), "nobody is in office, and it is the last in no turn"
+    assert sent(request(solo, "p1", 5), msg.VoteGranted), "it votes"
+
+
+def test_a_syncer_that_finds_that_it_calculates_otherwise_lays_its_office_down() -> None:
+    solo = Solo(peers=PEERS)
+    solo.take_office()
+    solo.feed(ev.Miscalculates())
+    assert not solo.fragment.office.holding
+    assert not sent(solo.wait(30.0), msg.VoteRequest) and solo.core.confirmed

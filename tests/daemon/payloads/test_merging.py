@@ -152,3 +152,14 @@ async def test_nothing_is_published_over_a_state_that_was_damaged_here(merger: M
     await merger._merging.drop_spare(ef.DropSpare(0))
     theta[0] = whole
     assert isinstance(await merger.merge(merger.input(0.5)), ev.Merged)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+async def test_a_machine_that_calculates_otherwise_stands_for_no_office(
+    merger: Merger, monkeypatch: pytest.MonkeyPatch, exact: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its versions would be false for all others, and cost it its place though it is honest."""
+    monkeypatch.setattr(merging, "steps_as_everywhere", lambda: exact)
+    await merger._merging.examine()
+    assert merger.heard == ([] if exact else [ev.Miscalculates()])
+    assert ("it trains, and stands for no office" in caplog.text) is not exact
