@@ -140,7 +140,7 @@ class Office:
     def suspect(self, why: Suspicion, **details: float) -> None:
         """Stop counting on the holder, of which this was seen. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
-            self._trust.doubt(why)
+            self._trust.doubt(why, self.certificate)
             known = {"syncer": self.syncer, "term": self.term, **details}
             self._shared.out.record("suspicion", self._fragment, str(why), **known)
 

@@ -14,6 +14,9 @@ from p2pdiloco.core.election.electorate import Electorate
 REST_S = 60.0
 """Time for which this member does not stand again against a holder that others count on, though it has found
 something against it itself. Others may find the same: then they stand."""
+FIRST_REST_S = 2.0
+"""The same for what it suspects, the first time in a term; twice as long every further time, up to
+`REST_S`."""
 
 
 class Trust:
@@ -31,12 +34,15 @@ class Trust:
         """Reason why this one is not counted on, though it is alive; None if it is."""
         self.outvoted = False
         """True: others count on it, and so it stays."""
+        self._vain: tuple[int, int] = 0, 0
+        """Term in which others let stay whom we suspected, and how many times."""
         self._endured_term = 0
         self._rests_until_s = 0.0
 
-    def doubt(self, why: Suspicion) -> None:
-        """Stop counting on it."""
+    def doubt(self, why: Suspicion, certificate: Certificate | None) -> None:
+        """Stop counting on it. If others let it stay in this term before, we go by that for now."""
         self.suspected = why
+        self.outvoted = certificate is not None and certificate.term == self._vain[0]
 
     def renew(self) -> None:
         """Count on it again, or on the next."""
@@ -47,6 +53,10 @@ class Trust:
         self.outvoted = counted_on and self.suspected is not None
         if counted_on and certificate is not None and self._found(certificate.syncer, now):
             self._endured_term, self._rests_until_s = certificate.term, now + REST_S
+        elif self.outvoted and certificate is not None:
+            times = self._vain[1] if self._vain[0] == certificate.term else 0
+            self._vain = certificate.term, times + 1
+            self._rests_until_s = now + min(REST_S, FIRST_REST_S * (1 << min(times, 8)))
 
     def endures(self, certificate: Certificate, now: float) -> bool:
         """Tell whether the holder stays: others count on it, and only what we found speaks against it."""
@@ -54,7 +64,10 @@ class Trust:
 
     def rests(self, certificate: Certificate | None, now: float) -> bool:
         """Tell whether to stand against it is in vain for now: others have just let it stay."""
-        return certificate is not None and now < self._rests_until_s and self.endures(certificate, now)
+        if certificate is None or now >= self._rests_until_s:
+            return False
+        suspected = self.outvoted and certificate.term == self._vain[0]
+        return self.endures(certificate, now) or (suspected and not self._gone(certificate, now, ""))
 
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
@@ -74,8 +87,10 @@ class Trust:
         """Say what else speaks against it, which others may see, too."""
         if certificate.syncer in self._shared.excluded:
             return "the syncer is excluded"
-        if self.suspected is not None:
-            return str(self.suspected)
+        return str(self.suspected) if self.suspected is not None else self._gone(certificate, now, candidate)
+
+    def _gone(self, certificate: Certificate, now: float, candidate: str) -> str:
+        """Say why it is not here any more, or is to leave the office to others."""
         if others := self._candidates.why_give_way(certificate, now, candidate=candidate):
             return f"the syncer {others}"
         view, syncer = self._shared.view, certificate.syncer

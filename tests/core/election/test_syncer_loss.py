@@ -21,6 +21,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Stamp
+from p2pdiloco.core.election.trust import REST_S
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -100,6 +101,49 @@ def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
             break
     assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
     assert solo.fragment.office.why_open(solo.now) == str(Suspicion.NO_VERSION), "and may be voted away"
+
+
+def outvoted_for(solo: Solo, seconds: float) -> list[float]:
+    """Everybody else counts on p1, which says that it has our work and makes nothing of it. Returns when we
+    stood against it."""
+    stood: dict[int, float] = {}
+    effects, until_s = solo.ready(), solo.now + seconds
+    while solo.now < until_s:
+        for offer in found(effects, ef.Offer):
+            solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+        effects = solo.wait(0.6)
+        for term in {asked.term for asked in sent(effects, msg.VoteRequest)} - set(stood):
+            stood[term] = solo.now
+            for peer in PEERS:
+                answer = msg.VoteRefused("all", 0, term, 1, solo.head, VoteRefusal.COUNTED_ON)
+                effects += solo.message(peer, answer)
+    return list(stood.values())
+
+
+def test_who_is_outvoted_time_and_again_stands_ever_more_rarely() -> None:
+    """Every time costs each voter two messages, and a vote on our disk."""
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    stood = outvoted_for(solo, 240.0)
+    assert 3 < len(stood) < 10, "before, 34 times"
+    assert stood[1] - stood[0] < 5.0 and stood[-1] - stood[-2] > REST_S
+    effects = solo.wait(2 * solo.config.timing.suspect_s, silent=("p1",))
+    assert sent(effects, msg.VoteRequest) and solo.now < stood[-1] + REST_S, "others see that, too"
+
+
+def test_who_was_outvoted_in_this_term_gives_its_work_at_once_when_it_suspects_again() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    assert outvoted_for(solo, 20.0)
+    solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))
+    assert not solo.fragment.office.why_open(solo.now)
+    solo.fragment.office.suspect(Suspicion.NO_VERSION)
+    assert solo.fragment.office.takes(solo.now)
+    solo.elect("p1", term=solo.fragment.office._terms.next())
+    solo.fragment.office.suspect(Suspicion.NO_VERSION)
+    assert not solo.fragment.office.takes(solo.now), "anew in each term"
 
 
 @pytest.mark.parametrize("why", ["distrusted", "expelled"])
