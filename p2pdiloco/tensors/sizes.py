@@ -53,6 +53,13 @@ def appraisal_bytes(numel: int, contribution_codec: str) -> int:
     return math.floor((given + 3 * 4) * numel)
 
 
+def second_model_bytes(numel: int) -> int:
+    """Memory of the second instance of a model of so many parameters, in which the global parameters are
+    evaluated and contributions measured: on the learner's device. A model that is shared out over several has
+    none."""
+    return 4 * numel
+
+
 def training_bytes(numel: int, optimizer: str) -> int:
     """Memory of parameters, gradients and moments of so many parameters; Muon has one moment for most."""
     return (12 if optimizer == "muon" else 16) * numel

@@ -120,3 +120,22 @@ def test_the_start_is_found_from_the_version_and_its_update():
     found = appraisal.start_of(start - 0.7 * delta, payload, "fp32", 0.7)
     assert torch.allclose(found, start, atol=1e-5)
     assert len(data().heldout) > 0
+
+
+def test_what_is_read_is_copied_nowhere(tmp_path, monkeypatch):
+    """A copy is memory that nobody counts, and that the process keeps."""
+    path, chosen, numel = tmp_path / "file", codec("int4"), 1_000
+    values = torch.linspace(-1.0, 1.0, numel)
+    appraisal.begin(path, values)
+    appraisal.add(path, chosen.encode(values), chosen.encode(-values))
+    given = []
+    decode = type(chosen).decode
+
+    def spied(self, payload, out):
+        given.append(payload.obj if isinstance(payload, memoryview) else None)
+        decode(self, payload, out)
+
+    monkeypatch.setattr(type(chosen), "decode", spied)
+    found = appraisal.read(path, "int4", numel)
+    assert len(given) == 2 and given[0] is given[1] is not None
+    assert torch.equal(found.theirs, -found.ours) and torch.equal(found.start, values)

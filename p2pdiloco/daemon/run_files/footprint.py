@@ -13,7 +13,14 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.sizes import ENCODINGS, appraisal_bytes, shared_bytes, training_bytes, vault_bytes
+from p2pdiloco.tensors.sizes import (
+    ENCODINGS,
+    appraisal_bytes,
+    second_model_bytes,
+    shared_bytes,
+    training_bytes,
+    vault_bytes,
+)
 
 DAEMON_BYTES, LEARNER_BYTES = 360_000_000, 285_000_000
 """Resident memory of the programs alone, as measured with the preset `micro` on Linux with torch for the CPU:
@@ -37,7 +44,8 @@ class Footprint(Struct, frozen=True):
     payload_bytes: int
     """Memory that no node of the run can do without for contributions and updates (`--max-memory`)."""
     learner_bytes: int
-    """Memory of the learner's device, or devices together: parameters, gradients, moments."""
+    """Memory of the learner's device, or devices together: parameters, gradients, moments, and a second
+    instance of the model for evaluation."""
     loss_audit_bytes: int
     """Memory in which its learner measures contributions of others, whatever its device is; 0: there are no
     loss audits (docs/protocol/loss-audits.md)."""
@@ -69,7 +77,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
         tensors=len(specs),
         daemon_bytes=vault_bytes(numel, manifest.codec.contribution) + shared_bytes(numel),
         payload_bytes=math.floor(payloads),
-        learner_bytes=training,
+        learner_bytes=training + second_model_bytes(numel),
         loss_audit_bytes=appraisal_bytes(fragment, manifest.codec.contribution),
         # The learner's state is written anew beside the old one.
         disk_bytes=math.ceil(
