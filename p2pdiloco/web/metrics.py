@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.sources import Views
 from p2pdiloco.web.view import OwnView, PublicView, RunView
@@ -193,6 +194,12 @@ FIGURES = (
         "node_refusals_total",
         "Refusals of what peers sent, by reason.",
         lambda _public, own: [((reason,), count) for reason, count in own.refusals.items()],
+        ("reason",),
+    ),
+    Figure(
+        "node_expelled_members",
+        "Members whose work this node refuses by its loss audits, by what these have shown.",
+        lambda _public, own: [((each.value,), own.expelled.get(each, 0)) for each in LossFinding],
         ("reason",),
     ),
     Figure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,7 @@ def own_view(
         contributions=_contributions(snapshot, timeline),
         link=_link_view(snapshot, link, rates),
         refusals=snapshot.refusals,
+        expelled=Counter(row.expelled for row in snapshot.peers if row.expelled is not None),
         recent=snapshot.recent,
         controls=offered(state),
         limits=limits_by_name(state),

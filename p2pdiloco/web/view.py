@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, field
 
+from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
 from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
 from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow
@@ -265,6 +266,8 @@ class OwnView(Row, frozen=True, kw_only=True):
     link: LinkView = LinkView()
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REASONS)] = field(default_factory=dict)
     """Counts of what peers did wrong, by reason."""
+    expelled: dict[LossFinding, Natural] = field(default_factory=dict)
+    """Numbers of members whose work this node refuses, by what its loss audits have shown."""
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     """Decisions made last, newest last."""
     controls: tuple[Control, ...] = ()

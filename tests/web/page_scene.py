@@ -10,6 +10,7 @@ import math
 import segno
 from msgspec.structs import replace
 
+from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.web.view import (
     ContributionsView,
     CreditView,
@@ -260,6 +261,7 @@ def _own(now_s: float) -> OwnView:
             received_bytes=9_840_000_000,
         ),
         refusals={"stale": 3},
+        expelled={LossFinding.HARM: 1},
         recent=(
             "merged fragment 17 from 4 of 5",
             "fragment 20: eva is elected, term 9",

@@ -23,12 +23,13 @@ from p2pdiloco.daemon.display.snapshot import (
     status_of,
 )
 from p2pdiloco.daemon.display.timeline import Timeline
+from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.web.asked_source import WatchedRun, middle
 from p2pdiloco.web.forecast import fit, forecast
 from p2pdiloco.web.joining import join_view
 from p2pdiloco.web.making import public_view
-from p2pdiloco.web.node_source import LinkRates
+from p2pdiloco.web.node_source import LinkRates, own_view
 from p2pdiloco.web.people import standing
 from p2pdiloco.web.words import MarkKind, MemberWord, Pulse, Why
 
@@ -103,6 +104,13 @@ def test_who_is_excluded_is_told_once_and_not_as_silent_too() -> None:
     marks = (PastEvent(NOW_S - 90, "silent", "died", "dan", None, 1, "Dan"),)
     view = public_view(report(marks=marks, excluded=(liar,)), NOW_S)
     assert view.excluded == (liar,) and [member.peer for member in view.members] == ["ann"]
+
+
+def test_whom_loss_audits_of_this_node_expelled_is_counted_by_what_they_have_shown() -> None:
+    rows = (row(expelled=LossFinding.HARM), row(expelled=LossFinding.HARM), row())
+    snapshot = NodeSnapshot(name="", peer="ann", run_name="", run_id="", state="training", peers=rows)
+    view = own_view(snapshot, Timeline(), Link(math.inf, math.inf), LinkRates(lambda: 0.0), None)
+    assert view.expelled == {LossFinding.HARM: 2}
 
 
 def test_a_member_that_died_is_shown_for_a_while_and_one_that_left_is_not() -> None:

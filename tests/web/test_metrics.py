@@ -33,6 +33,7 @@ COUNTS |= {
     "node_contributions_waiting",
     "node_link_behind",
     "node_offices",
+    "node_expelled_members",
 }
 """Names of plain numbers of something, which have no unit."""
 
@@ -64,6 +65,8 @@ def test_figures_are_those_of_the_page() -> None:
         f'p2pdiloco_run_members{{{run},state="silent"}} 1.0',
         f'p2pdiloco_node_state{{{run},state="training"}} 1.0',
         f'p2pdiloco_node_contributions_refused_total{{reason="stale",{run}}} 5.0',
+        f'p2pdiloco_node_expelled_members{{reason="harm",{run}}} 1.0',
+        f'p2pdiloco_node_expelled_members{{reason="nothing",{run}}} 0.0',
     ):
         assert line in lines
 
