@@ -15,7 +15,7 @@ REST_S = 60.0
 """Time for which this member does not stand again against a holder that others count on, though it has found
 something against it itself. Others may find the same: then they stand."""
 FIRST_REST_S = 2.0
-"""The same for what it suspects, the first time in a term; twice as long every further time, up to
+"""Rest after what it suspects, the first time in a term; twice as long every further time, up to
 `REST_S`."""
 
 
