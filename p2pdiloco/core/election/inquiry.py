@@ -5,10 +5,14 @@ Rules: docs/protocol/election.md, section 10.
 
 from __future__ import annotations
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
+
+MAX_ASKED = 64
+"""Claimants that were asked last and are remembered."""
 
 
 class Inquiry:
@@ -20,12 +24,15 @@ class Inquiry:
         self._fragment = context.index
         self._group = group
         self._since_s = now
-        self._asked_s = -1e18
+        self._asked_s: BoundedDict[str, float] = BoundedDict(MAX_ASKED)
+        """Times at which claimants were asked: each has its own pause, or one that claims what it has not,
+        again and again, would keep us from asking whoever has it."""
 
     def claimed(self, peer: str, term: int, known_term: int, now: float) -> None:
         """Ask for the certificate of a claim above the term of ours, now and then."""
-        if term > known_term and now - self._asked_s >= self._shared.timing.query_s:
-            self._asked_s = now
+        due_s = self._asked_s.get(peer, -1e18) + self._shared.timing.query_s
+        if term > known_term and now >= due_s:
+            self._asked_s[peer] = now
             self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, known_term))
 
     def finds_holder(self, now: float) -> bool:

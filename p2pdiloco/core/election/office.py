@@ -178,14 +178,11 @@ class Office:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
-        elif (
-            self.holding
-            and not self._busy()
-            and (others := self._candidates.why_give_way(self.certificate, now))
-        ):
-            self.lay_down(f"this node {others}")
-        elif self.holding and not self._busy() and not self._shared.votes:
-            self.lay_down("our disk takes no votes")  # and would take no version
+        elif self.holding and not self._busy():
+            if others := self._candidates.why_give_way(self.certificate, now):
+                self.lay_down(f"this node {others}")
+            elif not self._shared.votes:
+                self.lay_down("our disk takes no votes")  # and would take no version
         if self._trust.suspected is Suspicion.NO_VERSION:
             self._candidates.waited_in_vain(self.certificate, now)
         self._void_if_outgrown(now)
@@ -317,10 +314,12 @@ class Office:
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
         self._shared.answers.came(sender)
-        if self._candidate_term != vote.body.term:
+        if vote.body.term != (self.term if self.holding else self._candidate_term):
             return None
         fault = why_not_for(self._context, self._group, vote)
-        if fault is None:
+        if fault is None and self.holding:
+            self.certificate = self._binding.with_late(self.certificate, vote, now)
+        elif fault is None:
             self._count(vote, now)
         return fault
 

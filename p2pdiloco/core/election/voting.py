@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from p2pdiloco.core.api.effects import Effect, VoteRecord
 from p2pdiloco.core.api.messages import VoteRequest
 from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
-from p2pdiloco.core.api.types import Certificate, Vote, VoteBody
+from p2pdiloco.core.api.types import MAX_VOTES, Certificate, Vote, VoteBody
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 
@@ -215,6 +217,18 @@ class Binding:
         self._lost_since_s: float | None = None
         self.term = 0
         """Term of the last certificate that did."""
+
+    def with_late(self, certificate: Certificate | None, vote: Vote, now: float) -> Certificate | None:
+        """Add a vote that came after the majority to our certificate. Who counts more voters than we do asks
+        for it again, and accepts it then. Else a member that tells some of us that it votes, and others that
+        it does not, keeps the ones out of the others' rounds."""
+        known = {} if certificate is None else {each.body.voter: each for each in certificate.votes}
+        voter = vote.body.voter
+        if certificate is None or voter in known or len(known) >= MAX_VOTES:
+            return certificate
+        if not self._electorate.count([voter], now):
+            return certificate
+        return replace(certificate, votes=tuple(each for _, each in sorted({**known, voter: vote}.items())))
 
     def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
         """Tell whether it has bound no member for so long."""

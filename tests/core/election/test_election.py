@@ -305,3 +305,31 @@ def test_a_candidate_that_is_ahead_of_us_gets_our_vote() -> None:
     solo = Solo(peers=PEERS)
     ahead = branch(2)[2].header.head()
     assert sent(request(solo, "p2", 1, ahead), msg.VoteGranted)
+
+
+def test_votes_that_come_after_the_majority_are_in_the_certificate_that_others_ask_for() -> None:
+    """Others may count more voters than we do."""
+    solo = Solo(peers=PEERS)
+    _, term, _ = standing(solo)
+    for peer in PEERS[:2]:
+        effects = solo.message(peer, msg.VoteGranted(vote(peer, "me", term)))
+    told = sent(effects, msg.Elected)[0].certificate
+    assert solo.fragment.office.holding and len(told.votes) == 3
+    solo.message("p3", msg.VoteGranted(vote("p3", "me", term)))
+    solo.message("p3", msg.VoteGranted(vote("p3", "me", term)))
+    solo.message("p4", msg.VoteGranted(vote("p4", "me", term + 1)))
+    solo.message("s1", msg.VoteGranted(vote("s1", "me", term)))
+    (given,) = sent(solo.message("p4", msg.OfficeQuery("all", 0, 0)), msg.Elected, to="p4")
+    assert [each.body.voter for each in given.certificate.votes] == ["me", "p1", "p2", "p3"]
+
+
+def test_who_claims_what_it_has_not_keeps_nobody_from_asking_whoever_has_it() -> None:
+    solo = Solo(peers=PEERS)
+    asked: set[str] = set()
+    for _ in range(20):
+        solo.now += 0.1
+        effects = solo.hear("p1", offices=(("all", 0, 1_000),)) + solo.hear("p2", offices=(("all", 0, 1),))
+        asks = [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.OfficeQuery)]
+        assert len(asks) == len(set(asks))
+        asked.update(asks)
+    assert asked == {"p1", "p2"}
