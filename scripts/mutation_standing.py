@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutation_kit import Patch, mutation
+from p2pdiloco.core.following.support import Support
 from p2pdiloco.core.members.standing import Standing
 
 
@@ -14,3 +15,8 @@ def everybody_votes_who_says_so(patch: Patch) -> None:
 @mutation("strangers", 2, 6, "stuck")
 def newcomers_are_waited_for_in_vain_for_ever(patch: Patch) -> None:
     patch.set(Standing, "_attending", lambda self, learners, marks: learners)
+
+
+@mutation("old", 6, 6, "backed")
+def a_state_is_copied_of_whoever_is_ahead(patch: Patch) -> None:
+    patch.set(Support, "has", lambda self, head, now: True)

@@ -41,6 +41,7 @@ from p2pdiloco.lab.simulation.node.lineage import (
 )
 from p2pdiloco.lab.simulation.node.substance import Given, Made, Tree, UnusableMatter
 from p2pdiloco.lab.simulation.rules.violation import Violation
+from p2pdiloco.lab.simulation.world.perjurer import LieTold
 
 if TYPE_CHECKING:
     from p2pdiloco.lab.simulation.node.host import Host
@@ -92,7 +93,8 @@ class Worker:
         state = before.apply(update, host.world.substance)
         if host.peer in host.world.false_states and effect.number >= FALSE_FROM:
             state = state.miscomputed()
-            host.world.states_told.add(state.digest)
+            if host.liar is not None and host.liar.kind is LieTold.STATES:  # it shows how it was made
+                host.world.states_told.add(state.digest)
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
@@ -317,6 +319,7 @@ class Worker:
     ) -> None:
         """A donor's fragment is here."""
         self._host.stores[effect.fragment].fill_spare(generation, state)
+        self._host.world.backing.arrives(self._host, effect.fragment, effect.peer)
         self._host.feed(StateFetched(effect.fragment, effect.peer, version, watermarks))
 
     def state_failed(self, effect: FetchState, generation: int) -> None:
@@ -330,6 +333,7 @@ class Worker:
         if store.spare is None:
             where = f"{host.peer} fragment {header.fragment}"
             raise Violation("equal-state", f"{where}: version {header.number} from an empty spare copy")
+        host.world.backing.committed(host, effect)
         host.world.watch.committed(host, effect.version, store.version, store.spare)
         update = None
         if effect.update is not None:

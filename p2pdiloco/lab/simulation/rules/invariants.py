@@ -12,7 +12,15 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
 from p2pdiloco.core.api.plausible import LEAST_TRUST
-from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, ContributionHeader, Head, Vote, signed_bytes
+from p2pdiloco.core.api.types import (
+    WHOLE_RUN,
+    Certificate,
+    ContributionHeader,
+    Head,
+    Vote,
+    Watermark,
+    signed_bytes,
+)
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import COUNTED_UNITS, COUNTED_WEIGHTS, MOST_GAP, MOST_INCARNATION
@@ -36,6 +44,8 @@ class InvariantWatch:
         self._first_unit = config.usual_tokens
         self.headers = {v.header.digest(): v for v in config.genesis_versions}
         """Every version that was ever committed by anybody, by header digest."""
+        self._tables: dict[bytes, tuple[Watermark, ...]] = {}
+        """Tables of those that were made before the world began, by the same."""
         self.states: dict[bytes, FragmentLineage] = {}
         self._payloads: set[bytes] = set()
         """Digests of all payloads that were merged."""
@@ -53,6 +63,11 @@ class InvariantWatch:
         self._first_s: dict[Any, float] = {}
         """Time at which somebody was first elected into an office."""
         self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
+
+    def known(self, version: SignedVersion, table: tuple[Watermark, ...]) -> None:
+        """Take in a version that was made before the world began, with its table."""
+        self.headers[version.header.digest()] = version
+        self._tables[version.header.digest()] = table
 
     # --- versions ------------------------------------------------------------------------------------
 
@@ -140,10 +155,14 @@ class InvariantWatch:
         others that were merged lately, for every version since its last."""
         last: dict[str, int] = {}
         at: VersionHeader | None = parent
+        digest = header.parent
         while at is not None and at.number > max(0, parent.number - MOST_GAP - 1):
             for part in at.contributors:
                 last.setdefault(part.learner, at.number)
-            known = self.headers.get(at.parent)
+            for mark in self._tables.get(digest, ()):
+                last.setdefault(mark.learner, mark.number)
+            digest = at.parent
+            known = self.headers.get(digest)
             at = known.header if known else None
         others = sum(number >= parent.number - LATELY_VERSIONS for number in last.values()) - 1
         units = min(others, COUNTED_UNITS) if others > 1 else COUNTED_UNITS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdiloco.lab.simulation.world.perjurer import Perjurer, lie_of
+from p2pdiloco.lab.simulation.world.perjurer import LieTold, Perjurer, lie_of
 from p2pdiloco.lab.simulation.world.plan import MAX_JOINS, one_withholds
 from p2pdiloco.lab.simulation.world.withholder import Kept, Withholder
 
@@ -17,6 +17,8 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     plan = world.plan
     peers = [spec.peer for spec in plan.nodes]
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
+    if plan.mix.old:
+        return {peer: Perjurer(world, peer, LieTold.HISTORIES) for peer in lying}
     kind = plan.config.audited, len(peers)
     # Of two groups' syncers one that withholds is no minority: nobody could be elected in its place.
     one_group = len(peers) + MAX_JOINS <= plan.config.group_size

@@ -4,7 +4,7 @@ is not.
 Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and gives
 them to one half of its peers each, one puts a false label into its versions. Where merges can be made again,
 there are three more: one makes false merges, one states false states, one accuses an honest syncer of the
-first. Tests have one, too, that states false states and gives no updates, which nobody can find out.
+first. In old runs one states false states and gives no updates, which nobody can find out.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LieTold(Enum):
     MERGES = "merges"
     STATES = "states"
     HISTORIES = "histories"
-    """False states of which it gives no update: they show nothing of how they were made. No mix has it, whose
-    runs are too young: they are copied there (`core.following.support`)."""
+    """False states of which it gives no update: they show nothing of how they were made. Only old runs have
+    it: in young ones they are copied (`core.following.support`)."""
     ACCUSATIONS = "accusations"
 
 

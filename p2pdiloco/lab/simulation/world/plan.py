@@ -63,11 +63,13 @@ class Mix:
 
     perjurers: int = 0
     """Number of members whose lies can be proved (`world.perjurer`), a third of all at most."""
+    old: bool = False
+    """True: the run is older than its founding when the world begins (`world.past`)."""
 
     @property
     def calm(self) -> bool:
         """Tell whether nothing goes wrong by chance."""
-        return not any(getattr(self, f.name) for f in fields(self)[3:] if f.name != "lasts")
+        return not any(getattr(self, f.name) for f in fields(self)[3:] if f.name not in ("lasts", "old"))
 
 
 MIXES: dict[str, Mix] = {
@@ -137,6 +139,9 @@ MIXES: dict[str, Mix] = {
     "strangers": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2, strangers=2, liars=1),
     "liars": Mix(latency_s=(0.001, 0.05), bandwidth_bytes_s=(5e6, 5e7), jitter=0.3, crash=0.3, perjurers=2),
 }
+MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
+"""Old runs: each has the weather of one of `OLD_WEATHERS`."""
+OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 STRANGERS_S = 20.0
 """Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
 CROSSING_S = 0.02
@@ -317,29 +322,44 @@ def one_withholds(seed: int) -> bool:
     return seed % 4 == 2
 
 
+def draw_weather(seed: int, name: str) -> Mix:
+    """Draw the weather of an old run, and how many lie in it, nobody in a quarter of them. Where some do, no
+    honest member goes for ever: for long only old ones vote, and liars are to be a third of these at most."""
+    mix = MIXES[name]
+    if not mix.old:
+        return mix
+    rng = stream(seed, "old run")
+    weather, liars = MIXES[rng.choice(OLD_WEATHERS)], rng.randint(0, mix.perjurers)
+    if liars:
+        weather = dataclasses.replace(weather, leave=0.0, replace=0.0)
+    return dataclasses.replace(weather, perjurers=liars, old=True)
+
+
 def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> WorldPlan:
     """The plan of a seed. Mix and number of nodes are drawn too unless they are given."""
     rng = stream(seed, "plan")
     drawn_mix = rng.choice(DRAWN)
     name = mix_name or drawn_mix
-    mix = MIXES[name]
+    mix = draw_weather(seed, name)
     drawn_nodes = rng.randint(1, 8)
-    count = nodes or drawn_nodes
+    count = nodes or max(drawn_nodes, 3 * mix.old)
     round_s = rng.uniform(1.0, 5.0)
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_config(rng, count, min(budget_bytes, 1e6))
     config = replace(config, audited=stream(seed, "audits").random() < 0.5)
+    # Who hides its updates withholds them, too.
+    withholds = bool(mix.perjurers) and (mix.old or one_withholds(seed))
     # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
-    if not (mix.perjurers and config.audited):
+    if not (mix.perjurers and (mix.old or config.audited)):
         config = draw_groups(seed, config, count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=stream(seed, "admission").random() < 0.5)
-    if mix.perjurers and not one_withholds(seed):
+    if mix.perjurers and not withholds:
         # Candidates cross each other's path often: else nobody could vote twice. But who makes a term's last
         # version knows first that it is over: it would follow itself for ever, and leave out for ever.
         config = replace(config, timing=replace(config.timing, stagger_s=CROSSING_S))
-    if mix.perjurers and one_withholds(seed):  # it is here and merged by nobody: no quorum may need it
+    if withholds:  # it is here and merged by nobody: no quorum may need it
         config = replace(config, quorum=min(config.quorum, max(1, count - count // 3)))
     thin = draw_thin(seed, name)
     if thin > 1.0:
@@ -366,6 +386,6 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         faults_from_s=8.0,
         faults_until_s=rng.uniform(35.0, 60.0),
         # Whom a syncer leaves out waits for another's term, and the hash may draw that one many times.
-        settle_s=(60.0 + 10 * slowest_round_s) * (2.0 if mix.perjurers and one_withholds(seed) else 1.0),
+        settle_s=(60.0 + 10 * slowest_round_s) * (2.0 if withholds else 1.0),
         hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group else (),
     )

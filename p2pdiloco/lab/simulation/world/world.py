@@ -14,6 +14,7 @@ from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.node.lineage import genesis_state
 from p2pdiloco.lab.simulation.node.substance import NOTHING, Losses, Substance
 from p2pdiloco.lab.simulation.report import SeedResult
+from p2pdiloco.lab.simulation.rules.backing import Backing
 from p2pdiloco.lab.simulation.rules.bounds import too_large
 from p2pdiloco.lab.simulation.rules.exclusion import Exclusion
 from p2pdiloco.lab.simulation.rules.invariants import InvariantWatch
@@ -27,6 +28,7 @@ from p2pdiloco.lab.simulation.world.faults import Faults
 from p2pdiloco.lab.simulation.world.liar import Liar
 from p2pdiloco.lab.simulation.world.lying import lying_members
 from p2pdiloco.lab.simulation.world.network import Network
+from p2pdiloco.lab.simulation.world.past import FORMER_LIFE, Past
 from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stated_lengths, stream
 from p2pdiloco.lab.simulation.world.stranger import Stranger
 
@@ -69,6 +71,7 @@ class World:
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
         self.exclusion = Exclusion(self)
         self.watch = InvariantWatch(plan.config, plan.calm_from_s, frozenset(self.perjurers))
+        self.backing = Backing(frozenset(self.perjurers))
         self.records: dict[str, int] = {}
         self.on_effect: Callable[[Host, Effect], None] | None = None
         """Hook for hand-made scenarios: sees every effect just before it is carried out."""
@@ -85,6 +88,7 @@ class World:
             replace(genesis_state(f), matter=substance.genesis(f)) for f in range(plan.config.fragments)
         )
         """One state of version 0 for all: what follows from it is worked out once."""
+        self.past = Past(plan, self.genesis) if plan.mix.old else None
         self._presence_every_s = max(PRESENCE_EVERY_S, plan.config.timing.heartbeat_s)
         self._disks: dict[str, Disk] = {}
         self._incarnations: dict[str, int] = {}
@@ -93,11 +97,24 @@ class World:
         for spec, at_s in zip(plan.nodes, plan.joins_s, strict=True):
             self.specs[spec.peer] = spec
             self.clock.at(at_s, self.launch, spec)
+        if self.past is not None:
+            self._begin_with(self.past)
         self.faults = Faults(self, plan)
         self.strangers = [Stranger(self, number) for number in range(plan.mix.strangers)]
         for spec in plan.nodes[-plan.mix.liars :] if len(plan.nodes) >= 3 * plan.mix.liars > 0 else ():
             self.bulk.liars[spec.peer] = Liar(plan.config, stream(plan.seed, f"liar/{spec.peer}"))
         self.clock.at(0.0, self._presence_round)
+
+    def _begin_with(self, past: Past) -> None:
+        """Put on the disks what was saved before."""
+        for peer in past.members:
+            self._incarnations[peer] = FORMER_LIFE
+            for checkpoint in past.saved:
+                self.disk_of(peer).keep_checkpoint(checkpoint)
+                self.disk_of(peer).keep_vote(past.vote(checkpoint.version.header))
+        for checkpoint in past.saved:
+            self.watch.known(checkpoint.version, checkpoint.watermarks)
+            self.backing.known(checkpoint.version)
 
     # --- nodes ---------------------------------------------------------------------------------------
 
