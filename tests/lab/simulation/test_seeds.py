@@ -11,7 +11,7 @@ from p2pdiloco.lab.simulation.report import SeedsSummary, replay_command
 from p2pdiloco.lab.simulation.runner import run_seed
 from p2pdiloco.lab.simulation.world.plan import MIXES
 
-SEEDS_PER_MIX, OLD_SEEDS = 45, 30
+SEEDS_PER_MIX, OLD_SEEDS = 45, 20
 """Old runs have more nodes, and take twice as long."""
 
 
@@ -23,7 +23,7 @@ def test_dozens_of_seeds(mix: str) -> None:
         summary.add(result, seconds)
     failed = [f"{r.detail or r.stuck}: {replay_command(r, None, mix)}" for r in summary.failed]
     assert not failed, "\n".join(failed)
-    assert summary.seeds == seeds and summary.versions > 1000
+    assert summary.seeds == seeds and summary.versions > 20 * seeds
     for kind in ("crash", "partition", "freeze", "blackout", "leave"):
         assert bool(summary.fault_kinds.get(kind)) == bool(getattr(MIXES[mix], kind)), kind
     if MIXES[mix].partition == MIXES[mix].crash == 0.0:

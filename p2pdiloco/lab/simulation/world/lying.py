@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from p2pdiloco.lab.simulation.world.past import old_liars
 from p2pdiloco.lab.simulation.world.perjurer import LieTold, Perjurer, lie_of
 from p2pdiloco.lab.simulation.world.plan import MAX_JOINS, one_withholds
 from p2pdiloco.lab.simulation.world.withholder import Kept, Withholder
@@ -18,7 +19,7 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     peers = [spec.peer for spec in plan.nodes]
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
     if plan.mix.old:
-        return {peer: Perjurer(world, peer, LieTold.HISTORIES) for peer in lying}
+        return {peer: Perjurer(world, peer, LieTold.HISTORIES) for peer in old_liars(plan)}
     kind = plan.config.audited, len(peers)
     # Of two groups' syncers one that withholds is no minority: nobody could be elected in its place.
     one_group = len(peers) + MAX_JOINS <= plan.config.group_size

@@ -32,20 +32,28 @@ FORMER_LIFE = 1
 """Incarnation of members before the world begins."""
 
 
+def old_liars(plan: WorldPlan) -> list[str]:
+    """Choose who lies in an old run: the last ones, fewer than a third of all. A third may keep the others
+    apart for ever, once these are on two sides: of three sides with a third each nobody can tell which is
+    true."""
+    peers = [spec.peer for spec in plan.nodes]
+    return peers[len(peers) - min(plan.mix.perjurers, (len(peers) - 1) // 3) :]
+
+
 class Past:
     """Past of one world: versions, and who has saved them."""
 
     def __init__(self, plan: WorldPlan, genesis: tuple[FragmentLineage, ...]) -> None:
         self._plan, self._rng = plan, stream(plan.seed, "past")
         peers = [spec.peer for spec in plan.nodes]
-        liars = min(plan.mix.perjurers, len(peers) // 3)
-        self._voters = {*peers[: max(1, 2 * liars)], *peers[len(peers) - liars :]}
-        """Members that vote in every fragment: liars, and so many others that those are a third at most."""
+        liars = old_liars(plan)
+        self._voters = {*peers[: 1 + 2 * len(liars)], *liars}
+        """Members that vote in every fragment: liars, and so many others that they are fewer than a third."""
         self.members = [p for p in peers if p in self._voters or self._rng.random() < MEMBER_SHARE]
         """Nodes that come with what they saved."""
         self._away = {p.peer for p, at_s in zip(plan.nodes, plan.joins_s, strict=True) if at_s > AWAY_FROM_S}
         self.saved = tuple(self._checkpoint(state) for state in genesis)
-        """What every member has saved of each fragment."""
+        """Versions that every member has saved, one of each fragment."""
 
     def vote(self, header: VersionHeader) -> VoteRecord:
         """Make the vote of every member in the term of that version."""

@@ -342,7 +342,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     name = mix_name or drawn_mix
     mix = draw_weather(seed, name)
     drawn_nodes = rng.randint(1, 8)
-    count = nodes or max(drawn_nodes, 3 * mix.old)
+    count = nodes or max(drawn_nodes, 4 * mix.old)
     round_s = rng.uniform(1.0, 5.0)
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
