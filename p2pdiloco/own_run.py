@@ -18,7 +18,7 @@ from p2pdiloco.config.presets import for_other_model, for_run, without_end
 from p2pdiloco.daemon.run_files.initial_file import first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
-from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
+from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs, uncompiled
 from p2pdiloco.tasks.own_loop import NAME, section_of
 
 
@@ -46,6 +46,7 @@ def new_run(
     out = Path(path)
     if out.exists():
         raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
+    model = uncompiled(model)
     specs = tensor_specs(model)
     if not specs:
         raise UserError("the model has no parameters", "new_run takes the module that is trained")

@@ -37,7 +37,7 @@ from p2pdiloco.learner.optimizer.schedule import schedule_of
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.own_run import compare
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
-from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
+from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs, uncompiled
 from p2pdiloco.tasks.own_loop import NAME
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
@@ -70,7 +70,8 @@ class Session:
     ) -> None:
         """
         Args:
-            model: its parameters are what is trained; on any device. Of DDP, the module inside.
+            model: its parameters are what is trained; on any device. Compiled or not; of DDP, the
+                module inside.
             optimizer: only its learning rate is looked at, for reports.
             run: name or id of a run that the peers know; or a run.toml (a Path, or ending in .toml) that is
                 begun here, of which this node is then the owner.
@@ -86,7 +87,7 @@ class Session:
             UserError: the daemon cannot start, the run is not found in time, or trains another model; the
                 folder is another program's, or its daemon is in another run.
         """
-        self._model, self._evaluate = model, evaluate
+        self._model, self._evaluate = uncompiled(model), evaluate
         self._folder = expanded(Path(data_dir), "data_dir")
         self._leave_s = LEAVE_S + save_takes_s(sum(parameter.numel() for parameter in model.parameters()))
         self._stopped = False

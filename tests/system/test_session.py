@@ -73,7 +73,8 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
     first = program(theirs)
     joined = until(lambda: address(theirs), "an address")
 
-    own = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    own = torch.compile(plain, backend="eager")  # theirs is not, and has the same names
     losses: list[float] = []
     truth = torch.arange(8.0).view(8, 1) / 8
     held_out = torch.randn(256, 8)

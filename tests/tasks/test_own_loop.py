@@ -35,6 +35,15 @@ class Tied(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.tensor(2.5))
 
 
+def test_a_compiled_model_s_run_is_that_of_the_module_inside(tmp_path: Path) -> None:
+    model, sync = Tied(), {"inner_steps": 16, "fragments": 2}
+    compiled = torch.compile(model, backend="eager")
+    path = new_run(compiled, tmp_path / "compiled.toml", "own", tokens_per_step=64, **sync)
+    plain = new_run(model, tmp_path / "plain.toml", "own", tokens_per_step=64, **sync)
+    assert path.read_text() == plain.read_text()
+    assert initial_beside(path).read_bytes() == initial_beside(plain).read_bytes()
+
+
 def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
     model = Tied()
     path = new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=16, fragments=2)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from p2pdiloco.tensors.spec import TensorSpec
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that was given to `torch.compile`, if this is what that made of one: parameters are the
+    same, and have the names that they have elsewhere."""
+    # By its name: importing its class would import torch's compiler, which takes as long as torch.
+    if type(model).__name__ != "OptimizedModule":
+        return model
+    return cast(nn.Module, getattr(model, "_orig_mod", model))
 
 
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:
