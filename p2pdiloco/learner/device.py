@@ -18,8 +18,8 @@ CPU_MICRO_BATCH_TOKENS = 2048
 """Tokens of a pass on a processor: more are not faster (docs/topics/devices.md), and a pass that does not fit
 is not refused there: the system ends the process."""
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
-"""Tokens of a pass on an accelerator, to begin with. With a fourth of them passes are a tenth slower (`gpt2`
-on an H100; docs/topics/devices.md). A pass that does not fit is halved until it does (`learner.passes`)."""
+"""Tokens of a pass on an accelerator, to begin with. With a fourth of them passes are 7 % slower (`gpt2`
+on an H100; docs/lab/devices.md). A pass that does not fit is halved until it does (`learner.passes`)."""
 SHARED_MICRO_BATCH_TOKENS = 16_384
 """Tokens of a pass on MPS, whose memory is the whole machine's: asking for too much makes it swap before it
 is refused."""

@@ -174,7 +174,8 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Loss to minimise: a scalar, the mean over the batch's samples. May be called under torch.autocast:
-        a layer's output may be bf16."""
+        a layer's output may be bf16. It may be recorded, and replayed without its Python: it is a function
+        of model and batch alone."""
 
     @abstractmethod
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -1,5 +1,8 @@
 """What the outer step follows from, and what a manifest is warned about."""
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -169,6 +172,11 @@ def test_language_models_train_with_muon_but_the_smallest():
     large = {"gpt2": 6e-4, "350m": 3e-4, "1.3b": 2e-4}
     assert muon == {"tiny": 6e-3, "tiny-moe": 6e-3, "small": 3e-3} | large
     assert PRESETS["tiny"].inner.muon_momentum == 0.85
+    text = (Path(__file__).parents[2] / "docs/topics/tasks.md").read_text()
+    sentence = text.partition("**Rates with Muon.**")[2].partition("measured")[0]
+    rates = re.findall(r"((?:`\S+`(?: and )?)+) (\de-\d)", sentence)
+    told = {name: float(rate) for names, rate in rates for name in re.findall(r"`(\S+)`", names)}
+    assert told == muon
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(240, 24), (700, 70), (2800, 140), (100_000, 1000)])

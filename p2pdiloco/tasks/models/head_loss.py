@@ -27,7 +27,7 @@ def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """
     chunks = chunks_of(hidden, head)
     # A compiler fuses the softmax into what reads the logits, and keeps these in the product's type. That is
-    # faster than chunks (docs/topics/devices.md). (`is_compiling` is true in all threads while one compiles.)
+    # faster than chunks (docs/lab/devices.md). (`is_compiling` is true in all threads while one compiles.)
     if chunks == 1 or torch.compiler.is_dynamo_compiling():
         return functional.cross_entropy(functional.linear(hidden, head).float(), targets)
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad)
