@@ -4,7 +4,7 @@ Compiling takes half a minute, in which the learner makes no step; closing calls
 the first steps are made as they are, and show what is at stake. A compiled function is of one shape: other
 passes (an odd last one) are made as they are. A thread beside the steps was tried and left: torch replaces
 `nn.Module.__call__` in all threads while one traces, and a loop that launches small kernels leaves a thread
-hardly any time (docs/topics/devices.md).
+hardly any time (docs/lab/devices.md).
 
 A model whose passes are short waits for its launches. Where a step is one pass, that pass is recorded then,
 and replayed: one launch. What a replay reads and writes stays where it is: parameters are written in place,
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -170,7 +171,7 @@ class Forms:
         use_cache(self._cache)
         try:
             self._compiled = cast(Callable[..., Tensor], torch.compile(self._forward, dynamic=False))
-        except RuntimeError as error:  # no compiler for this Python or this system
+        except Exception as error:  # noqa: BLE001 (none for this Python or system, or a part is not installed)
             self._leave(first_line(error))
             return
         self._shape = _shape(self._seen) if self._seen is not None else ()
@@ -198,17 +199,20 @@ class Forms:
             give_memory_back(self._device)
 
     def _tell_gain(self) -> None:
-        """Say once what came of compiling after some plain steps; go back, if that is nothing."""
-        plain_s, now_s = self._step_s(Form.PLAIN), self._step_s(self.form)
-        if plain_s is None or now_s is None or self._gain_is_told:
+        """Say once what came of compiling; go back, if that is nothing."""
+        now_s = self._step_s(self.form)
+        if now_s is None or self._gain_is_told:
             return
         told = f"compiled in {self._times_s[Form.COMPILED][0]:.0f} s"
         self._gain_is_told = True
-        if now_s > plain_s:
+        plain_s = self._step_s(Form.PLAIN)
+        if plain_s is not None and now_s > plain_s:
             self._go_back(f"{told}, and inner steps are no faster: training without it")
             return
-        graph = " and recorded as a CUDA graph" if self.form is Form.RECORDED else ""
-        self._notes.append(f"{told}{graph}: inner steps are {plain_s / now_s:.1f} times as fast")
+        told += " and recorded as a CUDA graph" if self.form is Form.RECORDED else ""
+        # Of what was compiled at once there is nothing to compare with.
+        told += "" if plain_s is None else f": inner steps are {plain_s / now_s:.1f} times as fast"
+        self._notes.append(told)
 
 
 def compiles_by_itself(device: torch.device) -> bool:
@@ -219,18 +223,27 @@ def compiles_by_itself(device: torch.device) -> bool:
 
 
 def use_cache(folder: str) -> None:
-    """Let torch keep compiled code in this folder, unless its user named others. It has a bound."""
-    if not folder:
-        return
-    path = Path(folder)
-    if _size(path) > CACHE_BYTES:
-        shutil.rmtree(path, ignore_errors=True)
-    for variable in CACHE_VARIABLES:
-        os.environ.setdefault(variable, str(path / variable.partition("_")[0].lower()))
+    """Let torch keep compiled code in this folder, unless its user named others, or the folder's path has a
+    space or a quote: torch would split it in the command line of a C++ compiler, and nothing would compile.
+    """
+    path = str(Path(folder).absolute())
+    try:
+        is_one_word = shlex.split(path) == [path]
+    except ValueError:  # a quote without its other one
+        is_one_word = False
+    for variable in CACHE_VARIABLES if folder and is_one_word else ():
+        os.environ.setdefault(variable, str(Path(folder) / variable.partition("_")[0].lower()))
+
+
+def bound_cache(folder: Path) -> None:
+    """Begin the folder of compiled code anew if it has grown. Only while no process of this learner compiles:
+    it would miss what it has just written."""
+    if _size(folder) > CACHE_BYTES:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files in a folder, to which another process of this learner may just be writing."""
+    """Bytes of all files in a folder, some of which an earlier learner may just be removing."""
     found = 0
     with contextlib.suppress(OSError):  # a file is gone: the next time counts it all
         for path in folder.rglob("*"):

@@ -19,6 +19,7 @@ from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering, Stillness
 from p2pdiloco.learner.channel import LearnerEnd
 from p2pdiloco.learner.channel_messages import LearnerOptions, Note, Ready, Start
+from p2pdiloco.learner.compiling import bound_cache
 from p2pdiloco.learner.device import choose_device, configure, hints, step_back, threads_of
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments
@@ -101,7 +102,7 @@ def follow(start: Start, rank: int, count: int, folder: Path) -> None:
         if told.kind != "step":
             _help(told, start, parts)
             continue
-        training.run_is_at(told.number, ahead=0)
+        training.run_is_at(told.number, told.learners, ahead=0)
         training.step()
         for note in training.take_notes():
             print(f"rank {rank}: {note}", file=sys.stderr, flush=True)
@@ -141,6 +142,8 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     """Build the parts; `folder`: where several processes meet."""
     manifest, options = start.manifest, start.options
     device = choose_device(device_of(rank, count, options.device))
+    if rank == 0 and options.compile_cache is not None:
+        bound_cache(options.compile_cache)  # others wait to be met below: none of them compiles yet
     threads = configure(device, options.threads or threads_of(count, device))
     ranks = ALONE if folder is None else Distributed(rank, count, folder, device)
     path = options.tokenizer_path
@@ -235,7 +238,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
 
     def boundary(report: StepReport) -> bool:
         go_on = mailbox.boundary(report)
-        ranks.order("step" if go_on else "end", training.run_tokens)
+        ranks.order("step" if go_on else "end", training.run_tokens, training.learners)
         return go_on
 
     parameters = sum(layout.numel for layout in layouts)
@@ -258,7 +261,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
             give_up = (lambda: _give_up(channel)) if gives_up else None
             answer = partial(mailbox.answer_calls, give_up)
             stack.enter_context(Answering(parts.still, channel.wait_or, answer, device))
-        ranks.order("step", training.run_tokens)
+        ranks.order("step", training.run_tokens, training.learners)
         goes_on = boundary(training.step())
         # Only now: starting up, of which the first step is a part, is waited for; training is not.
         step_back(options.niceness)

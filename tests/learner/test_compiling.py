@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from learner_kit import BASES, alone
 from torch import nn
 
-from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner import compiling
-from p2pdiloco.learner.compiling import PAYS_AFTER_S, TIMED_STEPS, UNTIMED_STEPS, Form, Forms, use_cache
+from p2pdiloco.config.presets import MICRO, for_run
+from p2pdiloco.learner import compiling, process
+from p2pdiloco.learner.channel_messages import LearnerOptions, Start
+from p2pdiloco.learner.compiling import (
+    PAYS_AFTER_S,
+    TIMED_STEPS,
+    UNTIMED_STEPS,
+    Form,
+    Forms,
+    bound_cache,
+    use_cache,
+)
 from p2pdiloco.learner.optimizer.adamw import FusedAdamW
+from p2pdiloco.learner.parallel.ranks import Distributed, Order
 from p2pdiloco.learner.passes import Passes, PassOptions
 from p2pdiloco.learner.recorded import RecordedUpdate
 from p2pdiloco.tasks.registry import task_of
@@ -81,6 +93,27 @@ def test_it_compiles_after_some_steps_and_says_what_it_gained(compiler):
     assert steps.forms.take_notes() == []
     steps.make(2)
     assert steps.forms.take_notes() == ["compiled in 34 s: inner steps are 4.0 times as fast"]
+
+
+def test_what_is_compiled_at_once_says_how_long_that_took(compiler):
+    steps = Steps("always")
+    steps.make(step_s=34.0)
+    steps.make(STEPS)
+    assert steps.forms.take_notes() == ["compiled in 34 s"]
+    steps.make(2 * STEPS, step_s=50.0)
+    assert steps.forms.form is Form.COMPILED and steps.forms.take_notes() == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ModuleNotFoundError])
+def test_a_compiler_that_is_not_here_is_left(monkeypatch, error):
+    def nothing(function, dynamic):
+        raise error("no such compiler")
+
+    monkeypatch.setattr(torch, "compile", nothing)
+    steps = Steps("always")
+    steps.make(2)
+    assert steps.forms.form is Form.LEFT
+    assert steps.forms.take_notes() == ["torch.compile failed (no such compiler): training without it"]
 
 
 def test_what_is_no_faster_is_left(compiler):
@@ -155,29 +188,80 @@ def test_never_is_never_and_what_is_not_compiled_cannot_be_left(compiler):
     assert not steps.forms.leave("whatever")
 
 
-def test_compiled_code_is_kept_in_a_folder_with_a_bound(tmp_path, monkeypatch):
+def test_compiled_code_is_kept_in_a_folder(tmp_path, monkeypatch):
     for variable in compiling.CACHE_VARIABLES:
         monkeypatch.setenv(variable, "")  # so that it is put back as it was
         monkeypatch.delenv(variable)
+    for unusable in ("", "/my data", "/anna's", 'a"b"', "a\\b"):
+        use_cache(unusable)
+        assert "TRITON_CACHE_DIR" not in os.environ, "torch would split it into words"
+    use_cache(str(tmp_path / "compiled"))
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "compiled" / "triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    use_cache(str(tmp_path / "compiled"))
+    assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere", "its user's choice stays"
+
+
+def test_the_folder_of_compiled_code_has_a_bound(tmp_path, monkeypatch):
     folder = tmp_path / "compiled"
-    use_cache(str(folder))
-    assert os.environ["TRITON_CACHE_DIR"] == str(folder / "triton")
+    bound_cache(folder)
     (folder / "triton").mkdir(parents=True)
     (folder / "triton" / "kernel").write_bytes(bytes(10))
-    use_cache(str(folder))
+    bound_cache(folder)
     assert folder.exists()
     monkeypatch.setattr(compiling, "CACHE_BYTES", 9)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    use_cache(str(folder))
-    assert not folder.exists() and os.environ["TRITON_CACHE_DIR"] == "/elsewhere", "its user's choice stays"
+    bound_cache(folder)
+    assert not folder.exists()
 
 
-def test_a_file_that_another_process_removes_meanwhile_is_no_error(tmp_path, monkeypatch):
-    for variable in compiling.CACHE_VARIABLES:
-        monkeypatch.setenv(variable, "/elsewhere")
+def test_a_file_that_another_process_removes_meanwhile_is_no_error(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "target")
-    use_cache(str(tmp_path))
+    bound_cache(tmp_path)
     assert tmp_path.exists()
+
+
+def test_one_process_begins_the_folder_anew_before_the_others_may_compile(tmp_path, monkeypatch):
+    """All of them compile in the same inner step: who began it anew then would take the others' code away."""
+    done = []
+
+    class Met(Exception):
+        pass
+
+    def meet(rank, *_):
+        done.append(f"rank {rank} meets")
+        raise Met
+
+    monkeypatch.setattr(process, "bound_cache", lambda folder: done.append(folder))
+    monkeypatch.setattr(process, "Distributed", meet)
+    options = LearnerOptions(peer="", device="cpu", compile="always", compile_cache=tmp_path)
+    for rank in (0, 1):
+        with pytest.raises(Met):
+            process._build(Start(MICRO, options, BASES), rank, 2, tmp_path)
+    assert done == [tmp_path, "rank 0 meets", "rank 1 meets"]
+
+
+def test_all_processes_decide_by_the_same_number_of_steps_that_are_left(monkeypatch):
+    """A rank that compiled alone, as it knew of no other learner, would hold all of them up."""
+    ranks, wire = object.__new__(Distributed), []
+
+    def broadcast(words, src, group):
+        if wire:
+            words.copy_(wire.pop())
+        else:
+            wire.append(words.clone())
+
+    ranks._distributed, ranks._control = SimpleNamespace(broadcast=broadcast), None
+    leader, follower = alone(0)[0], alone(0)[0]
+    leader.run_is_at(5000, learners=7)
+    ranks.order("step", leader.run_tokens, leader.learners)
+    told, steps = ranks.next_order(), []
+    assert (told.kind, told.number, told.learners) == ("step", 5000, 7)
+    monkeypatch.setattr(ranks, "next_order", lambda: Order("end") if steps else told)
+    monkeypatch.setattr(follower, "step", lambda: steps.append(follower.steps_left))
+    parts = SimpleNamespace(training=follower, ranks=ranks)
+    monkeypatch.setattr(process, "_build", lambda *_: parts)
+    process.follow(Start(MICRO, LearnerOptions(peer="", niceness=0), BASES), 1, 2, None)
+    assert steps == [leader.steps_left]
 
 
 class Graph:

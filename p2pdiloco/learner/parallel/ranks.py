@@ -69,6 +69,8 @@ class Order(Struct, frozen=True):
     (`learner.parallel.holding`); go by other amendments."""
     number: int = 0
     """Number of a fragment; with a step, the tokens that the run has consumed."""
+    learners: int = 1
+    """Learners of the run, with a step: by these, too, every rank decides whether compiling pays."""
 
 
 class Ranks:
@@ -90,7 +92,7 @@ class Ranks:
     def sum_gradients(self, model: nn.Module, loss: Tensor) -> None:
         """Sum gradients and loss (a scalar) over all ranks, in place."""
 
-    def order(self, kind: OrderKind, number: int = 0) -> None:
+    def order(self, kind: OrderKind, number: int = 0, learners: int = 1) -> None:
         """Tell the other ranks, if there are any, as rank 0."""
 
     def next_order(self) -> Order:
@@ -206,15 +208,15 @@ class Distributed(Ranks):
         self._call(lambda: self._distributed.recv(found, rank))
         return found
 
-    def order(self, kind: OrderKind, number: int = 0) -> None:
-        words = torch.tensor([get_args(OrderKind).index(kind), number])
+    def order(self, kind: OrderKind, number: int = 0, learners: int = 1) -> None:
+        words = torch.tensor([get_args(OrderKind).index(kind), number, learners])
         self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
 
     def next_order(self) -> Order:
-        words = torch.zeros(2, dtype=torch.int64)
+        words = torch.zeros(3, dtype=torch.int64)
         self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
-        kind, number = words.tolist()
-        return Order(get_args(OrderKind)[kind], number)
+        kind, number, learners = words.tolist()
+        return Order(get_args(OrderKind)[kind], number, learners)
 
     def all_say(self, yes: bool) -> bool:
         """Tell whether every rank says yes."""
