@@ -84,14 +84,41 @@ def test_a_model_s_step_is_the_same_in_chunks(monkeypatch, experts):
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-7, rtol=1e-4)
 
 
-def test_chunks_are_made_unless_this_very_call_is_compiled(monkeypatch):
+def test_chunks_are_made_unless_this_very_call_is_compiled_in_bf16(monkeypatch):
     """torch says `is_compiling` in all threads while one compiles; a pass made meanwhile is none of that."""
     monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", 30 * IDS)
-    compiled = torch.compile(next_token_loss, backend="eager", dynamic=False)
+    graphs: list[list[str]] = []
+
+    def calls(graph, name):
+        return sum(name in line for line in graph)
+
+    def backend(graph, _inputs):
+        lines = graph.print_readable(print_output=False).splitlines()
+        graphs.append([line for line in lines if not line.lstrip().startswith("#")])
+        return graph.forward
+
+    compiled = torch.compile(next_token_loss, backend=backend, dynamic=False, fullgraph=True)
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "_is_compiling_flag", True)
         assert "Chunked" in next_token_loss(*inputs()).grad_fn.name()
-    assert "Chunked" not in compiled(*inputs()).grad_fn.name()
+    for is_bf16 in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_bf16):
+            found, expected = (loss(*inputs()) for loss in (compiled, next_token_loss))
+        torch.testing.assert_close(found, expected, atol=1e-2 if is_bf16 else 1e-6, rtol=1e-4)
+    fused, chunked = graphs
+    assert (calls(fused, "cross_entropy("), calls(fused, "logsumexp(")) == (1, 0)
+    assert (calls(chunked, "cross_entropy("), calls(chunked, "logsumexp(")) == (0, 4)
+
+
+def test_compiled_chunks_have_the_gradients_of_all_at_once(monkeypatch):
+    monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", 30 * IDS)
+    compiled = torch.compile(next_token_loss, backend="aot_eager", dynamic=False, fullgraph=True)
+    found = []
+    for loss in (compiled, plain):
+        hidden, head, targets = inputs()
+        found.append(torch.autograd.grad(loss(hidden, head, targets) * 0.25, (hidden, head)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-5)
 
 
 def test_which_models_of_transformers_have_a_plain_head():

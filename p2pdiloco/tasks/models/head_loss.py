@@ -26,9 +26,11 @@ def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     sums and the head's gradient are fp32.
     """
     chunks = chunks_of(hidden, head)
-    # A compiler fuses the softmax into what reads the logits, and keeps these in the product's type. That is
-    # faster than chunks (docs/lab/devices.md). (`is_compiling` is true in all threads while one compiles.)
-    if chunks == 1 or torch.compiler.is_dynamo_compiling():
+    # A compiler fuses the softmax into what reads the logits, and keeps these in the product's type. In bf16
+    # that is faster than chunks (docs/lab/devices.md); in fp32 it would take twice the memory of passes that
+    # are not compiled. (`is_compiling` is true in all threads while one compiles.)
+    fuses = torch.compiler.is_dynamo_compiling() and torch.is_autocast_enabled(hidden.device.type)
+    if chunks == 1 or fuses:
         return functional.cross_entropy(functional.linear(hidden, head).float(), targets)
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad)
     at_once = -(-len(hidden) // chunks)
