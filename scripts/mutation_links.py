@@ -11,7 +11,7 @@ from p2pdiloco.core.election.electorate import Electorate, Fitness
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
 
 
-@mutation("wan", 5, 8, "stuck", first_seed=39)
+@mutation("wan", 3, 8, "stuck", first_seed=4)
 def a_thin_uplink_is_as_fit_as_any(patch: Patch) -> None:
     fitness = Electorate.fitness
 

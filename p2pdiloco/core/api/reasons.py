@@ -281,7 +281,7 @@ class VoteRefusal(Reason):
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
     DISTRUSTED = "distrusted", "a merge of its was false, or could not be audited, or it left our work out"
     EXPELLED = "expelled", "our loss audits have shown that its work does harm, or nothing"
-    OUT_OF_TURN = "out-of-turn", "it made nothing of the office, and others stand", True
+    OUT_OF_TURN = "out-of-turn", "it made nothing of the office, or had it lately, and others stand", True
     CLOSING = "closing", "our round is closing"
 
 

@@ -10,6 +10,7 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import LEAVES_TO_OTHERS, Electorate, Fitness
 from p2pdiloco.core.election.idle import Idle
 from p2pdiloco.core.election.rendezvous import ranking
+from p2pdiloco.core.election.rota import Rota
 
 MAX_DOUBLED = 3
 """Limit of doublings of what each rank waits."""
@@ -23,7 +24,8 @@ class Candidates:
         self._group = group
         self._electorate = electorate
         self.idle = Idle()
-        self._of: tuple[int, list[str], frozenset[str]] = (0, [], frozenset())
+        self._rota = Rota()
+        self._of: tuple[int, list[str], frozenset[str], frozenset[str]] = (0, [], frozenset(), frozenset())
         self._ours = 0
         self.losses = 0
         """Candidacies of ours that failed since the office was last filled."""
@@ -86,11 +88,12 @@ class Candidates:
             ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
         return LEAVES_TO_OTHERS[fitness] if ends else ""
 
-    def _up_to_date(self, peer: str) -> bool:
-        """Tell whether that peer, perhaps oneself, has our newest version."""
+    def _up_to_date(self, peer: str, less: int = 0) -> bool:
+        """Tell whether that peer, perhaps oneself, has our newest version, or is behind by no more than
+        `less`."""
         chain, view = self._context.chain, self._context.shared.view
         head = chain.head if peer == self._context.shared.me else view.head(peer, self._context.index)
-        return head is not None and head.number >= chain.head.number
+        return head is not None and head.number >= chain.head.number - less
 
     def _still_holds(self, certificate: Certificate) -> bool:
         """Tell whether the certified syncer still holds the office, by its last heartbeat."""
@@ -108,22 +111,53 @@ class Candidates:
     def our_rank(self, term: int, now: float) -> int:
         """Find our rank in that term; 0: we are first."""
         shared = self._context.shared
-        of = term, self._electorate.candidates(now), self.idle.now(now)
+        of = term, self._electorate.candidates(now), self.idle.now(now), self._lately(now)
         if of != self._of:
             order = ranking(shared.config.run, self._group, self._context.index, term, of[1])
-            self._of, self._ours = of, sorted(order, key=of[2].__contains__).index(shared.me)
+            order.sort(key=lambda peer: (peer in of[2], peer in of[3]))
+            self._of, self._ours = of, order.index(shared.me)
         return self._ours
+
+    def look(self) -> None:
+        """Note who made the head of the chain. In grouped runs no group's syncer makes versions."""
+        if self._group == WHOLE_RUN and self._context.chain.header.groups == 1:
+            header = self._context.chain.header
+            self._rota.made(header.syncer, header.number)
+
+    def _lately(self, now: float) -> frozenset[str]:
+        return self._rota.lately(len(self._standing(now)) // 2)
+
+    def _standing(self, now: float) -> list[str]:
+        """List everyone that would stand, oneself included."""
+        own = [self._context.shared.me] if self.may_stand(now) else []
+        return [*self._electorate.willing(now), *own]
 
     def waited_in_vain(self, certificate: Certificate | None, now: float) -> None:
         """Remember a syncer that makes nothing of its term. In grouped runs versions are not its to make."""
         if certificate and self._group == WHOLE_RUN and self._context.chain.header.term < certificate.term:
             self.idle.was(certificate.syncer, certificate.term, now)
 
-    def comes_last(self, candidate: str, now: float) -> bool:
-        """Tell whether others are to be elected before that candidate, which made nothing of its last term,
-        and there are some."""
+    def comes_last(self, candidate: str, certificate: Certificate | None, now: float) -> bool:
+        """Tell whether others are to be elected before that candidate, which made nothing of its last term or
+        was syncer lately, and there are some."""
         idle = self.idle.now(now)
-        if candidate not in idle:
+        others = [peer for peer in self._standing(now) if peer not in idle]
+        if candidate in idle:
+            return bool(others)
+        lately = self._lately(now)
+        if candidate not in lately or self._goes_on(candidate, certificate):
             return False
-        others = [*self._electorate.willing(now), *([self._context.shared.me] if self.may_stand(now) else [])]
-        return any(peer not in idle for peer in others)
+        fit = self._electorate.fitness(candidate)
+        return any(
+            peer not in lately and self._electorate.fitness(peer) >= fit and self._up_to_date(peer, 1)
+            for peer in others
+        )
+
+    def _goes_on(self, candidate: str, certificate: Certificate | None) -> bool:
+        """Tell whether that one asks again for its own office, of which it has not made as many versions as a
+        term has: its votes may be no majority any more."""
+        most = self._context.shared.config.term_versions
+        if certificate is None or certificate.syncer != candidate:
+            return False
+        over = self._context.chain.head.number >= certificate.start_number + most
+        return not over and self._rota.versions(candidate) < most

@@ -176,6 +176,7 @@ class Office:
 
     def poll(self, now: float) -> None:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
+        self._candidates.look()
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
         elif self.holding and not self._busy():

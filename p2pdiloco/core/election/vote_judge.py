@@ -115,7 +115,10 @@ class VoteJudge:
             refusal = self._why_not_over(candidate, request.head, certificate, now)
             if refusal is not None:
                 return refusal
-        if self._candidates.comes_last(candidate, now) and self._office.open_s(now) < LAST_AFTER_S:
+        if (
+            self._candidates.comes_last(candidate, certificate, now)
+            and self._office.open_s(now) < LAST_AFTER_S
+        ):
             return VoteRefusal.OUT_OF_TURN
         if self._busy():
             return VoteRefusal.CLOSING

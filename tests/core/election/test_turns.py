@@ -126,6 +126,55 @@ def test_an_announcement_alone_mends_nothing() -> None:
     assert solo.fragment.office._candidates.idle.now(solo.now) == {"p1"}
 
 
+def served(solo: Solo, *syncers: str) -> None:
+    """These make a term's versions each."""
+    for term, syncer in enumerate(syncers, 1):
+        solo.elect(syncer, term=term, start=solo.head.number)
+        for _ in range(solo.config.term_versions):
+            solo.announce(child(solo.fragment.chain.header, syncer, ("me", *PEERS), term=term))
+
+
+def test_who_was_syncer_lately_gets_the_office_after_others() -> None:
+    """Else one member that waits for no turn has every office for ever."""
+    solo = Solo(peers=PEERS)
+    served(solo, "p1", "p2")
+    assert refusal(request(solo, "p2", 3)) is VoteRefusal.OUT_OF_TURN
+    assert refusal(request(solo, "p1", 3)) is VoteRefusal.OUT_OF_TURN
+    solo.hear("p3", stands=False)
+    solo.hear("p4", heads=(branch(2)[2].header.head(),))
+    assert refusal(request(solo, "p1", 3)) is VoteRefusal.OUT_OF_TURN, "we would stand ourselves"
+    solo.says |= {"p3": {"stands": False}, "p4": {"heads": (branch(2)[2].header.head(),)}}
+    solo.core.shared.leaving = True
+    term = solo.fragment.office._terms.next()
+    assert sent(request(solo, "p1", term), msg.VoteGranted), "nobody else stands, or has the newest versions"
+
+
+def test_who_was_syncer_lately_gets_it_if_nobody_takes_it() -> None:
+    solo = Solo(peers=PEERS)
+    served(solo, "p1", "p2")
+    solo.fragment.office.stand_later(solo.now + 60.0)
+    solo.wait(LAST_AFTER_S + 0.1)
+    assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
+
+
+def test_who_was_not_syncer_lately_is_ranked_before_others() -> None:
+    solo = Solo(peers=PEERS)
+    served(solo, "p1", "p2")
+    ranks = {solo.fragment.office._candidates.our_rank(term, solo.now) for term in range(40)}
+    assert ranks == {0, 1, 2}, "p1 and p2 come last"
+
+
+def test_a_syncer_may_ask_again_for_its_own_office_until_it_has_made_a_term_of_versions() -> None:
+    """Its votes may be no majority any more, or it wants another term before anybody sees this one end."""
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    for left in range(solo.config.term_versions, 0, -1):
+        solo.elect("p1", term=solo.fragment.office._terms.next(), start=solo.head.number)
+        assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted), left
+        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS), term=solo.head.term + 1))
+    assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
+
+
 def test_nobody_waits_for_the_rank_of_who_comes_last() -> None:
     solo = Solo(peers=PEERS)
     candidates = solo.fragment.office._candidates

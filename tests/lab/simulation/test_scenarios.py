@@ -139,7 +139,7 @@ def test_a_pull_that_stands_still_is_given_up() -> None:
 
 
 def test_who_leaves_over_a_link_that_carries_nothing_takes_it_up_again() -> None:
-    world = World(calm_plan(4))
+    world = World(calm_plan(4, seed=11))  # in which it is no syncer when it leaves
     links = [link for other in ("n0", "n1", "n2") for link in (("n3", other), (other, "n3"))]
     offered: list[int] = []
 
