@@ -6,7 +6,7 @@ from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.timing import patience_s
+from p2pdiloco.core.timing import answer_bound_s, patience_s
 
 
 class Patience:
@@ -29,6 +29,8 @@ class Patience:
         # Others' payloads may well take as long as ours has taken.
         round_s = max(self._round_s.value, took_s)
         wait_s = patience_s(timing.answer_floor_s, round_s, config.delay_steps, step_s)
+        # A round may be open for so long, for the sake of one that does not answer.
+        wait_s += min(config.grace_cap_s, answer_bound_s(config.inner_steps, step_s))
         if verdict.then is Then.WAIT_LONGER or config.quorum > 1:
             wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
         # The syncers above are doubted first, by those below them.

@@ -15,7 +15,7 @@ from p2pdiloco.core.rounds.inbox import Inbox
 from p2pdiloco.core.timing import RHYTHM_SHARE
 
 IN_VAIN = 3
-"""Rounds that wait for a newcomer in vain, before others wait for it no more."""
+"""Rounds that wait for a child in vain, before others wait for it no more."""
 MAX_IN_VAIN = 512
 
 
@@ -31,7 +31,7 @@ class Attendance:
         self._passed: set[str] = set()
         """Children that have nothing to send this time."""
         self._in_vain: BoundedDict[str, int] = BoundedDict(MAX_IN_VAIN)
-        """Newcomers that were waited for in vain, and how often in a row."""
+        """Children that were waited for in vain, and how often in a row."""
 
     def begin(self) -> None:
         """Count anew, for another round."""
@@ -49,10 +49,10 @@ class Attendance:
         self._in_vain.pop(child, None)
 
     def closed_without(self, missing: Iterable[str]) -> None:
-        """Note for whom a round waited in vain. Of newcomers, who may be no learners at all, others will not
-        wait; what they send is merged all the same."""
+        """Note for whom a round waited in vain. For who is silent time and again, and may be no learner at
+        all, others will not wait; what it sends is merged all the same."""
         for child in missing:
-            if self._electorate.newcomer(child):
+            if not self._level or self._electorate.newcomer(child):
                 self._in_vain[child] = self._in_vain.get(child, 0) + 1
 
     def quorum(self, now: float) -> int:
@@ -76,7 +76,9 @@ class Attendance:
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
 
     def _ghost(self, child: str) -> bool:
-        return self._in_vain.get(child, 0) >= IN_VAIN and self._electorate.newcomer(child)
+        return self._in_vain.get(child, 0) >= IN_VAIN and (
+            not self._level or self._electorate.newcomer(child)
+        )
 
     def not_before_s(self, now: float) -> float:
         """Compute the time before which no round begins that a child is missing in.
