@@ -20,3 +20,8 @@ def newcomers_are_waited_for_in_vain_for_ever(patch: Patch) -> None:
 @mutation("old", 6, 6, "backed")
 def a_state_is_copied_of_whoever_is_ahead(patch: Patch) -> None:
     patch.set(Support, "has", lambda self, head, now: True)
+
+
+@mutation("old", 4, 1, "stuck", first_seed=2184)
+def nobody_yields_to_those_who_do_not_follow(patch: Patch) -> None:
+    patch.set(Support, "against", lambda self, peer, standing_here, now: [])

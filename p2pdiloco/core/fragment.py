@@ -278,8 +278,8 @@ class Fragment:
         return not self._flushes and not self.requested and self.own.idle
 
     def on_unbacked(self, sender: str, now: float) -> None:
-        """Take in that for the sender nobody of our side counts: yield to it, if it has worked for longer
-        than all of us."""
+        """Take in that for the sender nobody of our side counts, or too few stand on our version: yield, if
+        it has worked for longer than all of us, or too many say so."""
         shared = self._shared
         here = [shared.me]
         for peer in shared.view.confirmed(now):
@@ -287,7 +287,9 @@ class Fragment:
             if head is not None and self.chain.knows(head.number, head.digest):
                 here.append(peer)
         if self.follower.heads.told_unbacked(sender, here, now):
-            shared.out.record("fork", self.index, "yields: older members are on another chain", peer=sender)
+            shared.out.record(
+                "fork", self.index, "yields: older members, or more of them, are elsewhere", peer=sender
+            )
 
     # --- versions ------------------------------------------------------------------------------------
 

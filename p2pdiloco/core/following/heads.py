@@ -7,15 +7,15 @@ no parameter.
 
 A side that was cut off may have gone on with newcomers only, of whom the other side's chain has no marks. If
 it is the heavier one, neither side would follow. So who finds its versions unproven says so (`Unbacked`), and
-there those yield whose marks are all younger than that of the one who says it, or whom more than half would
-not follow (`core.following.support`).
+there those yield whose marks are all younger than that of the one who says it, or whom more than a third
+would not follow (`core.following.support`).
 
 Rules: docs/protocol/trust.md, section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.api.versions import VersionHeader
@@ -47,8 +47,10 @@ class NamedHeads:
         """Heavier heads that do not count, where nothing else is to be followed."""
         self._proved: dict[str, bytes] = {}
         """Peers whose head is of a fork that somebody with a mark has made; for one head of ours."""
-        self._yields: tuple[str, float] = ("", LONG_AGO_S)
-        """Member to whose lighter chain we yield, and until when."""
+        self._yields: dict[str, float] = {}
+        """Members to whose lighter chain we yield, and until when."""
+        self._freely = False
+        """True: we take any state of theirs; else only one that has support."""
         self._starts = False
         """True: we follow as somebody who begins with nothing."""
         self.verified = False
@@ -88,8 +90,7 @@ class NamedHeads:
             for peer, head in heavier.items()
             if self.counts(peer, now) or self._proved.get(peer) == self._chain.head.digest
         }
-        if (yielded := self._yielded(now)) is not None:
-            self.wanted[yielded[0]] = yielded[1]
+        self.wanted |= self._yielded(now)
         self.unproven = {} if self.wanted else heavier
         return self.wanted
 
@@ -112,7 +113,12 @@ class NamedHeads:
 
     def yields_to(self, peer: str, now: float) -> bool:
         """Tell whether we take the chain of that member though it is lighter."""
-        return peer == self._yields[0] and now < self._yields[1]
+        return now < self._yields.get(peer, LONG_AGO_S)
+
+    def takes_any(self, peer: str, now: float) -> bool:
+        """Tell whether we take the state of that member, whatever it is: of those to whom we could yield none
+        has a version with support."""
+        return self._freely and self.yields_to(peer, now)
 
     def may_replace(self, version: Head, giver: str, now: float) -> bool:
         """Tell whether that version may take the place of ours, as far as weights go."""
@@ -121,18 +127,17 @@ class NamedHeads:
         return version.weight > self._chain.head.weight
 
     def may_copy(self, version: Head, giver: str, now: float) -> bool:
-        """Tell whether the state of that version may be copied: more than a third stands on it, or we yield.
-        Who begins with nothing has rules of its own."""
-        if self._starts or self.yields_to(giver, now):
+        """Tell whether the state of that version may be copied: more than a third stands on it, or we yield
+        to anything. Who begins with nothing has rules of its own."""
+        if self._starts or self.takes_any(giver, now):
             return True
         return self.support.has(version, now)
 
-    def _yielded(self, now: float) -> tuple[str, Head] | None:
-        peer, until_s = self._yields
-        head = self._shared.view.head(peer, self._context.index) if now < until_s else None
-        if head is None or head.digest == self._chain.head.digest:
-            return None
-        return peer, head
+    def _yielded(self, now: float) -> dict[str, Head]:
+        """List the heads to which we yield, by who names them."""
+        view, index, ours = self._shared.view, self._context.index, self._chain.head.digest
+        named = {peer: view.head(peer, index) for peer in self._yields if self.yields_to(peer, now)}
+        return {peer: head for peer, head in named.items() if head is not None and head.digest != ours}
 
     # --- what happens --------------------------------------------------------------------------------
 
@@ -190,25 +195,33 @@ class NamedHeads:
         for peer in [p for p, h in self._named.items() if self._chain.knows(h.number, h.digest)]:
             self.verified = self.verified or (peer not in self._unsure and self.counts(peer, now))
             del self._named[peer]
-        self._yields = ("", LONG_AGO_S)
+        self._yields = {}
         self._proved.clear()
         self.look(now)
 
     # --- sides that know each other only one way -----------------------------------------------------------
 
-    def told_unbacked(self, sender: str, standing_here: Iterable[str], now: float) -> bool:
-        """Yield to the sender's chain, if more than half of those who decide would not follow ours, or if it
-        is older than all of us: what was made since then can be sent again. Tell whether we do.
+    def told_unbacked(self, sender: str, standing_here: Sequence[str], now: float) -> bool:
+        """Yield, if so many would not follow our chain that it has no support, or if the sender's is older
+        than all of us: what was made since then can be sent again. Tell whether we do.
 
         `standing_here`: live members whose head is in our chain, and we.
         """
-        if not (self.support.against(sender, now) or self._is_oldest(sender, standing_here)):
+        against = self.support.against(sender, standing_here, now)
+        if not against and not self._is_oldest(sender, standing_here):
             return False
-        self._yields = (sender, now + YIELD_S)
+        backed = [peer for peer in against if self._is_backed(peer, now)]
+        self._freely = not backed
+        self._yields = dict.fromkeys(backed or [sender], now + YIELD_S)
         self.look(now)
         return True
 
-    def _is_oldest(self, sender: str, standing_here: Iterable[str]) -> bool:
+    def _is_backed(self, peer: str, now: float) -> bool:
+        """Tell whether the newest head of that member has support."""
+        head = self._shared.view.head(peer, self._context.index)
+        return head is not None and self.support.has(head, now)
+
+    def _is_oldest(self, sender: str, standing_here: Sequence[str]) -> bool:
         """Tell whether that member has worked for longer than everybody who stands here, and took part here
         lately; in a run that is no longer young only if nobody votes here."""
         marks = self._chain.marks

@@ -2,13 +2,16 @@
 
 An update shows how a state was made, and a state does not. So a full member copies one only if more than a
 third of those who decide stand on it (`core.following.stances`): a liar alone, or a few, show theirs to
-nobody. And whoever has more than half against it yields, though its chain be the heavier one: else a few who
-were cut off, and the others, would stay apart.
+nobody. And whoever has more than a third against it, and fewer with it, yields, though its chain be the
+heavier one: else a few who were cut off, and the others, would stay apart. More than a half would be too many
+to ask for: those who lie say nothing.
 
 Rules: docs/protocol/trust.md, section 4.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
@@ -60,15 +63,15 @@ class Support:
             return True
         return self._has_heard(now) and len(self._counted(now)[0]) < FEWEST
 
-    def against(self, peer: str, now: float) -> bool:
-        """Take in that our chain counts for nothing with that member. Tell whether it is so with more than
-        half of those who decide."""
+    def against(self, peer: str, standing_here: Sequence[str], now: float) -> list[str]:
+        """Take in that our chain counts for nothing with that member. List those with whom it is so, if they
+        are more than a third of those who decide, and more of them than stand on our chain."""
         counted = self._counted(now)
         if any(peer in of for of in counted):
             self._against[peer] = now
-        lately = {p for p, at_s in self._against.items() if now - at_s < AGAINST_S}
-        half = any(2 * len(lately.intersection(of)) > len(of) >= FEWEST for of in counted)
-        return self.needed and half
+        lately = [p for p, at_s in self._against.items() if now - at_s < AGAINST_S and p not in standing_here]
+        enough = any(_outnumber({*lately}, standing_here, of) for of in counted)
+        return lately if enough and self.needed else []
 
     def _counted(self, now: float) -> tuple[list[str], list[str]]:
         """List who decides, and who votes by the chain of any fragment: of two sides that went apart here,
@@ -93,3 +96,8 @@ class Support:
 
     def _has_heard(self, now: float) -> bool:
         return self._shared.confirmed or self._shared.guidance.heard_enough(now)
+
+
+def _outnumber(against: set[str], ours: Sequence[str], of: list[str]) -> bool:
+    voices = len(against.intersection(of))
+    return 3 * voices > len(of) >= FEWEST and voices > len({*of}.intersection(ours))

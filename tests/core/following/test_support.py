@@ -107,18 +107,50 @@ def test_who_comes_back_hears_first_who_else_is_here() -> None:
     assert found(effects, ef.FetchState)
 
 
-@pytest.mark.parametrize(("against", "yields"), [(PEERS[2:], False), (PEERS[1:], True)])
-def test_who_has_more_than_half_against_it_yields_to_a_lighter_chain(
+LIGHTER = child(CHAIN[3].header, "p2", ("p2",))
+"""Version that weighs less than ours, of another branch."""
+
+
+def told(solo: Solo, peers: tuple[str, ...]) -> list[ef.Effect]:
+    """Hear from these that our chain counts for nothing there."""
+    return [effect for peer in peers for effect in solo.message(peer, msg.Unbacked(0))]
+
+
+@pytest.mark.parametrize(("against", "yields"), [(PEERS[3:], False), (PEERS[2:], True)])
+def test_who_has_more_than_a_third_against_it_yields_to_a_lighter_chain(
     against: tuple[str, ...], yields: bool
 ) -> None:
-    """Of five two are less than half."""
+    """Of five two are more than a third. Others may lie, and say nothing."""
     solo = node()
-    other = child(CHAIN[3].header, "p2", ("p2",))
-    assert other.header.tokens < solo.head.tokens
-    effects = stand(solo, PEERS, other)
-    for peer in against:
-        effects += solo.message(peer, msg.Unbacked(0))
+    assert LIGHTER.header.tokens < solo.head.tokens
+    effects = stand(solo, PEERS, LIGHTER) + told(solo, against)
     assert bool(found(effects + solo.wait(2.0), ef.FetchState)) is yields
+
+
+@pytest.mark.parametrize(("against", "yields"), [(PEERS[2:], False), (PEERS[1:], True)])
+def test_who_has_as_many_with_it_as_against_it_does_not_yield(against: tuple[str, ...], yields: bool) -> None:
+    """Else two sides that hear of each other bit by bit would change places."""
+    solo = node()
+    effects = stand(solo, PEERS[1:], LIGHTER) + told(solo, against)
+    assert bool(found(effects + solo.wait(2.0), ef.FetchState)) is yields
+
+
+def test_who_yields_takes_a_state_with_support_and_not_that_of_whoever_spoke_last() -> None:
+    """Who lies need not be many for that."""
+    solo = node()
+    lie = child(CHAIN[3].header, "p4", ("p4",))
+    stand(solo, ("p4",), lie)
+    effects = stand(solo, ("p1", "p2", "p3"), LIGHTER) + told(solo, ("p1", "p2", "p3"))
+    (copy,) = found(effects, ef.FetchState)
+    assert copy.peer != "p4"
+    effects = told(solo, ("p4",)) + solo.feed(ev.StateFetched(0, copy.peer, lie, table(lie)))
+    assert not found(effects, ef.CommitVersion), "nor does a giver show something else"
+    effects = solo.wait(5.0)
+    assert {copy.peer for copy in found(effects, ef.FetchState)} <= {"p1", "p2", "p3"}
+    copy = found(effects, ef.FetchState)[0]
+    told(solo, ("p4",))
+    effects = solo.feed(ev.StateFetched(0, copy.peer, LIGHTER, table(LIGHTER)))
+    assert found(effects, ef.CommitVersion) and solo.head == LIGHTER.header.head()
 
 
 def test_those_who_vote_do_not_yield_to_one_member_because_it_is_the_oldest() -> None:

@@ -84,4 +84,10 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "who was asked again before each of its versions was never found to leave a learner out",
     ),
+    (
+        2184,
+        "old",
+        4,
+        "two of four refused another's heavier chain, a liar said nothing, and half were too few to yield to",
+    ),
 )

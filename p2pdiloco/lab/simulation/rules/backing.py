@@ -38,7 +38,7 @@ class Backing:
         heads, context, now = core.follower.heads, core.context, host.local_now
         deciding = context.standing.deciding("voters", context.shared.voters(now))
         young = heads.beginning.active or not heads.support.needed
-        beyond = young or heads.yields_to(giver, now) or len(deciding) < FEWEST
+        beyond = young or heads.takes_any(giver, now) or len(deciding) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:
