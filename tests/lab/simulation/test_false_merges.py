@@ -1,5 +1,5 @@
 """Syncers whose updates are no merge of what they name, or make another state than they say, and false
-accusers: found by all, and excluded."""
+accusers: found by all, and excluded. In old runs also states of which nobody gives the update."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core.api.effects import Audit, CommitVersion, Effect, Record
 from p2pdiloco.core.audits import auditor
-from p2pdiloco.core.following import support
+from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS
+from p2pdiloco.core.following.support import Support
 from p2pdiloco.lab.simulation.node.host import Host
+from p2pdiloco.lab.simulation.node.lineage import genesis_state
+from p2pdiloco.lab.simulation.world.past import Past, old_liars
 from p2pdiloco.lab.simulation.world.perjurer import FALSE_FROM_S, LieTold, Perjurer
-from p2pdiloco.lab.simulation.world.plan import WorldPlan
+from p2pdiloco.lab.simulation.world.plan import WorldPlan, draw_plan
 from p2pdiloco.lab.simulation.world.world import World
 
 UNTIL_S = 60.0
@@ -120,12 +123,56 @@ def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     assert Seen(audited_plan(), LieTold.MERGES).false >= 2
 
 
-def test_a_state_of_which_nobody_gives_the_update_is_not_copied_of_its_maker_alone(
-    monkeypatch: pytest.MonkeyPatch,
+# --- states of which nobody gives the update ----------------------------------------------------------
+
+
+def test_liars_are_fewer_than_a_third_of_those_who_vote_in_every_fragment() -> None:
+    lying_worlds = 0
+    for seed in range(200):
+        plan = draw_plan(seed, "old")
+        past = Past(plan, tuple(genesis_state(f) for f in range(plan.config.fragments)))
+        peers, liars = {spec.peer for spec in plan.nodes}, {*old_liars(plan)}
+        lying_worlds += bool(liars)
+        for checkpoint in past.saved:
+            voters = {mark.learner for mark in checkpoint.watermarks if mark.voter}
+            assert liars <= voters <= {*past.members} <= peers
+            assert 3 * len(liars) < len(voters)
+    assert 100 < lying_worlds < 200
+
+
+def old_world(liars: int) -> World:
+    """A calm swarm of seven, whose run is old."""
+    plan = calm_plan(7, until_s=40.0, quorum=2)
+    mix = dataclasses.replace(plan.mix, old=True, perjurers=liars)
+    return World(dataclasses.replace(plan, mix=mix))
+
+
+def test_an_old_run_goes_on_from_what_was_saved_and_asks_for_support_from_its_first_version_on() -> None:
+    world = old_world(liars=0)
+    assert world.past is not None
+    saved = [checkpoint.version.header.number for checkpoint in world.past.saved]
+    first: dict[int, int] = {}
+
+    def look(host: Host, effect: Effect) -> None:
+        if isinstance(effect, CommitVersion):
+            header = effect.version.header
+            first.setdefault(header.fragment, header.number)
+            assert host.core.fragments[header.fragment].follower.heads.support.needed
+
+    world.on_effect = look
+    result = world.run()
+    assert result.ok, result.detail or result.stuck
+    assert [first[f] for f in range(len(saved))] == [number + 1 for number in saved]
+    assert all(number > FOUNDING_VERSIONS for number in saved)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_only_without_support_a_state_that_a_liar_alone_stands_on_is_copied(
+    supported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is proved, so nobody is excluded: the others go on from the version before."""
-    monkeypatch.setattr(support, "FOUNDING_VERSIONS", 0)
-    seen = Seen(audited_plan(), LieTold.HISTORIES)
-    lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
-    assert lied and not seen.taken
-    assert len([peer for at_s, peer in seen.made if at_s > min(lied) + 10.0 and peer != LIAR]) > 10
+    if not supported:
+        monkeypatch.setattr(Support, "has", lambda self, head, now: True)
+    world = old_world(liars=2)
+    result = world.run()
+    assert result.violation == ("" if supported else "backed"), result.detail
+    assert world.backing.excused == 0
