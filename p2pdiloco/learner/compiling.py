@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -58,6 +58,10 @@ class Form(Enum):
     RECORDED = auto()
     LEFT = auto()
     """Plain passes for good: they cannot be compiled, or are not to be."""
+
+
+FASTER = (Form.COMPILED, Form.RECORDED)
+"""Forms that may be left for plain passes."""
 
 
 class Forms:
@@ -124,8 +128,10 @@ class Forms:
         if self._recorded is not None and self.is_replayed:
             return self._recorded.replay(part)
         forward = self._forward
-        if self._compiled is not None and self._shape in ((), _shape(part)):
-            forward, self._shape = self._compiled, _shape(part)
+        if self.form in FASTER and self._shape in ((), _shape(part)):
+            # In the middle of a step, where calls are answered: torch imports its compiler for seconds.
+            forward = self._compiled = self._compiled or torch.compile(forward, dynamic=False)
+            self._shape = _shape(part)
         loss = forward(*part) * share
         torch.autograd.backward(loss)
         return loss.detach()
@@ -146,13 +152,10 @@ class Forms:
 
     def leave(self, said: str) -> bool:
         """Go back to passes as they are, because of these words of an error; False: they are that already."""
-        if self._compiled is None and self._recorded is None:
+        if self.form not in FASTER:
             return False
-        self._leave(said)
-        return True
-
-    def _leave(self, said: str) -> None:
         self._go_back(f"torch.compile failed ({said}): training without it")
+        return True
 
     def _go_back(self, note: str) -> None:
         self.begin_anew()
@@ -169,11 +172,6 @@ class Forms:
     def _compile(self) -> None:
         """Compile at the next pass."""
         use_cache(self._cache)
-        try:
-            self._compiled = cast(Callable[..., Tensor], torch.compile(self._forward, dynamic=False))
-        except Exception as error:  # noqa: BLE001 (none for this Python or system, or a part is not installed)
-            self._leave(first_line(error))
-            return
         self._shape = _shape(self._seen) if self._seen is not None else ()
         self.form = Form.COMPILED
 

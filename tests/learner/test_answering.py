@@ -31,6 +31,7 @@ from p2pdiloco.learner.channel_messages import (
     TakePart,
 )
 from p2pdiloco.learner.checkpoint import restore
+from p2pdiloco.learner.compiling import Form
 
 PATIENCE_S = 30.0
 HEARD = Learners(3)
@@ -94,6 +95,25 @@ def test_a_call_is_answered_in_the_middle_of_a_step_as_it_was_before_it(bench, m
     assert not torch.equal(bench.fragments._gather(3), theta), "the step went on and changed it"
     assert bench.fragments.counters[3].unmerged_steps == 3
     assert bench.fragments.counters[3].steps_since_base == 0, "due H whole steps after the copy"
+
+
+def test_a_call_is_answered_while_torch_fetches_its_compiler(bench, monkeypatch):
+    """Importing it takes seconds, before anything is compiled."""
+    found = []
+
+    def compiling(function, dynamic):
+        bench.post(CopyOut(3))
+        found.extend(answers(bench))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    with answering(bench):
+        assert bench.mailbox.boundary(bench.training.step())
+        bench.events()
+        forms = bench.training._passes._forms
+        forms._choice, forms.form = "always", Form.PLAIN
+        assert bench.mailbox.boundary(bench.training.step())
+    assert [(type(event), event.fragment) for event in found] == [(CopiedOut, 3)]
 
 
 @pytest.mark.parametrize("barrier", [TakePart(1), Save(Path("/nowhere/state"))])

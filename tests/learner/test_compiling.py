@@ -104,18 +104,6 @@ def test_what_is_compiled_at_once_says_how_long_that_took(compiler):
     assert steps.forms.form is Form.COMPILED and steps.forms.take_notes() == []
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ModuleNotFoundError])
-def test_a_compiler_that_is_not_here_is_left(monkeypatch, error):
-    def nothing(function, dynamic):
-        raise error("no such compiler")
-
-    monkeypatch.setattr(torch, "compile", nothing)
-    steps = Steps("always")
-    steps.make(2)
-    assert steps.forms.form is Form.LEFT
-    assert steps.forms.take_notes() == ["torch.compile failed (no such compiler): training without it"]
-
-
 def test_what_is_no_faster_is_left(compiler):
     steps = Steps()
     steps.make(STEPS)
