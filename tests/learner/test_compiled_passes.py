@@ -35,7 +35,8 @@ def test_compiled_passes_learn_the_same_over_an_odd_last_pass_and_a_version(tmp_
         monkeypatch.setenv(variable, str(tmp_path))
     from torch._dynamo.utils import counters  # imports for seconds
 
-    torch._dynamo.reset()  # what it counts begins anew
+    torch._dynamo.reset()
+    counters.clear()
     plain, expected = alone(3, MANIFEST, micro_batch=PASS_TOKENS)
     task = task_of(MANIFEST)
     model = task.model()

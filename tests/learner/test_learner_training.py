@@ -115,6 +115,30 @@ def test_a_single_sample_that_only_fits_uncompiled_is_trained_uncompiled(monkeyp
     )
 
 
+def test_a_compiled_pass_that_does_not_fit_is_halved_and_compiled_anew(monkeypatch):
+    _, expected = alone(4)
+    sizes: list[int] = []
+
+    def small_compiler(function, dynamic):
+        def compiled(*part):
+            sizes.append(len(part[0]))
+            return loss_that_never_fits_compiled() if len(part[0]) > 2 else function(*part)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", small_compiler)
+    task = task_of(MICRO)
+    model = task.model()
+    model.load_state_dict(task.initial_parameters())
+    options = PassOptions(compile="always", precision="fp32")
+    training = Training(task, model, data().train, "peer-a", options=options)
+    assert [training.step().loss for _ in range(4)] == pytest.approx(expected, abs=1e-4)
+    assert sizes == [4, *[2] * 6], "the step that did not fit is made as it is, in halves"
+    (told,) = training.take_notes()
+    assert told.endswith("going on with 128 tokens")
+    assert training.tokens_total == 4 * MICRO.inner.tokens_per_step
+
+
 def test_an_evaluation_that_does_not_fit_goes_on_in_smaller_parts(monkeypatch):
     task = task_of(MICRO)
     heldout = heldout_batch(task, data().heldout, 4096)
