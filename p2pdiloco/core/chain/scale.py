@@ -25,16 +25,16 @@ Rules: docs/protocol/weights.md, section 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.partials import Plan
-from p2pdiloco.core.api.plausible import LEAST_TRUST
+from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
 from p2pdiloco.core.api.reasons import VersionFault
-from p2pdiloco.core.api.references import references
-from p2pdiloco.core.api.trust_weight import plausible
+from p2pdiloco.core.api.references import FEWEST, references
+from p2pdiloco.core.api.trust_weight import plausible, trust_of
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, NO_LIMITS, Contributor, MergeLimits, Stamp, Watermark
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.chain.chain import Chain
@@ -51,6 +51,10 @@ MOST_GROWTH = 256
 """Limit of the unit, as a multiple of that of version 0: H inner steps."""
 LONGEST = 3.0
 """Length to which a contribution is cut, as a multiple of the reach."""
+COMPANY, LEAST_COMPANY = 2, 1 / 24
+"""Where so many times those who are in a version, as far as they are trusted, are all who vote, it may be as
+long as any; with fewer, less by the square of that. And the least share of that length: an eighth of the
+reach."""
 FIRST_LONGEST = 8.0
 """Length to which one is cut in version 1, before which none was measured."""
 FIRST_REACH = 0.25
@@ -97,15 +101,31 @@ def unit_of(header: VersionHeader, config: CoreConfig) -> int:
     return header.unit or config.usual_tokens
 
 
-def limits_after(chain: Chain, config: CoreConfig) -> MergeLimits:
-    """Compute the limits of what is merged into a child of the chain's head."""
+def limits_after(chain: Chain, config: CoreConfig, learners: Iterable[str] | None = None) -> MergeLimits:
+    """Compute the limits of what is merged into a child of the chain's head. `learners`: those whose work it
+    is, if that is all that is merged; None: it is a part of a version."""
     unit = unit_of(chain.header, config)
     heaviest = heaviest_units(chain.marks.lately, config) * unit
     if config.admits:
         heaviest = max(heaviest, min(config.usual_tokens, config.most_units * unit))
     of_median = LONGEST if chain.header.reach else 0.0
     most_tokens = min(round(heaviest), NO_LIMITS.most_tokens)
-    return MergeLimits(most_tokens, longest_after(chain.header), of_median)
+    longest = longest_after(chain.header)
+    if learners is not None and chain.header.groups == 1:
+        longest *= _company(chain, learners)
+    return MergeLimits(most_tokens, longest, of_median)
+
+
+def _company(chain: Chain, learners: Iterable[str]) -> float:
+    """Compute the share of the longest contribution that may be merged in a version of these learners. A
+    syncer can leave all others out: then nothing is measured, and its own work has all of the weight, however
+    little it is trusted. So few of those who vote in the parent's table move the chain by little."""
+    voting = chain.marks.voting_since(chain.header.number - LATELY_VERSIONS)
+    if len(voting) < FEWEST:
+        return 1.0
+    here = sum(trust_of(chain.marks.mean(each).agreement) for each in voting.intersection(learners))
+    share = COMPANY * here / (FULL_TRUST * len(voting))
+    return min(1.0, max(LEAST_COMPANY, share * share))
 
 
 def heaviest_units(learners: int, config: CoreConfig) -> float:
@@ -264,7 +284,7 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
             return VersionFault.FALSE_STAMP
         if not rightly_stated(chain, part):
             return VersionFault.FALSE_TRUST
-    limits = limits_after(chain, config)
+    limits = limits_after(chain, config, [part.learner for part in header.contributors])
     if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE
     right = after(chain, header.contributors, config)

@@ -66,6 +66,10 @@ class Marks:
         """Learners that vote."""
         return frozenset(mark.learner for mark in self.table if mark.voter)
 
+    def voting_since(self, number: int) -> frozenset[str]:
+        """List the learners that vote and were merged in that version or later."""
+        return frozenset(mark.learner for mark in self.table if mark.voter and mark.number >= number)
+
     @cached_property
     def deciding(self) -> frozenset[str]:
         """Learners that decide: those that vote. While fewer than `FEWEST_VOTERS` do at a run's beginning,

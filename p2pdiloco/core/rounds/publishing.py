@@ -82,7 +82,7 @@ class Publisher:
             tokens=sum(part.tokens for part in parts),
         )
         longest_steps = max((part.inner_steps for part in parts), default=0)
-        limits = scale.limits_after(self._chain, self._shared.config)
+        limits = scale.limits_after(self._chain, self._shared.config, [part.learner for part in parts])
         apart = grouped or making.partials
         self._repairing = None if apart else self._context.repairs.next()
         self._shared.out.put(
@@ -125,7 +125,7 @@ class Publisher:
         now_usual = scale.after(self._chain, parts, config)
         marks = self._chain.marks.after(event.number, parts)
         epoch, groups = plan_after(self._chain.header, marks, event.number, config)
-        limits = scale.limits_after(self._chain, config)
+        limits = scale.limits_after(self._chain, config, [part.learner for part in parts])
         header = VersionHeader(
             run=config.run,
             group=WHOLE_RUN,

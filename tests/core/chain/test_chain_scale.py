@@ -13,8 +13,9 @@ from scenes import syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
-from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, Watermark
+from p2pdiloco.core.api.reasons import Verdict, VersionFault
+from p2pdiloco.core.api.trust_weight import ALL_AT
+from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
@@ -209,6 +210,43 @@ def test_a_share_is_of_those_who_were_merged_lately() -> None:
         parts = tuple(Contributor(f"p{i}", Stamp(1, number), UNIT, 4) for i in range(3))
         extended(chain, parts)
     assert scale.limits_after(chain, run()).most_tokens == UNIT, "two have not come for 32 versions"
+
+
+def test_a_version_of_few_moves_the_chain_by_little() -> None:
+    """A syncer may leave all others out: nothing is measured then, and its work has all of the weight."""
+
+    def longest(here: int, of: int, agreement: int = ALL_AT, number: int = 9) -> float:
+        marks = [Watermark(f"p{i}", NEVER, number, merges=9, voter=1, agreement=agreement) for i in range(of)]
+        chain = Chain(start(number=9).logged_all(), marks, 8)
+        return scale.limits_after(chain, run(), [f"p{i}" for i in range(here)]).longest / chain.header.reach
+
+    assert [longest(here, 10) for here in (10, 5, 4, 3)] == [
+        3.0,
+        3.0,
+        pytest.approx(1.92),
+        pytest.approx(1.08),
+    ]
+    assert [longest(1, of) for of in (10, 100)] == [0.125, 0.125] and longest(1, 4) == pytest.approx(0.75)
+    assert longest(1, 2) == longest(0, 2) == 3.0, "of two none can be told from the other"
+    assert longest(5, 10, agreement=0) == 0.125, "whom nobody trusts is no company"
+    marks = [
+        Watermark(f"p{i}", NEVER, 9 if i else 40, merges=9, voter=1, agreement=ALL_AT) for i in range(10)
+    ]
+    later = Chain(start(number=42).logged_all(), marks, 8)
+    assert scale.limits_after(later, run(), ["p0"]).longest == 3 * later.header.reach, "the others are gone"
+    assert scale.limits_after(later, run()).longest == 3 * later.header.reach, "of a part nothing is known"
+
+
+def test_who_states_the_limits_of_many_for_a_version_of_few_is_refused() -> None:
+    marks = tuple(Watermark(f"p{i}", NEVER, 9, merges=9, voter=1, agreement=ALL_AT) for i in range(10))
+    chain = Chain(start(number=9).logged_all(), marks, 8)
+    part = Contributor("p0", Stamp(1, 1), UNIT, 4, votes=True, trust=FULL_TRUST, score=UNMEASURED)
+    found = scale.after(chain, (part,), run())
+    stated = {"tokens": found.tokens, "unit": found.unit, "reach": found.reach, "norm": 0.1}
+    few, many = scale.limits_after(chain, run(), ["p0"]), scale.limits_after(chain, run())
+    header = replace(child(chain.header, contributors=(part,), **stated).header, contributors=(part,))
+    assert scale.fault(chain, replace(header, limits=few), run()) is None
+    assert scale.fault(chain, replace(header, limits=many), run()) is VersionFault.FALSE_SCALE
 
 
 def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

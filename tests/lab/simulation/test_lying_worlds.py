@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from p2pdiloco.core.rounds.attendance import Attendance
+from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.lab.lies.kinds import Lie
 from p2pdiloco.lab.simulation.world.world import World
 from p2pdiloco.lab.vectors.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
@@ -50,6 +53,30 @@ def test_who_sends_the_reverse_weighs_nothing_after_a_few_versions() -> None:
     assert not found.violation
     assert found.distrusted_after is not None and found.distrusted_after <= 10
     assert found.liars_trust is not None and found.liars_trust < 0.05
+
+
+@pytest.mark.parametrize("of_few", [True, False])
+def test_a_syncer_that_merges_its_reversed_work_alone_moves_the_model_by_little(
+    of_few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends honest work up to version 10. `of_few`: a version of few is held to be of few."""
+    turning = Cell(attack="turning", liars=1, of=10)
+    ready, missing, quorum = Inbox.ready, Attendance.missing, Attendance.quorum
+
+    def lies(part: Any) -> bool:
+        return part._shared.me in turning.lying
+
+    def own(inbox: Inbox) -> list[Held]:
+        return [held for held in ready(inbox) if held.own or not lies(inbox)]
+
+    monkeypatch.setattr(Inbox, "ready", own)
+    monkeypatch.setattr(Attendance, "missing", lambda a, now: [] if lies(a) else missing(a, now))
+    monkeypatch.setattr(Attendance, "quorum", lambda a, now: 1 if lies(a) else quorum(a, now))
+    if not of_few:
+        monkeypatch.setattr("p2pdiloco.core.chain.scale._company", lambda _chain, _learners: 1.0)
+    row = row_of(turning, play(turning), play(turning.alone))
+    assert not row.violation and row.honest_excluded == 0
+    assert (row.loss_ratio < 1 + LITTLE) is of_few, row
 
 
 def test_liars_lie_in_different_ways_and_read_what_is_theirs() -> None:
