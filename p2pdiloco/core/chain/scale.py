@@ -52,9 +52,9 @@ MOST_GROWTH = 256
 LONGEST = 3.0
 """Length to which a contribution is cut, as a multiple of the reach."""
 COMPANY, LEAST_COMPANY = 2, 1 / 24
-"""Where so many times those who are in a version, as far as they are trusted, are all who vote, it may be as
-long as any; with fewer, less by the square of that. And the least share of that length: an eighth of the
-reach."""
+"""Times that those who are in a version, as far as they are trusted, have to be all who vote, for it to be as
+long as any: with fewer it is shorter, by the square of that. And the least share of that length: an eighth of
+the reach."""
 FIRST_LONGEST = 8.0
 """Length to which one is cut in version 1, before which none was measured."""
 FIRST_REACH = 0.25
