@@ -39,10 +39,10 @@ def false_merges() -> None:
         delta.mul_(length / delta.norm())
         return self._update.encode(delta), delta
 
-    def honest(self: UpdateMaker, *asked: Any) -> Remade:
+    def honest(self: UpdateMaker, *asked: Any, **more: Any) -> Remade:
         again.append(True)
         try:
-            return remake(self, *asked)
+            return remake(self, *asked, **more)
         finally:
             again.pop()
 
