@@ -10,7 +10,7 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner import compiling
 from p2pdiloco.learner.channel_messages import BaseRef, Install
 from p2pdiloco.learner.checkpoint import restore, save
-from p2pdiloco.learner.compiling import Form
+from p2pdiloco.learner.compiling import TIMED_STEPS, UNTIMED_STEPS, Form
 from p2pdiloco.learner.device import choose_device, computes_in_bf16
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training
@@ -23,7 +23,8 @@ from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 
 ACCELERATORS = DEVICES[1:]
-STEPS = 20
+STEPS = 2 * (UNTIMED_STEPS + TIMED_STEPS) + 2
+"""So many that what is compiled at once has been recorded, and has said so."""
 LITTLE_BYTES = 400 << 20
 """Of a GPU's memory, for a process that is to have too little."""
 

@@ -277,3 +277,16 @@ def test_a_recorded_update_is_not_replayed_on_gradients_or_moments_of_other_memo
     assert update.replay()
     optimizer.state[layer.bias]["exp_avg"] = torch.zeros(2)
     assert not update.replay() and update._graph.replays == 2
+
+
+def test_what_is_compiled_at_once_and_recorded_says_so_in_time(compiler, monkeypatch):
+    """`test_accelerators` waits for it, on a GPU."""
+    recorded = SimpleNamespace(fits=lambda part, share: True, replay=lambda part: part[0].sum())
+    monkeypatch.setattr(compiling, "RecordedPass", lambda *_: recorded)
+    steps = Steps("always")
+    monkeypatch.setattr(steps.forms, "_device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(compiling, "give_memory_back", lambda device: None)
+    steps.make(step_s=7.0)
+    steps.make(2 * STEPS + 1, step_s=0.01)
+    assert steps.forms.form is Form.RECORDED
+    assert steps.forms.take_notes() == ["compiled in 7 s and recorded as a CUDA graph"]
