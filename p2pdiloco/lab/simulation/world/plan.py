@@ -324,14 +324,15 @@ def one_withholds(seed: int) -> bool:
 
 def draw_weather(seed: int, name: str) -> Mix:
     """Draw the weather of an old run, and how many lie in it, nobody in a quarter of them. Where some do, no
-    honest member goes for ever: for long only old ones vote, and liars are to be a third of these at most."""
+    honest member goes, or loses its vote, for ever: for long only old ones vote, and liars are to be fewer
+    than a third of these."""
     mix = MIXES[name]
     if not mix.old:
         return mix
     rng = stream(seed, "old run")
     weather, liars = MIXES[rng.choice(OLD_WEATHERS)], rng.randint(0, mix.perjurers)
     if liars:
-        weather = dataclasses.replace(weather, leave=0.0, replace=0.0)
+        weather = dataclasses.replace(weather, leave=0.0, replace=0.0, full_disk=0.0)
     return dataclasses.replace(weather, perjurers=liars, old=True)
 
 
