@@ -59,6 +59,10 @@ class WorkRecord(Protocol):
     def voters(self) -> frozenset[str]:
         """List the peers that vote."""
 
+    @property
+    def number(self) -> int:
+        """Number of the newest version."""
+
 
 class Shared:
     """State of the node that its fragments read; the life of the node tells it what changes."""
@@ -138,6 +142,11 @@ class Shared:
         """Tell whether that peer votes by any fragment's chain. Before anybody does, everybody does."""
         voters = [record.voters() for record in self._records]
         return any(peer in each for each in voters) or not any(voters)
+
+    @property
+    def newest_number(self) -> int:
+        """Number of the newest version of any fragment: so old is the run."""
+        return max((record.number for record in self._records), default=0)
 
     def trusts(self, peer: str) -> bool:
         """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, or was let in

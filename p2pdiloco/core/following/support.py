@@ -43,8 +43,10 @@ class Support:
     @property
     def needed(self) -> bool:
         """True: the run is old enough. At its beginning votes come so fast that two sides of a split soon
-        differ about who decides, and each would refuse the other."""
-        return self._context.chain.head.number > FOUNDING_VERSIONS
+        differ about who decides, and each would refuse the other. Who was killed while it began with nothing
+        has some fragments, and of the others nothing: by the first the run is old."""
+        number = self._context.chain.head.number
+        return (number or self._shared.newest_number) > FOUNDING_VERSIONS
 
     def named(self, peer: str, head: Head, now: float) -> None:
         """Take in the head of a confirmed member. Who does not count supports nothing."""

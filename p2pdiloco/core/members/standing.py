@@ -53,6 +53,11 @@ class Standing:
         """List the peers that vote."""
         return self._chain.marks.voters
 
+    @property
+    def number(self) -> int:
+        """Number of the head."""
+        return self._chain.head.number
+
     def may_count(self, peer: str) -> bool:
         """Tell whether that peer has a mark; of a chain in which nobody votes yet nobody needs one."""
         marks = self._chain.marks

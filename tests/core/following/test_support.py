@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, child, config, found, reasons, saved, sent, table
+from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, sent, table
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import Restored
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import SignedVersion
@@ -87,6 +88,19 @@ def test_at_a_runs_beginning_the_heaviest_is_copied_whoever_stands_on_it() -> No
     solo = Solo(config(log_versions=20), PEERS, restored=saved(CHAIN[:4]))
     solo.wait(3.0)
     assert found(stand(solo, ("p1",), FAR), ef.FetchState)
+
+
+def test_who_was_killed_while_it_began_copies_what_it_lacks_of_no_member_alone() -> None:
+    """It has something of the run, so it is none that begins with nothing."""
+    settings = config(fragments=2, log_versions=20)
+    begun = saved(branch(4, fragment=1, learners=ALL)).fragments
+    restored = Restored(fragments=(*restored_nothing(settings).fragments[:1], *begun), saved=True)
+    solo = Solo(settings, (), restored=restored)
+    solo.peers = PEERS
+    solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in ALL))))
+    effects = stand(solo, ("p1",), FAR) + solo.wait(1.0)
+    assert not found(effects, ef.FetchState)
+    assert found(stand(solo, ("p2", "p3"), FAR) + solo.wait(5.0), ef.FetchState)
 
 
 def test_of_two_who_decide_each_has_a_half() -> None:
