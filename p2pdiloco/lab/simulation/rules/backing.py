@@ -36,9 +36,12 @@ class Backing:
         """A state is here, and the core is about to judge it: note whether support has a say."""
         core = host.core.fragments[fragment]
         heads, context, now = core.follower.heads, core.context, host.local_now
-        deciding = context.standing.deciding("voters", context.shared.voters(now))
+        here = context.shared.voters(now)
+        deciding = context.standing.deciding("voters", here)
+        counted = deciding, [peer for peer in here if context.shared.has_vote(peer)]
+        many = any(3 * len(self._liars.intersection(of)) > len(of) for of in counted)
         young = heads.beginning.active or not heads.support.needed
-        beyond = young or heads.takes_any(giver, now) or len(deciding) < FEWEST
+        beyond = young or many or heads.takes_any(giver, now) or len(deciding) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:
