@@ -237,6 +237,9 @@ class Follower:
         self._shared.out.record("catchup", self._fragment, words, peer=event.peer)
         if failure is FetchFailure.GONE:
             self._need_state = True
+            target = self.heads.wanted.get(event.peer)
+            if target is not None and not self.heads.may_copy(target, event.peer, now):
+                self._unsupported(event.peer, now)
         if failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY):
             self.heads.cannot_give(event.peer)
         self._disappointed(event.peer, not failure.innocent, now)

@@ -56,6 +56,7 @@ def test_a_state_whose_update_nobody_gives_is_copied_once_more_than_a_third_have
     effects = solo.feed(ev.FetchFailed(0, 5, pull.peer, FetchFailure.GONE)) + solo.wait(5.0)
     assert bool(found(effects, ef.FetchState)) is copies
     assert copies or found(effects, ef.FetchUpdate), "it may be busy, so its update is asked for again"
+    assert copies or sent(effects, msg.Unbacked, "p1"), "it is told, or both would wait for ever"
 
 
 def test_who_alone_says_that_it_is_far_ahead_is_told_that_this_counts_for_nothing() -> None:

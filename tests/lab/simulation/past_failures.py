@@ -90,4 +90,10 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         4,
         "two of four refused another's heavier chain, a liar said nothing, and half were too few to yield to",
     ),
+    (
+        2060,
+        "old",
+        4,
+        "who had no update of a head without support was asked again for ever, and never told why",
+    ),
 )
