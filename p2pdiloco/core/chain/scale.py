@@ -55,6 +55,9 @@ COMPANY, LEAST_COMPANY = 2, 1 / 24
 """Times that those who are in a version, as far as they are trusted, have to be all who vote, for it to be as
 long as any: with fewer it is shorter, by the square of that. And the least share of that length: an eighth of
 the reach."""
+LEAST_OFTEN = FULL_TRUST // 3
+"""Part of all versions, of `FULL_TRUST`, in which a voter is reckoned to be at least. Those on thin links are
+in fewer, and one alone is what is usual there."""
 FIRST_LONGEST = 8.0
 """Length to which one is cut in version 1, before which none was measured."""
 FIRST_REACH = 0.25
@@ -119,12 +122,15 @@ def limits_after(chain: Chain, config: CoreConfig, learners: Iterable[str] | Non
 def _company(chain: Chain, learners: Iterable[str]) -> float:
     """Compute the share of the longest contribution that may be merged in a version of these learners. A
     syncer can leave all others out: then nothing is measured, and its own work has all of the weight, however
-    little it is trusted. So few of those who vote in the parent's table move the chain by little."""
-    voting = chain.marks.voting_since(chain.header.number - LATELY_VERSIONS)
+    little it is trusted. So few of those who vote in the parent's table move the chain by little; each voter
+    counts as often as it is in versions."""
+    marks, number = chain.marks, chain.header.number
+    voting = marks.voting_since(number - LATELY_VERSIONS)
     if len(voting) < FEWEST:
         return 1.0
-    here = sum(trust_of(chain.marks.mean(each).agreement) for each in voting.intersection(learners))
-    share = COMPANY * here / (FULL_TRUST * len(voting))
+    here = sum(trust_of(marks.mean(each).agreement) for each in voting.intersection(learners))
+    usual = sum(max(LEAST_OFTEN, marks.often(each, number, FULL_TRUST)) for each in voting)
+    share = COMPANY * here / usual
     return min(1.0, max(LEAST_COMPANY, share * share))
 
 

@@ -70,6 +70,12 @@ class Marks:
         """List the learners that vote and were merged in that version or later."""
         return frozenset(mark.learner for mark in self.table if mark.voter and mark.number >= number)
 
+    def often(self, learner: str, number: int, of: int) -> int:
+        """Compute in how many of `of` versions up to this table's, version `number`, a learner with a mark
+        has been, as a mean since it has its mark."""
+        mark = self._by[learner]
+        return min(of, of * mark.merges // max(1, number - mark.first + 1))
+
     @cached_property
     def deciding(self) -> frozenset[str]:
         """Learners that decide: those that vote. While fewer than `FEWEST_VOTERS` do at a run's beginning,

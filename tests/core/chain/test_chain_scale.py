@@ -215,8 +215,8 @@ def test_a_share_is_of_those_who_were_merged_lately() -> None:
 def test_a_version_of_few_moves_the_chain_by_little() -> None:
     """A syncer may leave all others out: nothing is measured then, and its work has all of the weight."""
 
-    def longest(here: int, of: int, agreement: int = ALL_AT, number: int = 9) -> float:
-        marks = [Watermark(f"p{i}", NEVER, number, merges=9, voter=1, agreement=agreement) for i in range(of)]
+    def longest(here: int, of: int, agreement: int = ALL_AT, number: int = 9, merges: int = 9) -> float:
+        marks = [Watermark(f"p{i}", NEVER, number, 1, merges, 1, agreement) for i in range(of)]
         chain = Chain(start(number=9).logged_all(), marks, 8)
         return scale.limits_after(chain, run(), [f"p{i}" for i in range(here)]).longest / chain.header.reach
 
@@ -229,9 +229,10 @@ def test_a_version_of_few_moves_the_chain_by_little() -> None:
     assert [longest(1, of) for of in (10, 100)] == [0.125, 0.125] and longest(1, 4) == pytest.approx(0.75)
     assert longest(1, 2) == longest(0, 2) == 3.0, "of two none can be told from the other"
     assert longest(5, 10, agreement=0) == 0.125, "whom nobody trusts is no company"
-    marks = [
-        Watermark(f"p{i}", NEVER, 9 if i else 40, merges=9, voter=1, agreement=ALL_AT) for i in range(10)
-    ]
+    assert longest(1, 10, merges=1) > 1.0, "on thin links one alone is what is usual"
+    assert longest(1, 10, merges=1) == longest(1, 10, merges=3), "but a third of all count always"
+    assert 0.125 < longest(1, 10, merges=5) < longest(1, 10, merges=4) < longest(1, 10, merges=3)
+    marks = [Watermark(f"p{i}", NEVER, 9 if i else 40, 1, 9, voter=1, agreement=ALL_AT) for i in range(10)]
     later = Chain(start(number=42).logged_all(), marks, 8)
     assert scale.limits_after(later, run(), ["p0"]).longest == 3 * later.header.reach, "the others are gone"
     assert scale.limits_after(later, run()).longest == 3 * later.header.reach, "of a part nothing is known"
