@@ -63,4 +63,5 @@ def test_built_in_models_are_one_graph_from_tokens_to_loss(manifest):
     part = task.load_data(None).train.batch(np.arange(4))
     # In pieces it would be an error.
     compiled = torch.compile(lambda *part: task.loss(model, part), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(*part), task.loss(model, part))
+    # Not the same bits: several threads may add up in another order.
+    torch.testing.assert_close(compiled(*part), task.loss(model, part), rtol=1e-5, atol=0)
