@@ -91,6 +91,24 @@ def test_a_refused_contribution_is_left_out_and_a_long_one_is_cut() -> None:
         swarm.close()
 
 
+def test_a_version_of_few_has_the_limits_of_production() -> None:
+    generator = torch.Generator().manual_seed(1)
+    manifest = Setting(model="pico", learners=4, inner_steps=4, codec="fp32").manifest()
+    swarm = Virtual(manifest, 4, Circumstances())
+    try:
+        run = MergedRun(manifest, swarm.global_state, 1 / 3)
+        numel = swarm.layouts[0].numel
+        for learners in ("abcd", "abcd", "abcd", "a"):
+            common = torch.randn(numel, generator=generator)
+            deltas = {n: (common + torch.randn(numel, generator=generator)) / 1000 for n in learners}
+            few, many = run.limits(0, [*learners]).longest, run.limits(0).longest
+            parts = [Part(name, (bytearray(d.numpy().tobytes()), 512, 4)) for name, d in deltas.items()]
+            assert run.merge(0, parts) is not None, "followers take it"
+            assert (few < many) is (learners == "a")
+    finally:
+        swarm.close()
+
+
 def test_who_disagrees_in_every_round_loses_its_weight() -> None:
     generator = torch.Generator().manual_seed(1)
     common = torch.randn(8192, generator=generator)

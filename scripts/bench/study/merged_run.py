@@ -82,14 +82,16 @@ class MergedRun:
         )
         self._chains = [Chain((version,), (), LOG_VERSIONS) for version in signed]
 
-    def limits(self, fragment: int) -> MergeLimits:
-        """Limits of what is merged into this fragment's next version."""
-        return scale.limits_after(self._chains[fragment], self._config) if self._cuts else NO_LIMITS
+    def limits(self, fragment: int, learners: Sequence[str] | None = None) -> MergeLimits:
+        """Limits of what is merged into this fragment's next version: work of these learners; None: of
+        enough of them."""
+        chain = self._chains[fragment]
+        return scale.limits_after(chain, self._config, learners) if self._cuts else NO_LIMITS
 
     def merge(self, fragment: int, parts: Sequence[Part]) -> Merged | None:
         """Merge them, who come in this order, into the fragment's next version, and commit it; None: none of
         them can be merged."""
-        chain, limits = self._chains[fragment], self.limits(fragment)
+        chain = self._chains[fragment]
         number = chain.head.number + 1
         seed = b"".join(part.learner.encode() for part in parts) + number.to_bytes(8, "big")
         refused = self._copies(chain, parts)
@@ -97,6 +99,7 @@ class MergedRun:
         while sound:
             try:
                 inputs = [self._input(chain, part) for part in sound]
+                limits = self.limits(fragment, [part.learner for part in sound])
                 made = self._vault.merge(fragment, number, inputs, limits=limits, seed=seed)
             except UnusableInputs as error:
                 refused += [sound[index].learner for index in error.faults]
@@ -154,7 +157,7 @@ class MergedRun:
             tokens=usual.tokens,
             unit=usual.unit,
             reach=usual.reach,
-            limits=scale.limits_after(chain, self._config),
+            limits=scale.limits_after(chain, self._config, [part.learner for part in parts]),
         )
         fault = scale.fault(chain, header, self._config) if self._cuts else None
         invariant(fault is None, f"followers refuse the version: {fault}")
