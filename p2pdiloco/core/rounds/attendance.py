@@ -52,7 +52,7 @@ class Attendance:
         """Note for whom a round waited in vain. For who is silent time and again, and may be no learner at
         all, others will not wait; what it sends is merged all the same."""
         for child in missing:
-            if not self._level or self._electorate.newcomer(child):
+            if self._may_be_ghost(child):
                 self._in_vain[child] = self._in_vain.get(child, 0) + 1
 
     def quorum(self, now: float) -> int:
@@ -76,9 +76,10 @@ class Attendance:
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
 
     def _ghost(self, child: str) -> bool:
-        return self._in_vain.get(child, 0) >= IN_VAIN and (
-            not self._level or self._electorate.newcomer(child)
-        )
+        return self._in_vain.get(child, 0) >= IN_VAIN and self._may_be_ghost(child)
+
+    def _may_be_ghost(self, child: str) -> bool:
+        return not self._level or self._electorate.newcomer(child)
 
     def not_before_s(self, now: float) -> float:
         """Compute the time before which no round begins that a child is missing in.
