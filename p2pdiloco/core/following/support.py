@@ -50,7 +50,7 @@ class Support:
 
     def named(self, peer: str, head: Head, now: float) -> None:
         """Take in the head of a confirmed member. Who does not count supports nothing."""
-        if any(peer in of for of in self._counted(now)) and self._stances.named(peer, head):
+        if any(peer in of for of in self.counted(now)) and self._stances.named(peer, head):
             self._look(head, now)
 
     def gone(self, peer: str) -> None:
@@ -63,19 +63,19 @@ class Support:
         else is here: the one that it hears first may be a liar."""
         if not self.needed or self._look(head, now):
             return True
-        return self._has_heard(now) and len(self._counted(now)[0]) < FEWEST
+        return self._has_heard(now) and len(self.counted(now)[0]) < FEWEST
 
     def against(self, peer: str, standing_here: Sequence[str], now: float) -> list[str]:
         """Take in that our chain counts for nothing with that member. List those with whom it is so, if they
         are more than a third of those who decide, and more of them than stand on our chain."""
-        counted = self._counted(now)
+        counted = self.counted(now)
         if any(peer in of for of in counted):
             self._against[peer] = now
         lately = [p for p, at_s in self._against.items() if now - at_s < AGAINST_S and p not in standing_here]
         enough = any(_outnumber({*lately}, standing_here, of) for of in counted)
         return lately if enough and self.needed else []
 
-    def _counted(self, now: float) -> tuple[list[str], list[str]]:
+    def counted(self, now: float) -> tuple[list[str], list[str]]:
         """List who decides, and who votes by the chain of any fragment: of two sides that went apart here,
         each may have voters of its own only."""
         voters, standing = self._shared.voters(now), self._context.standing
@@ -89,7 +89,7 @@ class Support:
         if head in self._supported:
             return True
         on = self._stances.on(head)
-        counted = [of for of in self._counted(now) if 3 * len(on) > len(of) >= FEWEST]
+        counted = [of for of in self.counted(now) if 3 * len(on) > len(of) >= FEWEST]
         third = any(3 * len(on & {*of}) > len(of) for of in counted)
         enough = third and self._has_heard(now)
         if enough:

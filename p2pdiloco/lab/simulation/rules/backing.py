@@ -35,13 +35,11 @@ class Backing:
     def arrives(self, host: Host, fragment: int, giver: str) -> None:
         """A state is here, and the core is about to judge it: note whether support has a say."""
         core = host.core.fragments[fragment]
-        heads, context, now = core.follower.heads, core.context, host.local_now
-        here = context.shared.voters(now)
-        deciding = context.standing.deciding("voters", here)
-        counted = deciding, [peer for peer in here if context.shared.has_vote(peer)]
+        heads, now = core.follower.heads, host.local_now
+        counted = heads.support.counted(now)
         many = any(3 * len(self._liars.intersection(of)) > len(of) for of in counted)
         young = heads.beginning.active or not heads.support.needed
-        beyond = young or many or heads.takes_any(giver, now) or len(deciding) < FEWEST
+        beyond = young or many or heads.takes_any(giver, now) or len(counted[0]) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:
