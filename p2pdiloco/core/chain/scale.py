@@ -13,6 +13,7 @@ more than a generous member's work would.
   a third of a merge to which all others bring usual ones (the run may say other numbers). Where members are
   known, by invite or list, H inner steps weigh in full: there an honest learner may be much the fastest
 - length: a contribution is cut to three times the reach, and three times what is usual in its round
+  (less, where few of those who vote are in a version)
 - who is not trusted (`core.api.trust_weight`) counts and measures nothing
 
 The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half of a
@@ -52,8 +53,8 @@ MOST_GROWTH = 256
 LONGEST = 3.0
 """Length to which a contribution is cut, as a multiple of the reach."""
 COMPANY, LEAST_COMPANY = 2, 1 / 24
-"""Times that those who are in a version, as far as they are trusted, have to be all who vote, for it to be as
-long as any: with fewer it is shorter, by the square of that. And the least share of that length: an eighth of
+"""Divisor of those who vote: with so large a part of them, as far as they are trusted, a version may be as
+long as any; with a smaller one it is shorter, by the square. And the least share of that length: an eighth of
 the reach."""
 LEAST_OFTEN = FULL_TRUST // 3
 """Part of all versions, of `FULL_TRUST`, in which a voter is reckoned to be at least. Those on thin links are
