@@ -176,6 +176,12 @@ class Follower:
         if self._shared.confirmed:
             self._shared.out.send(peer, Unbacked(self._fragment))
 
+    def _unless_supported(self, peer: str, now: float) -> None:
+        """Only its state is left of a peer's head: leave that alone, if it may not be copied."""
+        target = self.heads.wanted.get(peer)
+        if target is not None and not self.heads.may_copy(target, peer, now):
+            self._unsupported(peer, now)
+
     def _try_unproven(self, now: float) -> None:
         """Ask for one version of a chain that nobody who counts has named: its maker may count."""
         unproven = self.heads.unproven
@@ -237,9 +243,7 @@ class Follower:
         self._shared.out.record("catchup", self._fragment, words, peer=event.peer)
         if failure is FetchFailure.GONE:
             self._need_state = True
-            target = self.heads.wanted.get(event.peer)
-            if target is not None and not self.heads.may_copy(target, event.peer, now):
-                self._unsupported(event.peer, now)
+            self._unless_supported(event.peer, now)
         if failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY):
             self.heads.cannot_give(event.peer)
         self._disappointed(event.peer, not failure.innocent, now)
@@ -278,9 +282,8 @@ class Follower:
             self._shared.out.send(peer, Unbacked(self._fragment))
         if fault.innocent and peer in self.heads.unproven:
             self.heads.is_of_a_fork(peer)
-        target = self.heads.wanted.get(peer) if fault.forked else None
-        if target is not None and not self.heads.may_copy(target, peer, now):
-            self._unsupported(peer, now)
+        if fault.forked:
+            self._unless_supported(peer, now)
         if fault.innocent:
             self._done(now, ok=False)
         else:
