@@ -27,7 +27,7 @@ from p2pdiloco.daemon.bulk.states.copying import Copying
 from p2pdiloco.daemon.display.lasting import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.run_files.initial import given_parameters
+from p2pdiloco.daemon.run_files.initial import constants_in, given_constants, given_parameters
 from p2pdiloco.daemon.run_files.listing import peers_of
 from p2pdiloco.daemon.run_files.result import RunResult, result_of
 from p2pdiloco.daemon.run_files.runs import Run, fresh_vault, room_for
@@ -78,8 +78,11 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
             given = None
             if any(row.number == 0 for report in reports for row in report.fragments):
                 given = await given_parameters(transport, None, run.id, run.manifest, members)
+                constants = constants_in(given, run.manifest)
+            else:
+                constants = await given_constants(transport, run.id, run.manifest, members)
             result = await _Visit(run, transport, reports, given).result()
-            return msgspec.structs.replace(result, tokenizer=tokenizer)
+            return msgspec.structs.replace(result, tokenizer=tokenizer, constants=constants)
     except TransportError as error:
         raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
     except TimeoutError:

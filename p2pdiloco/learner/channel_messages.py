@@ -64,6 +64,8 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     """Value of --data: a file or a folder, for all sources but "embedded"."""
     tokenizer_path: Path | None = None
     """Path of the tokenizer file that the manifest names, if it names one."""
+    initial_path: Path | None = None
+    """File of version 0, of a run whose model has constants (`tasks.constants`)."""
     place_path: Path | None = None
     """File in which the place in the data is kept (`learner.reading.stream`)."""
     device: str = "auto"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, cast
 
 import torch
 from msgspec import Struct
-from torch import nn
+from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import InvariantViolation, UserError, invariant
@@ -39,7 +40,9 @@ from p2pdiloco.learner.parallel.ranks import (
 from p2pdiloco.learner.parallel.sharding import precision_of_shares, shard, wants_shards
 from p2pdiloco.learner.parallel.siblings import Siblings
 from p2pdiloco.learner.passes import PassOptions
+from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.data.tokens import read_tokenizer
+from p2pdiloco.tasks.models.buffers import instance_of, load_constants
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data, Task
@@ -59,6 +62,8 @@ class LearnerParts(Struct, frozen=True):
     """The model's parameters."""
     ranks: Ranks
     still: Stillness
+    constants: Mapping[str, Tensor]
+    """Constants of the model, for further instances."""
 
 
 def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
@@ -151,7 +156,10 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     own = None if options.data_path is None else str(options.data_path)
     data = task.load_data(own) if rank == 0 else None
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
-    model = task.model()
+    constants: dict[str, Tensor] = {}
+    if options.initial_path is not None:
+        constants = load_constants(options.initial_path, constants_of(manifest.model))
+    model = instance_of(task, constants)
     held = _place(model, device, task, options, ranks)
     place = options.place_path if rank == 0 else None
     precision = precision_of_shares(device, options.precision) if ranks.sharded else options.precision
@@ -172,7 +180,7 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         ),
         still.meanwhile,
     )
-    return LearnerParts(threads, data, layouts, training, held, ranks, still)
+    return LearnerParts(threads, data, layouts, training, held, ranks, still, constants)
 
 
 def _place(
@@ -230,7 +238,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
         training,
         fragments,
         heldout_batch(task, heldout, options.evaluation_tokens),
-        lambda: task.model().to(device),
+        lambda: instance_of(task, parts.constants).to(device),
         options.status_interval_s,
     )
     mailbox.follow(start.course)

@@ -13,10 +13,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from p2pdiloco.config.models import BYTE_VALUES, BYTES, ModelSection
+from p2pdiloco.config.models import BYTE_VALUES, BYTES, SHA256_PATTERN, ModelSection
 from p2pdiloco.errors import UserError, first_line, install_hint
+from p2pdiloco.tasks.constants import Listed, broken_constants
 from p2pdiloco.tasks.models.hub_bounds import bounded
 from p2pdiloco.tasks.models.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
@@ -43,12 +44,16 @@ class HubSection(ModelSection, frozen=True, kw_only=True):
         "config": "config.json of the architecture, as transformers writes it.",
         "context_tokens": "Tokens that the model sees at once.",
         "parameters": "Name and shape of every parameter; run new writes them.",
+        "constants": "Name, shape and type of what else belongs to the model, and is not trained.",
+        "constants_sum": "SHA-256 of the constants' values.",
     }
     config: Annotated[str, Meta(min_length=2, max_length=32_768)]
     context_tokens: Annotated[int, Meta(ge=8, le=131_072)]
     parameters: Annotated[
         list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
     ]
+    constants: Listed = field(default_factory=list)
+    constants_sum: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
 
 
 class HubCausalLM(Task):
@@ -85,6 +90,8 @@ class HubCausalLM(Task):
             broken = broken_shapes(self.section.parameters)
             if not broken:
                 specs = self.specs()
+                broken = broken_constants(self.section.constants, specs)
+            if not broken:
                 largest = max((size for spec in specs for size in spec.shape), default=0)
                 broken = broken_config(found, len(specs), context, largest)
         except RecursionError:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from p2pdiloco.config.models import ModelSection
+from p2pdiloco.config.models import SHA256_PATTERN, ModelSection
 from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.constants import Listed, broken_constants
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
 
@@ -34,10 +35,14 @@ class OwnLoopSection(ModelSection, frozen=True, kw_only=True):
 
     comments: ClassVar[dict[str, str]] = {
         "parameters": "Name and shape of every parameter, such as layer.weight 64x32; written by new_run.",
+        "constants": "Name, shape and type of what else belongs to the model, and is not trained.",
+        "constants_sum": "SHA-256 of the constants' values.",
     }
     parameters: Annotated[
         list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
     ]
+    constants: Listed = field(default_factory=list)
+    constants_sum: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
 
 
 class OwnLoop(Task):
@@ -49,7 +54,9 @@ class OwnLoop(Task):
     def broken_rule(self) -> str | None:
         if not self.manifest.run.initial:
             return "run.initial must name version 0: p2pdiloco.new_run writes such a run.toml"
-        return broken_shapes(self.section.parameters)
+        return broken_shapes(self.section.parameters) or broken_constants(
+            self.section.constants, self.specs()
+        )
 
     def specs(self) -> tuple[TensorSpec, ...]:
         return specs_from_texts(self.section.parameters)

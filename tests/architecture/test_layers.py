@@ -122,6 +122,7 @@ THIRD_PARTY = {
         "msgspec",
         "numpy",
         "pyarrow",
+        "safetensors",
         "sklearn",
         "tokenizers",
         "torch",

@@ -14,6 +14,7 @@ from p2pdiloco.adapters.disk.result_file import checksum_of, load_metadata, load
 from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import sign_manifest
 from p2pdiloco.daemon.run_files.initial_file import initial_beside
@@ -21,6 +22,7 @@ from p2pdiloco.daemon.run_files.runs import open_run
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.own_loop import OwnLoopSection
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.spec import TensorSpec
@@ -38,7 +40,7 @@ ABSURD = [
 def manifest(*shapes: str) -> Manifest:
     base = for_run("micro", "absurd")
     run = msgspec.structs.replace(base.run, task="own-loop", initial="0" * 64, initial_name="x")
-    return msgspec.structs.replace(base, run=run, model={"parameters": list(shapes)})
+    return msgspec.structs.replace(base, run=run, model=table(OwnLoopSection(parameters=list(shapes))))
 
 
 @pytest.mark.parametrize("shape", ABSURD)

@@ -30,7 +30,22 @@ KEY = "p2pdiloco"
 MAX_FRAGMENTS = 1024
 MAX_HEADER_BYTES = 100_000_000
 """Largest header that such a file may have, in bytes."""
-Arrays = dict[str, NDArray[np.float32]]
+Arrays = dict[str, NDArray[Any]]
+"""Arrays by name: parameters in fp32, constants in types of their own."""
+_TYPES = {
+    "F32": "<f4",
+    "F64": "<f8",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U8": "|u1",
+    "BOOL": "|b1",
+}
+"""NumPy's types of what is written, by the word of such files."""
+_WORDS = {kind: word for word, kind in _TYPES.items()}
+_LONG_WORDS = _TYPES | {np.dtype(kind).name: kind for kind in _TYPES.values()}
+"""NumPy's types by these words, and by those of some releases of safetensors."""
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -51,6 +66,7 @@ class ResultFile(Struct, frozen=True):
     labels: tuple[Label, ...]
     """Labels of the fragments, by index."""
     parameters: Arrays
+    """Parameters, and the constants of the model (`tasks.constants`)."""
 
 
 class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +91,7 @@ def checksum(parameters: Mapping[str, NDArray[Any]]) -> str:
 
 
 def checksum_of(path: Path) -> str:
-    """Checksum of a file of fp32 arrays, as `checksum`, with one of them in memory at a time.
+    """Checksum of a file that `save_tensors` wrote, as `checksum`, with one array in memory at a time.
 
     Raises:
         StorageError: there is no such file, or it is none.
@@ -97,8 +113,9 @@ class _Tensors(Mapping[str, NDArray[Any]]):
         self._file = file
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        if self._file.get_slice(name).get_dtype() != "F32":
-            raise TypeError(f"{name} is no fp32")
+        kind = self._file.get_slice(name).get_dtype()
+        if kind not in _TYPES:
+            raise TypeError(f"{name} is of type {kind}")
         return cast(NDArray[Any], self._file.get_tensor(name))
 
     def __iter__(self) -> Iterator[str]:
@@ -120,14 +137,15 @@ def save_result_file(path: Path, content: ResultFile) -> None:
 
 
 def save_tensors(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file of fp32 arrays, without a second copy of them. Raises: StorageError."""
+    """Write a safetensors file of arrays, without a second copy of them. Raises: StorageError."""
     # transformers asks for the entry "format".
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     chunks: list[Buffer] = []
     at = 0
     for name, array in parameters.items():
         content = _bytes(array)
-        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + content.nbytes]}
+        word = _WORDS[array.dtype.newbyteorder("<").str]
+        header[name] = {"dtype": word, "shape": array.shape, "data_offsets": [at, at + content.nbytes]}
         chunks.append(content)
         at += content.nbytes
     encoded = msgspec.json.encode(header)
@@ -141,7 +159,7 @@ def load_result_file(path: Path) -> ResultFile:
     Raises:
         StorageError: there is no such file, or it is not what was saved.
     """
-    return checked_result_file(path, *load_tensors(path))
+    return checked_result_file(path, *load_tensors(path, exact=True))
 
 
 def checked_result_file(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> ResultFile:
@@ -185,12 +203,17 @@ def tensor_names(path: Path) -> list[str]:
         raise StorageError(f"{path} cannot be read as safetensors: {first_line(error)}") from error
 
 
-def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, dict[str, str]]:
+def load_tensors(
+    path: Path, left_out: tuple[str, ...] = (), exact: bool = False
+) -> tuple[Arrays, dict[str, str]]:
     """Read the tensors of a safetensors file as fp32, and its metadata. Tensors whose names end in one of
     `left_out`, of whatever type they are, are left out.
 
+    Args:
+        exact: integers, truth values and fp64 keep their types, as `save_tensors` wrote them.
+
     Raises:
-        StorageError: there is no such file, it is none, or it has tensors that are no floats.
+        StorageError: there is no such file, it is none, or it has tensors of other types.
     """
     try:
         content = path.read_bytes()
@@ -205,18 +228,21 @@ def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, di
     parameters = {}
     for name, tensor in data:
         if not name.endswith(left_out):
-            parameters[name] = _fp32(path, name, tensor)
+            parameters[name] = _array(path, name, tensor, exact)
     return parameters, header.metadata
 
 
-def _fp32(path: Path, name: str, tensor: dict[str, Any]) -> NDArray[np.float32]:
+def _array(path: Path, name: str, tensor: dict[str, Any], exact: bool) -> NDArray[Any]:
     kind, raw = tensor["dtype"], tensor["data"]
+    flat: NDArray[Any]
     if kind in ("F32", "float32"):
         flat = np.frombuffer(raw, dtype="<f4")
     elif kind in ("F16", "float16"):
         flat = np.frombuffer(raw, dtype="<f2").astype(np.float32)
     elif kind in ("BF16", "bfloat16"):
         flat = (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    elif exact and kind in _LONG_WORDS:
+        flat = np.frombuffer(raw, dtype=_LONG_WORDS[kind])
     else:
         raise StorageError(f"{path}: {name} is of type {kind}: only F32, F16 and BF16 are read")
     try:

@@ -27,12 +27,14 @@ from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
-from p2pdiloco.daemon.run_files.initial_file import first_not_finite, initial_beside
+from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import UserError
 from p2pdiloco.printable import clean
+from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
+from p2pdiloco.tasks.models.buffers import constant_buffers, running_statistics
 from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of, with_defaults
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.own_loop import specs_from_texts
@@ -44,7 +46,7 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
-    """The manifest `base` with the task and model of what is at `source`, and the parameters.
+    """The manifest `base` with the task and model of what is at `source`, and its parameters and constants.
 
     Raises:
         UserError: there is no model, or none that a built-in task has.
@@ -56,6 +58,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     if files.foreign:
         click.echo(files.words(), err=True)
     found: Arrays = {}
+    constants: Arrays = {}
     if checkpoints:
         checkpoint = load_result_file(checkpoints[0])
         found = checkpoint.parameters
@@ -67,6 +70,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         manifest = msgspec.structs.replace(
             base, run=run, model=theirs.model, data=theirs.data, export=theirs.export
         )
+        constants = {constant.name: found.pop(constant.name) for constant in constants_of(theirs.model)}
     else:
         manifest = _of_config(_config(source), base)
     task = task_of(_fitting(manifest))
@@ -78,7 +82,8 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         with files.alone() as folder:
             model = existing(folder, config, str(source))
         check_causal(model, config.get("model_type"))
-        found = _arrays(model)
+        found, constants = _arrays(model), _constants(model)
+        manifest = _with_constants(manifest, constants)
     elif not checkpoints:
         found = files.parameters()
     wanted = {spec.name: spec.shape for spec in specs}
@@ -93,10 +98,11 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     parameters = {spec.name: found[spec.name] for spec in specs}
     if first_not_finite(parameters):
         raise UserError(f"{source}: {first_not_finite(parameters)} has values that are not finite")
+    given = parameters | constants
     run = msgspec.structs.replace(
-        manifest.run, initial=checksum(parameters), initial_name=clean(source.resolve().name[:100])
+        manifest.run, initial=checksum(given), initial_name=clean(source.resolve().name[:100])
     )
-    return msgspec.structs.replace(manifest, run=run), parameters
+    return msgspec.structs.replace(manifest, run=run), given
 
 
 def with_given_model(source: Path | None, architecture: str, base: Manifest) -> tuple[Manifest, Arrays]:
@@ -127,7 +133,8 @@ def with_given_model(source: Path | None, architecture: str, base: Manifest) -> 
     specs = specs_from_texts(manifest.model["parameters"])  # type: ignore[arg-type]
     model = built(json.loads(str(manifest.model["config"])), specs, base.run.seed)
     check_causal(model, config.get("model_type"))
-    arrays = _arrays(model)
+    constants = _constants(model)
+    manifest, arrays = _with_constants(manifest, constants), _arrays(model) | constants
     run = msgspec.structs.replace(
         manifest.run, initial=checksum(arrays), initial_name=f"new {config.get('model_type')}"[:100]
     )
@@ -136,6 +143,22 @@ def with_given_model(source: Path | None, architecture: str, base: Manifest) -> 
 
 def _arrays(model: Any) -> Arrays:
     return {name: value.contiguous().numpy() for name, value in named_parameters(model).items()}
+
+
+def _constants(model: Any) -> Arrays:
+    """Constants of the model; a sentence names what is none, and changes in training."""
+    if moving := running_statistics(model):
+        click.echo(
+            f"{len(moving)} buffers of the model change in training, the first is {moving[0]}: every node "
+            "has its own, and what is exported has those of the beginning",
+            err=True,
+        )
+    return {name: value.numpy() for name, value in constant_buffers(model).items()}
+
+
+def _with_constants(manifest: Manifest, constants: Arrays) -> Manifest:
+    """List these constants in the manifest."""
+    return msgspec.structs.replace(manifest, model=manifest.model | constants_table(constants))
 
 
 def save_beside(out: Path, parameters: Arrays) -> Path:

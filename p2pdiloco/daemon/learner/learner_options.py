@@ -6,6 +6,7 @@ from pathlib import Path
 
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.daemon.run_files.initial_file import kept_initial
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer
 from p2pdiloco.learner.channel_messages import LearnerOptions
@@ -21,6 +22,7 @@ def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) ->
         peer=peer,
         data_path=settings.data,
         tokenizer_path=None if plain else kept_tokenizer(settings.data_dir, run.id),
+        initial_path=kept_initial(settings.data_dir, run.id) if run.constants else None,
         place_path=place,
         device=settings.device,
         threads=settings.threads,

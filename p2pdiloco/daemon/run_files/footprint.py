@@ -12,6 +12,7 @@ import math
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.sizes import (
     ENCODINGS,
@@ -72,6 +73,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
     training = training_bytes(numel, manifest.inner.optimizer)
     fragment = math.ceil(numel / fragments) if manifest.audit.loss_share else 0
     given = 4 * numel if manifest.run.initial else 0
+    given += sum(constant.nbytes for constant in constants_of(manifest.model))
     return Footprint(
         parameters=numel,
         tensors=len(specs),

@@ -1,6 +1,7 @@
 """Version 0 of a run that starts from given parameters: read, checked and fetched (with torch).
 
-The manifest has the parameters' checksum (`run.initial`). Whoever signs the run has them beside run.toml.
+The constants of its model (`tasks.constants`) come behind the parameters, in the file and on the wire. The
+manifest has the checksum of both (`run.initial`). Whoever signs the run has them beside run.toml.
 Every node keeps them in the run's folder and gives them to whoever asks, as raw bytes that go on where a
 stream was cut. Only the checksum decides what is taken.
 """
@@ -22,6 +23,7 @@ from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_g
 from p2pdiloco.daemon.run_files.initial_file import given_arrays, initial_beside, kept_arrays, kept_initial
 from p2pdiloco.errors import ConfigError, RemoteError
 from p2pdiloco.ports import Transport
+from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.layout import scatter
@@ -49,14 +51,35 @@ def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
 
 def _tensors(file: Path, arrays: Arrays, manifest: Manifest) -> dict[str, Tensor]:
     """Make tensors of arrays. Raises: ConfigError (they are not those of `[model]`)."""
-    specs = task_of(manifest).specs()
-    if {spec.name: spec.shape for spec in specs} != {name: array.shape for name, array in arrays.items()}:
+    wanted = {name: (value.shape, value.dtype) for name, value in _empty(manifest).items()}
+    found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    if wanted != {name: (value.shape, value.dtype) for name, value in found.items()}:
         raise ConfigError(f"{file} has other parameters than [model] of run {manifest.run.name} describes")
-    return {spec.name: torch.from_numpy(arrays[spec.name].copy()) for spec in specs}
+    return {name: found[name] for name in wanted}
 
 
-def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> None:
-    """Keep the given parameters for the next start and for others; `vault` holds version 0.
+def _empty(manifest: Manifest) -> dict[str, Tensor]:
+    """Make room for version 0 and for the model's constants, in the order in which they travel."""
+    parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(manifest).specs()}
+    return parameters | _empty_constants(manifest)
+
+
+def _empty_constants(manifest: Manifest) -> dict[str, Tensor]:
+    return {
+        constant.name: torch.zeros(constant.shape, dtype=getattr(torch, constant.kind))
+        for constant in constants_of(manifest.model)
+    }
+
+
+def constants_in(given: Mapping[str, Tensor] | None, manifest: Manifest) -> dict[str, Tensor]:
+    """Pick the constants out of what was given."""
+    return {constant.name: (given or {})[constant.name] for constant in constants_of(manifest.model)}
+
+
+def keep_given(
+    data_dir: Path, run: str, manifest: Manifest, vault: Vault, constants: Mapping[str, Tensor]
+) -> None:
+    """Keep the given parameters and constants for the next start and for others; `vault` holds version 0.
 
     Raises: StorageError.
     """
@@ -67,7 +90,7 @@ def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> No
     for layout in vault.layouts:
         scatter(vault.theta(layout.index), layout, parameters)
     Files().make_folder(file.parent)
-    save_tensors(file, {name: value.numpy() for name, value in parameters.items()}, {})
+    save_tensors(file, {name: value.numpy() for name, value in (parameters | dict(constants)).items()}, {})
 
 
 def given_on_disk(
@@ -98,18 +121,39 @@ async def given_parameters(
     here = given_on_disk(data_dir, run, manifest) if data_dir is not None else None
     if here is not None:
         return here
-    specs = task_of(manifest).specs()
-    parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
-    sink = _Sink([bytes_of(parameters[spec.name]) for spec in specs])
+    return await _pulled(transport, run, peers, _empty(manifest), 0, manifest.run.initial)
+
+
+async def given_constants(
+    transport: Transport, run: str, manifest: Manifest, peers: Sequence[str]
+) -> dict[str, Tensor]:
+    """Get the constants of a run's model alone, from one of these peers after the other.
+
+    Raises:
+        TransportError: nobody gives them.
+        ConfigError: `[model]` is wrong.
+    """
+    empty = _empty_constants(manifest)
+    if not empty:
+        return {}
+    before = 4 * sum(spec.numel for spec in task_of(manifest).specs())
+    return await _pulled(transport, run, peers, empty, before, str(manifest.model["constants_sum"]))
+
+
+async def _pulled(
+    transport: Transport, run: str, peers: Sequence[str], room: dict[str, Tensor], start: int, expected: str
+) -> dict[str, Tensor]:
+    """Pull what goes into this room: the bytes of version 0 from `start` on, with this checksum."""
+    sink = _Sink([bytes_of(value) for value in room.values()], start)
 
     async def ask(peer: str) -> dict[str, Tensor]:
         """Pull the rest from this peer; where several gave and some of it is wrong, all of it."""
         while True:
             alone = sink.have == 0
-            request = wire.encode(wire.PullInitial(run, sink.have))
+            request = wire.encode(wire.PullInitial(run, start + sink.have))
             check_given(await transport.pull_into(peer, request, sink, PAUSE_S))
-            if sink.have == sink.size and _sum(parameters) == manifest.run.initial:
-                return parameters
+            if sink.have == sink.size and checksum_of_tensors(room) == expected:
+                return room
             sink.have = 0
             if alone:
                 raise RemoteError("wrong-digest")
@@ -117,21 +161,23 @@ async def given_parameters(
     return await first_that_gives("version 0", peers, ask)
 
 
-def _sum(parameters: Mapping[str, Tensor]) -> str:
-    return checksum({name: value.numpy() for name, value in parameters.items()})
+def checksum_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Checksum of tensors on the CPU, as `adapters.disk.result_file.checksum`."""
+    return checksum({name: value.numpy() for name, value in tensors.items()})
 
 
 class _Sink:
-    """Sink of the bytes of all parameters, in order."""
+    """Sink of the bytes of tensors, in order; those before `start` are not asked for."""
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
+    def __init__(self, buffers: Sequence[memoryview], start: int) -> None:
         self._buffers = buffers
+        self._start = start
         self.size = sum(buffer.nbytes for buffer in buffers)
         self.have = 0
         self._began_at = 0
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
-        offset = wire.decode(header, wire.InitialHeader).offset
+        offset = wire.decode(header, wire.InitialHeader).offset - self._start
         if offset != self.have or offset + payload_bytes != self.size:
             raise RemoteError("wrong-size", "version 0")
         self._began_at = offset

@@ -17,6 +17,7 @@ from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import mapped
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
+from p2pdiloco.tasks.constants import Constant, constants_of, text_of
 from p2pdiloco.tasks.registry import BUILT_IN, task_of
 from p2pdiloco.tensors.spec import MAX_NUMEL
 
@@ -52,15 +53,17 @@ def size_bounds(manifest: Manifest) -> tuple[int, int]:
         specs = task_of(manifest).specs()
     except ConfigError as error:
         raise RemoteError("wrong-model", str(error)) from error
-    content = 4 * sum(spec.numel for spec in specs)
-    header = HEADER_BYTES + sum(HEADER_BYTES_A_TENSOR + 6 * len(spec.name) for spec in specs)
+    constants = constants_of(manifest.model)
+    content = 4 * sum(spec.numel for spec in specs) + sum(constant.nbytes for constant in constants)
+    names = [spec.name for spec in specs] + [constant.name for constant in constants]
+    header = HEADER_BYTES + sum(HEADER_BYTES_A_TENSOR + 6 * len(name) for name in names)
     return content, content + header
 
 
 def given_arrays(file: Path, manifest: Manifest) -> Arrays:
-    """Load the parameters of a file. Raises: StorageError (unreadable), ConfigError (others than the
-    manifest names)."""
-    arrays, _ = load_tensors(file)
+    """Load parameters and constants of a file. Raises: StorageError (unreadable), ConfigError (others than
+    the manifest names)."""
+    arrays, _ = load_tensors(file, exact=True)
     _compare(file, checksum(arrays), manifest)
     return arrays
 
@@ -111,6 +114,12 @@ def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
             except StorageError as failed:
                 logger.warning("%s", failed)
         return None
+
+
+def constants_table(constants: Arrays) -> dict[str, list[str] | str]:
+    """Write the keys of a `[model]` table that list these constants, with the checksum of their values."""
+    listed = [text_of(Constant(name, array.shape, array.dtype.name)) for name, array in constants.items()]
+    return {"constants": listed, "constants_sum": checksum(constants) if constants else ""}
 
 
 def version_0_from(file: Path, offset: int, whole: bool = False) -> tuple[bytes, memoryview] | PullRefusal:

@@ -7,7 +7,7 @@ and result files read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,8 @@ from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_d
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
+from p2pdiloco.tasks.constants import constants_of
+from p2pdiloco.tasks.models.buffers import described, instance_of
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Task
@@ -51,6 +53,8 @@ class RunResult(Struct, frozen=True):
     """Parameters by name, fp32, as of `Vault.result`."""
     tokenizer: bytes | None = None
     """Content of the tokenizer file that the run names, if it names one and it is here."""
+    constants: Mapping[str, Tensor] = {}
+    """Constants of the model (`tasks.constants`)."""
 
     @property
     def run(self) -> str:
@@ -73,7 +77,7 @@ class RunResult(Struct, frozen=True):
 
     def model(self, device: torch.device) -> nn.Module:
         """Make the task's model with these parameters."""
-        model = self.task().model()
+        model = instance_of(self.task(), self.constants)
         found = named_parameters(model)
         with torch.no_grad():
             for name, value in self.parameters.items():
@@ -82,7 +86,7 @@ class RunResult(Struct, frozen=True):
 
     def save(self, path: Path) -> None:
         """Save as a result file. Raises: StorageError."""
-        arrays = {name: value.numpy() for name, value in self.parameters.items()}
+        arrays = {name: value.numpy() for name, value in [*self.parameters.items(), *self.constants.items()]}
         save_result_file(path, ResultFile(self.signed, self.labels, arrays))
 
     def words(self) -> str:
@@ -110,7 +114,8 @@ def result_of(run: Run, vault: Vault, versions: Sequence[SignedVersion]) -> RunR
     parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
     for layout in run.layouts:
         scatter(vault.result(layout.index), layout, parameters)
-    return RunResult(run.signed, run.manifest, tuple(map(label_of, versions)), parameters)
+    labels = tuple(map(label_of, versions))
+    return RunResult(run.signed, run.manifest, labels, parameters, constants=run.constants)
 
 
 def load_result(path: Path) -> RunResult:
@@ -125,14 +130,17 @@ def load_result(path: Path) -> RunResult:
         manifest = verify(found.signed, verify_signature)
     except RemoteError as error:
         raise StorageError(f"{path} is damaged: its manifest is not valid ({error})") from error
-    expected = {spec.name: spec.shape for spec in task_of(manifest).specs()}
-    if {name: array.shape for name, array in found.parameters.items()} != expected:
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in found.parameters.items()}
+    constants = {name: tensors.pop(name) for c in constants_of(manifest.model) if (name := c.name) in tensors}
+    expected = {spec.name: (spec.shape, torch.float32) for spec in task_of(manifest).specs()}
+    if {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()} != expected or described(
+        constants
+    ) != constants_of(manifest.model):
         raise StorageError(f"{path} is damaged: it has other parameters than its manifest describes")
     if len(found.labels) != manifest.sync.fragments:
         raise StorageError(f"{path} is damaged: it has other fragments than its manifest describes")
-    parameters = {name: torch.from_numpy(array.copy()) for name, array in found.parameters.items()}
     tokenizer = tokenizer_on_disk(path.with_name("tokenizer.json"), manifest)
-    return RunResult(found.signed, manifest, found.labels, parameters, tokenizer)
+    return RunResult(found.signed, manifest, found.labels, tensors, tokenizer, constants)
 
 
 def result_on_disk(data_dir: Path, wanted: str) -> RunResult:

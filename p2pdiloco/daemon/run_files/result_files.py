@@ -77,7 +77,8 @@ class ResultWriter:
             await self._compute.run(self._compute.copy_out, layout, parameters)
             for layout in self._run.layouts
         ]
-        found = RunResult(self._run.signed, self._run.manifest, tuple(map(label_of, copied)), parameters)
+        run, labels = self._run, tuple(map(label_of, copied))
+        found = RunResult(run.signed, run.manifest, labels, parameters, constants=run.constants)
         self._saved_at = found.merges
         name = f"{self._run.name}-{self._run.id[:8]}-{found.merges:09d}.safetensors"
         try:

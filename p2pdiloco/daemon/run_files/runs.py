@@ -26,7 +26,7 @@ from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.daemon.machine import free_memory_bytes
-from p2pdiloco.daemon.run_files.initial import given_beside, keep_given
+from p2pdiloco.daemon.run_files.initial import constants_in, given_beside, keep_given
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.tokenizers import (
     checked_tokenizer,
@@ -51,6 +51,8 @@ class Run(PublishedRun, frozen=True, kw_only=True):
     layouts: tuple[FragmentLayout, ...]
     tokenizer: Path | None = None
     """Tokenizer file of a run that is signed here, if it has one (`daemon.run_files.tokenizers`)."""
+    constants: Mapping[str, Tensor] = {}
+    """Constants of its model (`tasks.constants`)."""
 
     def doubts(self) -> list[str]:
         """List what its owner and members are warned of."""
@@ -127,7 +129,14 @@ def sign_run(path: Path, owner: Identity, manifest: Manifest | None = None) -> t
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", error.hint) from error
     signed = sign_manifest(manifest, genesis_digest(vault), owner, owner.peer_id)
-    run = Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts, tokenizer=tokenizer)
+    run = Run(
+        id=run_id(signed),
+        signed=signed,
+        manifest=manifest,
+        layouts=layouts,
+        tokenizer=tokenizer,
+        constants=constants_in(given, manifest),
+    )
     return run, vault
 
 
@@ -158,7 +167,9 @@ def open_run(
             f"run {manifest.run.name}: this machine computes another version 0 than the run's owner",
             "update p2pdiloco on this machine; if it stays so, report it with `p2pdiloco --version`",
         )
-    return Run(id=identifier, signed=signed, manifest=manifest, layouts=layouts), vault
+    constants = constants_in(given, manifest)
+    run = Run(id=identifier, signed=signed, manifest=manifest, layouts=layouts, constants=constants)
+    return run, vault
 
 
 def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
@@ -229,6 +240,6 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
     """
     Files().make_folder(run_folder(data_dir, run.id))
     save_signed(signed_file(data_dir, run.id), run.signed)
-    keep_given(data_dir, run.id, run.manifest, vault)
+    keep_given(data_dir, run.id, run.manifest, vault, run.constants)
     if run.tokenizer is not None:
         keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))

@@ -1,0 +1,71 @@
+"""Constants of a run's model: tensors that belong to it and that no training changes.
+
+They are the persistent buffers of a given model (a router's correction of its experts, say). A manifest lists
+them in `[model]`, a text each. Their values come after the parameters in the file of version 0, and go into
+every instance and every export. Neither torch nor the model's library is needed to read a list.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from p2pdiloco.tensors.spec import TensorSpec
+
+MAX_CONSTANTS = 4096
+KINDS = ("float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""Types of elements, by the name that torch and NumPy share. Half-width floats become float32."""
+LEAST_BYTES = 16 << 20
+"""Size of constants that any model may have; else they are at most as large as the parameters in fp32."""
+Listed = Annotated[list[Annotated[str, Meta(max_length=320)]], Meta(max_length=MAX_CONSTANTS)]
+"""Type of the key in `[model]` that lists constants."""
+_FORM = re.compile(rf"([^\s]{{1,200}}) (-|[0-9]{{1,9}}(?:x[0-9]{{1,9}}){{0,7}}) ({'|'.join(KINDS)})")
+
+
+class Constant(Struct, frozen=True):
+    """A named constant: its shape, and the type of its elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its values in bytes."""
+        return math.prod(self.shape) * np.dtype(self.kind).itemsize
+
+
+def constants_of(model: Mapping[str, Any]) -> tuple[Constant, ...]:
+    """Read the list off a `[model]` table, in the order in which their values travel."""
+    listed = model.get("constants") or ()
+    return tuple(_constant(text) for text in listed)
+
+
+def text_of(constant: Constant) -> str:
+    """Write a constant as such a list has it: "layers.0.router.bias 64 float32"."""
+    return f"{constant.name} {'x'.join(map(str, constant.shape)) or '-'} {constant.kind}"
+
+
+def broken_constants(texts: Sequence[str], parameters: Sequence[TensorSpec]) -> str | None:
+    """Say what is wrong with such a list beside these parameters, as half a sentence; None: nothing."""
+    for text in texts:
+        if not _FORM.fullmatch(text):
+            return f'model.constants has "{text}", which is not a name, a shape and a type'
+    constants = [_constant(text) for text in texts]
+    names = [c.name for c in constants] + [spec.name for spec in parameters]
+    if len({*names}) < len(names):
+        return "model.constants has a name twice, or that of a parameter"
+    # Room for them is made before their sum can be compared.
+    if sum(c.nbytes for c in constants) > max(LEAST_BYTES, 4 * sum(spec.numel for spec in parameters)):
+        return "model.constants takes more bytes than the parameters"
+    return None
+
+
+def _constant(text: str) -> Constant:
+    name, shape, kind = text.split(" ")
+    return Constant(name, () if shape == "-" else tuple(map(int, shape.split("x"))), kind)
