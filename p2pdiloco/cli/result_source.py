@@ -62,7 +62,7 @@ def read_result(
     """The global parameters from the one source that is given, with the run's tokenizer.
 
     Raises:
-        UserError: none or several are given, or it is not to be had.
+        UserError: none or several are given, it is not to be had, or the tokenizer is not the run's.
     """
     result = _read(join, data_dir, checkpoint, run, timeout_s)
     if not result.merges:
@@ -70,9 +70,12 @@ def read_result(
         click.echo(f"these parameters are version 0: this run has not trained them yet{where}", err=True)
     if tokenizer is None:
         return result
-    from p2pdiloco.tasks.data.tokens import read_tokenizer
+    from p2pdiloco.tasks.data.tokens import checked_content, read_tokenizer
 
-    return msgspec.structs.replace(result, tokenizer=read_tokenizer(tokenizer))
+    content = checked_content(result.manifest.data, read_tokenizer(tokenizer))
+    if content is None:
+        raise UserError("the run reads text as raw bytes: it has no tokenizer file", "leave --tokenizer out")
+    return msgspec.structs.replace(result, tokenizer=content)
 
 
 def _read(

@@ -9,15 +9,18 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.outputs import try_file, try_folder
 from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.result_source import read_result, source_options
+from p2pdiloco.config.manifest import Dtype
+from p2pdiloco.config.models import BYTES
 from p2pdiloco.errors import UserError
 from p2pdiloco.printable import clean
 
@@ -34,33 +37,50 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "run.json"
 @source_options
 @click.option("--out", type=FILE, required=True, metavar="FOLDER", help="Folder to write, made if missing.")
 @click.option("--force", is_flag=True, help="Also into a folder in which there is something.")
-def export(out: Path, force: bool, **source: Any) -> None:
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(Dtype)),
+    help="Type of the numbers; else that of the model which the run began with, or fp32.",
+)
+def export(out: Path, force: bool, dtype: Dtype | None, **source: Any) -> None:
     """Write the global parameters as a folder that Hugging Face's transformers loads.
 
     Models of causal-lm load as LlamaForCausalLM or, with experts, MixtralForCausalLM, those of hf-causal-lm
     as what they are. Of other tasks the folder has the parameters and the run's [model] table.
     """
+    from p2pdiloco.tasks.data.tokens import checked_content
+
     _check_folder(out, force)
-    result = read_result(**source)
+    result = _of_dtype(read_result(**source), dtype)
+    checked_content(result.manifest.data, result.tokenizer)
     files = result.task().hub_files()
     Files().make_folder(out)
-    # The label stays in: generate, eval and `run new --from` read the exported file too.
-    result.save(out / WEIGHTS)
     described: dict[str, Any] = {
         "run": result.manifest.run.name,
         "run_id": result.run,
         "task": result.manifest.run.task,
+        "dtype": result.manifest.export.dtype,
+        "model": result.manifest.model,
     }
-    described |= {"model": result.manifest.model}
     for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
         Files().save(out / name, [content], durable=True)
+    # The label stays in: generate, eval and `run new --from` read the exported file too.
+    result.save(out / WEIGHTS, result.manifest.export.dtype)
     click.echo(os.fsencode(out))  # (a name that need not be text)
-    click.echo(clean(f"exported {result.words()}"), err=True)
+    click.echo(clean(f"exported {result.words()}, in {result.manifest.export.dtype}"), err=True)
     if files is None:
         words = f"parameters by name in {WEIGHTS}, the model's table in {DESCRIPTION}"
         click.echo(f"{result.manifest.run.task} is no model that transformers knows: {words}", err=True)
     else:
         click.echo(f'load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")', err=True)
+
+
+def _of_dtype(result: RunResult, dtype: Dtype | None) -> RunResult:
+    """The result of a run whose exports have this type, if one is given."""
+    told = result.manifest.export
+    export = msgspec.structs.replace(told, dtype=dtype or told.dtype)
+    manifest = msgspec.structs.replace(result.manifest, export=export)
+    return msgspec.structs.replace(result, manifest=manifest)
 
 
 @click.command("generate", epilog=example("generate"))
@@ -179,12 +199,20 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
 @source_options
 @click.option("--out", type=FILE, required=True, metavar="FILE", help="File to write (safetensors).")
 def checkpoint(out: Path, **source: Any) -> None:
-    """Write the global parameters and which versions they are as one safetensors file."""
+    """Write the global parameters and which versions they are as one safetensors file.
+
+    The run's tokenizer, if it has one, is written beside it.
+    """
     try_file(out, "--out")
     result = read_result(**source)
-    result.save(out)
+    tokenizer = result.save(out)
     click.echo(os.fsencode(out))  # (a name that need not be text)
     click.echo(clean(f"saved {result.words()}"), err=True)
+    if tokenizer is not None:
+        click.echo(f"the run's tokenizer is in {tokenizer}: keep it beside {out.name}", err=True)
+    elif result.tokenizer is None and result.manifest.data.tokenizer != BYTES:
+        words = f"the tokenizer {result.manifest.data.tokenizer} of the run is not here, and was not saved"
+        click.echo(clean(f"{words}: who uses {out} needs it"), err=True)
 
 
 def _check_folder(folder: Path, force: bool) -> None:

@@ -78,4 +78,5 @@ COMMENTS = {
     "export.tokenizer_config": "Its tokenizer_config.json.",
     "export.generation_config": "Its generation_config.json: when to stop, how to choose tokens.",
     "export.chat_template": "Its chat template.",
+    "export.dtype": "Type of its parameters, and of those that are exported.",
 }

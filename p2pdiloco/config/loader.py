@@ -7,6 +7,7 @@ What concerns the task's own table, and run.toml, is in `tasks.manifests`. A use
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
@@ -67,7 +68,7 @@ def broken_rule(manifest: Manifest) -> str | None:
         *(
             (_is_object(text), f"export.{name} must be a JSON object, or empty")
             for name, text in msgspec.structs.asdict(manifest.export).items()
-            if name != "chat_template"
+            if name not in ("chat_template", "dtype")
         ),
     )
     return next((sentence for holds, sentence in rules if not holds), None)
@@ -82,10 +83,9 @@ def _is_object(text: str) -> bool:
 
 def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
-    signed and hashed. Without sections that came later and say nothing, as in runs that are older."""
-    values = {name: getattr(manifest, name) for name in Manifest.__struct_fields__}
-    told = tuple(name for name, value in values.items() if value != _CAME_LATER.get(name))
-    return _encoder.encode(_with(told)(*map(values.__getitem__, told)))
+    signed and hashed. Without what came later and says nothing, as in runs that are older."""
+    export = _told(manifest.export, {"dtype": ExportSection().dtype})
+    return _encoder.encode(_told(manifest, _CAME_LATER, export=export))
 
 
 _CAME_LATER: dict[str, Section] = {
@@ -95,6 +95,13 @@ _CAME_LATER: dict[str, Section] = {
     "end": EndSection(),
     "export": ExportSection(),
 }
+
+
+def _told(section: Struct, quiet: Mapping[str, object], **encoded: Struct) -> Struct:
+    """Make a struct of the fields of a section whose values are not these; `encoded`: instead of its own."""
+    values = {name: getattr(section, name) for name in section.__struct_fields__}
+    told = tuple(name for name, value in values.items() if value != quiet.get(name))
+    return _with(told)(*map((values | encoded).__getitem__, told))
 
 
 @functools.cache

@@ -25,6 +25,8 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 Natural = Annotated[int, Meta(ge=0, le=1 << 53)]
 CodecName = Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+"""Type of the numbers in which parameters are exported."""
 
 
 FORMAT = 4
@@ -202,7 +204,7 @@ ExportText = Annotated[str, Meta(max_length=MAX_EXPORT_TEXT)]
 
 
 class ExportSection(Section, frozen=True, kw_only=True):
-    """Texts of a given model's folder that no training needs, for whoever uses the result."""
+    """Words of a given model's folder that no training needs, for whoever uses the result."""
 
     token_ids: ExportText = ""
     """Ids of special tokens in its config.json, as JSON. Empty: those of the run's end of a document."""
@@ -212,6 +214,8 @@ class ExportSection(Section, frozen=True, kw_only=True):
     """Content of its generation_config.json: when to stop, and how to choose."""
     chat_template: ExportText = ""
     """Template by which its tokenizer writes a conversation (Jinja)."""
+    dtype: Dtype = "fp32"
+    """Type of its parameters, by its config.json; exports have it, too."""
 
 
 class Manifest(Section, frozen=True, kw_only=True):

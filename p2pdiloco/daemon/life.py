@@ -16,6 +16,7 @@ from p2pdiloco.daemon.links.uplink_file import save_uplink
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.daemon.run_files.result_files import ResultPlan, ResultWriter
 from p2pdiloco.daemon.run_files.resume import Resume, write_resume
+from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, patiently
 
@@ -177,7 +178,10 @@ class Life:
         plan = ResultPlan.of(member.settings)
         if plan is not None:
             held = member.holdings
-            self._results = ResultWriter(member.run, held.compute, held.results_io, plan, self._on_result)
+            tokenizer = kept_tokenizer(member.settings.data_dir, member.run.id)
+            self._results = ResultWriter(
+                member.run, held.compute, held.results_io, plan, tokenizer, self._on_result
+            )
             spawn(self._results.watch(committed))
 
     async def _follow_course(self) -> None:

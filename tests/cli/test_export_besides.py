@@ -21,6 +21,7 @@ from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
+from p2pdiloco.tasks.data.tokens import digest_of
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.models.hub_export import hub_files
 
@@ -138,6 +139,63 @@ def test_a_run_of_its_own_ends_where_its_documents_do(tmp_path: Path) -> None:
     assert tokenizer.eos_token is None and model.generation_config.eos_token_id is None
 
 
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
+def test_an_export_has_the_type_of_the_model_that_it_began_with(tmp_path: Path, architecture: str) -> None:
+    source = theirs(tmp_path / "theirs", architecture)
+    model, _ = loaded(source)
+    model.to(torch.bfloat16).save_pretrained(source)
+    toml = new(tmp_path, "first", "--from", str(source))
+    assert load_manifest(toml).export.dtype == "bf16"
+    folder = exported(toml, tmp_path / "one")
+    checkpoint = ["--checkpoint", str(tmp_path / "one.safetensors"), "--tokenizer"]
+    checkpoint.append(str(toml.with_suffix(".tokenizer.json")))
+    sizes = {}
+    for dtype, given in (("bfloat16", "bf16"), ("float32", "fp32"), ("float16", "fp16")):
+        out = tmp_path / given
+        assert run(["export", *checkpoint, "--dtype", given, "--out", str(out)]) == 0
+        found = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto").eval()
+        assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+        assert {str(value.dtype) for value in found.parameters()} == {f"torch.{dtype}"}
+        for name, value in model.state_dict().items():  # (it has been bf16: nothing is lost)
+            torch.testing.assert_close(found.state_dict()[name], value.to(found.dtype), rtol=0, atol=0)
+        sizes[given] = (out / "model.safetensors").stat().st_size
+    assert sizes["fp32"] > 1.6 * sizes["bf16"]
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16", "without a word, too"
+    # It is a result file like others.
+    result = str(folder / "model.safetensors")
+    assert run(["eval", "--checkpoint", result, "--device", "cpu"]) == 0
+    again = new(tmp_path, "again", "--from", str(folder))
+    assert load_manifest(again).run.initial == load_manifest(toml).run.initial
+    assert load_manifest(again).export == load_manifest(toml).export
+
+
+def test_what_a_type_does_not_hold_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toml = new(tmp_path, "r")
+    signed, vault = sign_run(toml, Identity.generate())
+    result = result_of(signed, vault, list(genesis_versions(signed, vault)))
+    next(iter(result.parameters.values())).view(-1)[0] = 1e5
+    result.save(tmp_path / "theta")
+    given = ["--checkpoint", str(tmp_path / "theta"), "--out", str(tmp_path / "out"), "--force"]
+    assert run(["export", *given, "--dtype", "bf16"]) == 0
+    assert run(["export", *given, "--dtype", "fp16"]) == 2
+    assert "has values beyond what fp16 holds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({}, "fp32"),
+        ({"torch_dtype": "float16"}, "fp16"),
+        ({"dtype": "torch.bfloat16", "torch_dtype": "float32"}, "bf16"),
+        ({"text_config": {"torch_dtype": "bfloat16"}}, "bf16"),
+        ({"dtype": "float8_e4m3fn"}, "fp32"),
+        ({"dtype": 7, "text_config": 7}, "fp32"),
+    ],
+)
+def test_the_type_is_stated_by_several_names(config: dict[str, object], dtype: str) -> None:
+    assert besides.dtype_in(config) == dtype
+
+
 def test_a_stranger_s_words_name_no_files() -> None:
     told = ExportSection(tokenizer_config=json.dumps({"vocab_file": "/etc/passwd", "eos_token": END}))
     files = hub_files(msgspec.structs.replace(MICRO, export=told), {}, 64, None)
@@ -147,7 +205,9 @@ def test_a_stranger_s_words_name_no_files() -> None:
 
 def test_a_list_of_words_and_none_but_the_end_s_padding() -> None:
     tokenizer = json.dumps({"model": {"vocab": [["a", 0.0], ["</s>", -1.0]]}, "added_tokens": []}).encode()
-    data = msgspec.structs.replace(MICRO.data, end_of_document="</s>")
+    data = msgspec.structs.replace(
+        MICRO.data, tokenizer="own", tokenizer_digest=digest_of(tokenizer), end_of_document="</s>"
+    )
     files = hub_files(msgspec.structs.replace(MICRO, data=data), {}, 64, tokenizer)
     assert json.loads(files["generation_config.json"]) == (
         {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
@@ -191,6 +251,9 @@ def test_a_stranger_s_export_section_is_bounded_and_json() -> None:
         with pytest.raises(RemoteError) as caught:
             manifest_from_canonical(canonical_bytes(msgspec.structs.replace(MICRO, export=export)))
         assert caught.value.reason == reason
-    told = msgspec.structs.replace(MICRO, export=ExportSection(chat_template="x"))
-    assert manifest_from_canonical(canonical_bytes(told)) == told
+    for section in (ExportSection(chat_template="x"), ExportSection(dtype="bf16")):
+        told = msgspec.structs.replace(MICRO, export=section)
+        assert manifest_from_canonical(canonical_bytes(told)) == told
+        # (runs from before there was a type keep their ids)
+        assert (b"dtype" in canonical_bytes(told)) == (section.dtype == "bf16")
     assert b"export" not in quiet and manifest_from_canonical(quiet) == MICRO

@@ -11,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.config.manifest import Dtype
 from p2pdiloco.config.signing import SignedManifest, decode_signed, encode_signed
 from p2pdiloco.errors import RemoteError, StorageError, first_line
 from p2pdiloco.ports import Buffer
@@ -125,26 +126,45 @@ class _Tensors(Mapping[str, NDArray[Any]]):
         return len(self._file.keys())
 
 
-def save_result_file(path: Path, content: ResultFile) -> None:
-    """Write a result file, atomically and durably. Raises: StorageError."""
+def save_result_file(path: Path, content: ResultFile, dtypes: Mapping[str, Dtype] | None = None) -> None:
+    """Write a result file, atomically and durably; `dtypes` as for `save_tensors`. Raises: StorageError."""
     entry = _Entry(
         1,
         base64.b64encode(encode_signed(content.signed)).decode(),
         content.labels,
         checksum(content.parameters),
     )
-    save_tensors(path, content.parameters, {KEY: msgspec.json.encode(entry).decode()})
+    save_tensors(path, content.parameters, {KEY: msgspec.json.encode(entry).decode()}, dtypes)
 
 
-def save_tensors(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file of arrays, without a second copy of them. Raises: StorageError."""
+def _bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
+    return (array.view(np.uint32) >> 16).astype("<u2")
+
+
+def _fp16(array: NDArray[np.float32]) -> NDArray[np.float16]:
+    return array.astype("<f2")
+
+
+_SHORTER: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {"bf16": _bf16, "fp16": _fp16}
+
+
+def save_tensors(
+    path: Path, parameters: Arrays, metadata: Mapping[str, str], dtypes: Mapping[str, Dtype] | None = None
+) -> None:
+    """Write a safetensors file of arrays, without a second copy of them. Those in `dtypes`, of fp32, are
+    written in a shorter type, to which they are rounded already.
+
+    Raises: StorageError.
+    """
     # transformers asks for the entry "format".
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     chunks: list[Buffer] = []
     at = 0
     for name, array in parameters.items():
-        content = _bytes(array)
-        word = _WORDS[array.dtype.newbyteorder("<").str]
+        dtype = (dtypes or {}).get(name, "fp32")
+        shorter = _SHORTER.get(dtype)
+        content = _bytes(shorter(array) if shorter else array)
+        word = dtype.upper().replace("P", "") if shorter else _WORDS[array.dtype.newbyteorder("<").str]
         header[name] = {"dtype": word, "shape": array.shape, "data_offsets": [at, at + content.nbytes]}
         chunks.append(content)
         at += content.nbytes

@@ -6,6 +6,7 @@ It goes into the manifest (`[export]`), so that whoever exports the result has i
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import msgspec
 
 from p2pdiloco.cli.given.files import CONFIG
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes
-from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, ExportSection, Manifest
+from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, Dtype, Manifest
 from p2pdiloco.tasks.models.hub_config import harmless
+from p2pdiloco.tasks.models.hub_export import LONG_NAMES
 
 _READ_BYTES = 4 << 20
+_DTYPES: dict[str, Dtype] = {long: short for short, long in LONG_NAMES.items()}
 _ELSEWHERE = ("added_tokens_decoder", "model_max_length", "chat_template", "backend", "name_or_path")
 """Keys of tokenizer_config.json that tokenizer.json, the run, or a file of its own says."""
 
@@ -41,13 +44,24 @@ def with_besides(manifest: Manifest, folder: Path) -> Manifest:
         "chat_template": template if isinstance(template, str) else "",
     }
     for name in sorted(texts, key=lambda name: len(texts[name]), reverse=True):
-        export = ExportSection(**texts)
+        export = msgspec.structs.replace(manifest.export, **texts)
         found = msgspec.structs.replace(manifest, export=export)
         if len(texts[name]) <= MAX_EXPORT_TEXT and len(canonical_bytes(found)) <= MAX_MANIFEST_BYTES:
             break
         click.echo(f"the {name.replace('_', ' ')} in {folder} is too large to travel with the run", err=True)
         texts[name] = ""
-    return msgspec.structs.replace(manifest, export=ExportSection(**texts))
+    return msgspec.structs.replace(manifest, export=msgspec.structs.replace(manifest.export, **texts))
+
+
+def dtype_in(config: Mapping[str, Any]) -> Dtype:
+    """Type of the parameters that a config.json states, by its older or newer name, or for its text part;
+    fp32 where it is none in which parameters are exported."""
+    inner = config.get("text_config")
+    for table in (config, inner if isinstance(inner, dict) else {}):
+        stated = table.get("dtype", table.get("torch_dtype"))
+        if stated is not None:
+            return _DTYPES.get(str(stated).removeprefix("torch."), "fp32")
+    return "fp32"
 
 
 def _json(found: dict[str, Any]) -> str:

@@ -22,9 +22,10 @@ from p2pdiloco.adapters.disk.result_file import (
     load_result_file,
     save_tensors,
 )
+from p2pdiloco.cli.given.besides import dtype_in
 from p2pdiloco.cli.given.files import CONFIG, NOT_PARAMETERS, ModelFiles
 from p2pdiloco.config.loader import manifest_from_canonical
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
@@ -72,7 +73,9 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         )
         constants = {constant.name: found.pop(constant.name) for constant in constants_of(theirs.model)}
     else:
-        manifest = _of_config(_config(source), base)
+        config = _config(source)
+        export = ExportSection(dtype=dtype_in(config))
+        manifest = _of_config(config, msgspec.structs.replace(base, export=export))
     task = task_of(_fitting(manifest))
     manifest = task.manifest
     specs = task.specs()

@@ -11,11 +11,15 @@ import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.cli.given.besides import with_besides
-from p2pdiloco.cli.given.files import CONFIG
+from p2pdiloco.cli.given.files import CONFIG, SINGLE
 from p2pdiloco.cli.results import DESCRIPTION
 from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.models import BYTES, vocabulary_for
-from p2pdiloco.daemon.run_files.tokenizers import tokenizer_beside
+from p2pdiloco.daemon.run_files.tokenizers import (
+    tokenizer_beside,
+    tokenizer_on_disk,
+    tokenizers_of_result,
+)
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.data.tokens import FILE, FileTokenizer, digest_of, end_of_document, read_tokenizer
@@ -46,11 +50,15 @@ def chosen_tokenizer(
     if wanted is not None:
         found, content = _with_tokenizer(manifest, wanted, end, source is None)
         is_same = found.data.tokenizer_digest == manifest.data.tokenizer_digest
-        return found if is_same else msgspec.structs.replace(found, export=ExportSection()), content
-    wanted = None if source is None else _of_model(source, manifest)
+        return found if is_same else _without_words(found), content
+    if source is None:
+        return manifest, None
+    if manifest.data.tokenizer_digest:
+        return _of_run(source, manifest, end)
+    wanted = _of_model(source)
     if wanted is None:
         return manifest, None
-    manifest, content = _with_tokenizer(manifest, wanted, end or manifest.data.end_of_document, False)
+    manifest, content = _with_tokenizer(manifest, wanted, end, False)
     return with_besides(manifest, Path(wanted).parent), content
 
 
@@ -58,7 +66,37 @@ def _with_bytes(manifest: Manifest) -> Manifest:
     data = msgspec.structs.replace(
         manifest.data, tokenizer=BYTES, tokenizer_revision="", tokenizer_digest="", end_of_document=""
     )
-    return msgspec.structs.replace(manifest, data=data, export=ExportSection())
+    return _without_words(msgspec.structs.replace(manifest, data=data))
+
+
+def _without_words(manifest: Manifest) -> Manifest:
+    """The manifest without what belongs to another tokenizer."""
+    export = ExportSection(dtype=manifest.export.dtype)
+    return msgspec.structs.replace(manifest, export=export)
+
+
+def _of_run(source: Path, manifest: Manifest, end: str) -> tuple[Manifest, bytes]:
+    """The manifest with the tokenizer of the run whose result `source` is, which lies beside it.
+
+    Raises:
+        UserError: it does not.
+    """
+    result = source / SINGLE if source.is_dir() else source
+    places = tokenizers_of_result(result, manifest)
+    file = next((place for place in places if tokenizer_on_disk(place, manifest)), None)
+    theirs = manifest.data
+    if file is None:
+        raise UserError(
+            f"the run of {source} has the tokenizer {theirs.tokenizer}, which is not beside it",
+            "give that file with --tokenizer",
+        )
+    manifest, content = _with_tokenizer(manifest, str(file), end or theirs.end_of_document, False)
+    data = msgspec.structs.replace(
+        manifest.data, tokenizer=theirs.tokenizer, tokenizer_revision=theirs.tokenizer_revision
+    )
+    manifest = msgspec.structs.replace(manifest, data=data)
+    is_export = (result.parent / DESCRIPTION).exists()
+    return with_besides(manifest, result.parent) if is_export else manifest, content
 
 
 def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:
@@ -95,23 +133,17 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     return manifest, content
 
 
-def _of_model(source: Path, manifest: Manifest) -> str | None:
+def _of_model(source: Path) -> str | None:
     """The tokenizer in the model's folder, if there is one that is not that of raw bytes.
 
     Raises:
-        UserError: there is one of another kind, or a checkpoint's is not there.
+        UserError: there is one of another kind.
     """
     folder = source if source.is_dir() else source.parent
     # An export has its description, a checkpoint lies beside no configuration.
-    is_ours = (folder / DESCRIPTION).exists() or (folder is not source and not (folder / CONFIG).exists())
-    if is_ours and manifest.data.tokenizer == BYTES:
+    if (folder / DESCRIPTION).exists() or (folder is not source and not (folder / CONFIG).exists()):
         return None
     if not (folder / FILE).exists() and _other_kind(folder) is None:
-        if manifest.data.tokenizer != BYTES:
-            raise UserError(
-                f"the run of {source} has the tokenizer {manifest.data.tokenizer}, which is not beside it",
-                "give that file with --tokenizer",
-            )
         click.echo(f"{folder} has no tokenizer: text is read as raw bytes", err=True)
         return None
     return str(_in_folder(folder))

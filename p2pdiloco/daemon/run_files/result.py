@@ -19,7 +19,7 @@ from p2pdiloco.adapters.disk.data_dir import DataDir, DataDirInUse
 from p2pdiloco.adapters.disk.result_file import Label, ResultFile, load_result_file, save_result_file
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.config.loader import manifest_from_canonical
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Dtype, Manifest
 from p2pdiloco.config.signing import SignedManifest, run_id, verify
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.versions import SignedVersion
@@ -29,13 +29,18 @@ from p2pdiloco.daemon.run_files.joined import joined_runs
 from p2pdiloco.daemon.run_files.listing import choose_run, run_names, saved_runs
 from p2pdiloco.daemon.run_files.restore import restore
 from p2pdiloco.daemon.run_files.runs import Run, core_config, genesis_versions, open_run
-from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_disk
+from p2pdiloco.daemon.run_files.tokenizers import (
+    kept_tokenizer,
+    save_with_result,
+    tokenizer_on_disk,
+    tokenizers_of_result,
+)
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.models.buffers import described, instance_of
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.models.parameters import named_parameters, rounded
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Task
 from p2pdiloco.tensors.layout import scatter
@@ -84,10 +89,20 @@ class RunResult(Struct, frozen=True):
                 found[name].copy_(value)
         return model.to(device)
 
-    def save(self, path: Path) -> None:
-        """Save as a result file. Raises: StorageError."""
-        arrays = {name: value.numpy() for name, value in [*self.parameters.items(), *self.constants.items()]}
-        save_result_file(path, ResultFile(self.signed, self.labels, arrays))
+    def save(self, path: Path, dtype: Dtype = "fp32") -> Path | None:
+        """Save as a result file, its numbers rounded to this type; and the tokenizer beside it, whose path is
+        returned if it was not there.
+
+        Raises:
+            StorageError: it cannot be written.
+            UserError: a number is too large for the type.
+        """
+        arrays = {name: rounded(name, value, dtype).numpy() for name, value in self.parameters.items()}
+        tokenizer = save_with_result(path, self.manifest, self.tokenizer)
+        dtypes = dict.fromkeys(arrays, dtype)
+        arrays |= {name: value.numpy() for name, value in self.constants.items()}
+        save_result_file(path, ResultFile(self.signed, self.labels, arrays), dtypes)
+        return tokenizer
 
     def words(self) -> str:
         """Word which result it is, for people."""
@@ -139,7 +154,8 @@ def load_result(path: Path) -> RunResult:
         raise StorageError(f"{path} is damaged: it has other parameters than its manifest describes")
     if len(found.labels) != manifest.sync.fragments:
         raise StorageError(f"{path} is damaged: it has other fragments than its manifest describes")
-    tokenizer = tokenizer_on_disk(path.with_name("tokenizer.json"), manifest)
+    places = tokenizers_of_result(path, manifest)
+    tokenizer = next((content for place in places if (content := tokenizer_on_disk(place, manifest))), None)
     return RunResult(found.signed, manifest, found.labels, tensors, tokenizer, constants)
 
 

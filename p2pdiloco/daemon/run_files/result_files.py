@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
+import msgspec
 import torch
 from msgspec import Struct
 
@@ -18,6 +19,7 @@ from p2pdiloco.config.units import parse_every
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files.result import RunResult, label_of
 from p2pdiloco.daemon.run_files.runs import Run
+from p2pdiloco.daemon.run_files.tokenizers import tokenizer_on_disk
 from p2pdiloco.errors import StorageError
 from p2pdiloco.tasks.registry import task_of
 
@@ -44,11 +46,19 @@ class ResultWriter:
     """Writer of result files."""
 
     def __init__(
-        self, run: Run, compute: Compute, io: Executor, plan: ResultPlan, tell: Callable[[str, bool], None]
+        self,
+        run: Run,
+        compute: Compute,
+        io: Executor,
+        plan: ResultPlan,
+        tokenizer: Path,
+        tell: Callable[[str, bool], None],
     ) -> None:
-        """`tell(sentence, saved)` hears of every attempt; `io` runs what touches the disk: a thread of its
-        own, since nothing else can wait for a whole model."""
+        """`tokenizer`: the file of the run's tokenizer, if it has one. `tell(sentence, saved)` hears of every
+        attempt; `io` runs what touches the disk: a thread of its own, since nothing else can wait for a whole
+        model."""
         self._run = run
+        self._tokenizer = tokenizer
         self._compute = compute
         self._io = io
         self._plan = plan
@@ -91,9 +101,11 @@ class ResultWriter:
     def _write(self, result: RunResult, name: str) -> None:
         files, folder = Files(), self._plan.folder
         files.make_folder(folder)
-        result.save(folder / name)
+        content = tokenizer_on_disk(self._tokenizer, result.manifest)
+        beside = msgspec.structs.replace(result, tokenizer=content).save(folder / name)
         try:  # for whom the folder is for
-            (folder / name).chmod(folder.stat().st_mode & 0o644)
+            for path in filter(None, (folder / name, beside)):
+                path.chmod(folder.stat().st_mode & 0o644)
         except OSError as error:
             raise storage_error(error, "save", folder / name) from error
         ours = re.compile(re.escape(f"{self._run.name}-{self._run.id[:8]}") + r"-\d{9,19}\.safetensors")

@@ -2,7 +2,7 @@
 
 The manifest has its digest (`data.tokenizer_digest`). Whoever signs the run has the file beside run.toml.
 Every node keeps it in the run's folder and gives it to whoever asks. Size and digest are checked before it is
-kept; it is parsed as data.
+kept; it is parsed as data. It lies beside result files, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from p2pdiloco.config.models import BYTES
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives, mapped
-from p2pdiloco.errors import ConfigError, RemoteError, UserError
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.ports import Transport
-from p2pdiloco.tasks.data.tokens import MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
+from p2pdiloco.tasks.data.tokens import FILE, MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
 from p2pdiloco.tasks.registry import task_of
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,27 @@ def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
     if task.vocabulary:
         task.tokenizer()
     return content
+
+
+def tokenizers_of_result(path: Path, manifest: Manifest) -> tuple[Path, Path]:
+    """Places beside a result file where the run's tokenizer may be. The first has its digest in its name:
+    results of several runs may lie in one folder. The second is the name in a model's folder."""
+    return path.with_name(f"tokenizer-{manifest.data.tokenizer_digest[:12]}.json"), path.with_name(FILE)
+
+
+def save_with_result(path: Path, manifest: Manifest, content: bytes | None) -> Path | None:
+    """Save the run's tokenizer beside a result file; None: it is there already, or the run has none.
+
+    Raises:
+        StorageError: something else has its name, which is left as it is; or it cannot be written.
+    """
+    places = tokenizers_of_result(path, manifest)
+    if content is None or any(tokenizer_on_disk(place, manifest) for place in places):
+        return None
+    if places[0].exists():
+        raise StorageError(f"{places[0]} is not the tokenizer that its name says", "move it away")
+    Files().save(places[0], [content], durable=True)
+    return places[0]
 
 
 def keep_tokenizer(data_dir: Path, run: str, content: bytes) -> None:

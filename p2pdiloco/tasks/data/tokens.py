@@ -184,18 +184,19 @@ def read_tokenizer(path: Path) -> bytes:
     return content
 
 
-def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int) -> Tokenizer:
-    """The run's tokenizer, from the content of its file, if it is one.
+def checked_content(section: DataSection, content: bytes | None) -> bytes | None:
+    """Content of the tokenizer file that the run names; None: it reads raw bytes.
 
     Raises:
-        UserError: there is no such file here, it is another one than the manifest's, or has more ids than the
-            model's `vocabulary`.
+        UserError: there is no such file here, or it is another one than the manifest's.
     """
     if section.tokenizer == BYTES:
-        return ByteTokenizer()
+        return None
     if content is None:
         raise UserError(
-            f'the tokenizer "{section.tokenizer}" of this run is not here', "give its file with --tokenizer"
+            f'the tokenizer "{section.tokenizer}" of this run is not here',
+            "give its file with --tokenizer: it lies beside run.toml, beside a member's results, and as "
+            "tokenizer.json in a member's data folder; --join gets it from the run itself",
         )
     digest = digest_of(content)
     if digest != section.tokenizer_digest:
@@ -203,6 +204,19 @@ def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int)
             f"this is not the tokenizer of the run: its SHA-256 is {digest[:16]}..., "
             f"data.tokenizer_digest is {section.tokenizer_digest[:16]}..."
         )
+    return content
+
+
+def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int) -> Tokenizer:
+    """The run's tokenizer, from the content of its file, if it is one.
+
+    Raises:
+        UserError: there is no such file here, it is another one than the manifest's, or has more ids than the
+            model's `vocabulary`.
+    """
+    content = checked_content(section, content)
+    if content is None:
+        return ByteTokenizer()
     found = FileTokenizer(content, section.end_of_document)
     if found.vocabulary > vocabulary:
         raise UserError(

@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Dtype, Manifest
 from p2pdiloco.config.models import BYTE_VALUES
+from p2pdiloco.tasks.data.tokens import FILE, checked_content
 from p2pdiloco.tasks.models.hub_config import harmless
 
+LONG_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Names by which config.json has types of numbers."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
 
@@ -22,7 +25,12 @@ def hub_files(
     manifest: Manifest, config: dict[str, Any], context_tokens: int, tokenizer: bytes | None
 ) -> dict[str, bytes]:
     """config.json, with the ids of special tokens; those of the tokenizer; generation_config.json and the
-    chat template, if there are such."""
+    chat template, if there are such.
+
+    Raises:
+        UserError: `tokenizer` is not the file that the run names.
+    """
+    tokenizer = checked_content(manifest.data, tokenizer)
     told = manifest.export
     end = manifest.data.end_of_document
     special = _special(tokenizer, end) if tokenizer else {}
@@ -35,7 +43,7 @@ def hub_files(
         "model_max_length": context_tokens,
     }
     files = {
-        "config.json": config | ids,
+        "config.json": config | ids | {"dtype": LONG_NAMES[told.dtype]},
         "tokenizer_config.json": about,
         "generation_config.json": _object(told.generation_config)
         or {name: number for name, number in ids.items() if number is not None},
@@ -43,7 +51,7 @@ def hub_files(
     written = {name: json.dumps(content, indent=2).encode() for name, content in files.items()}
     if told.chat_template:
         written["chat_template.jinja"] = told.chat_template.encode()
-    return written | {"tokenizer.json": tokenizer or _byte_tokenizer()}
+    return written | {FILE: _byte_tokenizer() if tokenizer is None else tokenizer}
 
 
 def _object(text: str) -> dict[str, Any]:

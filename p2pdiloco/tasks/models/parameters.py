@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
+from p2pdiloco.config.manifest import Dtype
+from p2pdiloco.errors import UserError
 from p2pdiloco.tensors.spec import TensorSpec
 
 
@@ -21,6 +24,23 @@ def uncompiled(model: nn.Module) -> nn.Module:
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Name -> the parameter's tensor itself. A parameter with two names (a tied one) has its first."""
     return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def rounded(name: str, value: Tensor, dtype: Dtype) -> Tensor:
+    """The parameter's values, in fp32 as they were, rounded to what this type holds.
+
+    Raises:
+        UserError: it holds no number as large as one of them.
+    """
+    if dtype == "fp32":
+        return value
+    found = value.to(_DTYPES[dtype]).float()
+    if not bool(found.isfinite().all()) and bool(value.isfinite().all()):
+        raise UserError(f"{name} has values beyond what {dtype} holds", "--dtype bf16 or fp32")
+    return found
 
 
 def tensor_specs(model: nn.Module) -> tuple[TensorSpec, ...]:
