@@ -14,31 +14,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self, SupportsFloat, SupportsInt, cast
+from typing import Self, SupportsFloat, SupportsInt, cast
 
 from torch import nn
 from torch.optim import Optimizer
 
 from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering, Stillness
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
 from p2pdiloco.learner.channel_messages import Ready, Start
-from p2pdiloco.learner.counts import TrainingCounts
-from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
-from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.optimizer.schedule import schedule_of
-from p2pdiloco.learner.parallel.holding import HeldParameters
+from p2pdiloco.learner.program.mailbox import ProgramMailbox, ProgramTraining
+from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.own_run import compare
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
-from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs, uncompiled
-from p2pdiloco.tasks.own_loop import NAME
+from p2pdiloco.tasks.models.parameters import tensor_specs, uncompiled
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments
@@ -130,7 +125,10 @@ class Session:
                 reason); the losses of ten steps in a row are NaN or infinite; within `computing`.
         """
         self._outside("step")
-        if self._stopped or self._has_ended():
+        if self._stopped:
+            return False
+        self._look()
+        if self._has_ended():
             return False
         tokens, mean = _whole(tokens), _real(loss)
         self._lost = 0 if math.isfinite(mean) else self._lost + 1
@@ -168,10 +166,14 @@ class Session:
             UserError: the daemon broke (with its reason); within another such block.
         """
         self._outside("computing")
-        device = next(self._model.parameters()).device
+        if not self._stopped:
+            self._look()
+        device = self._parameters.device
         if self._stopped or self._channel is None or device.type not in DEVICES:
             yield
             return
+        if self._answering is not None and self._answering.device != device:
+            self._answer_no_more()
         if self._answering is None:
             answer = partial(self._mailbox.answer_calls, None)
             made = Answering(Stillness(device), self._channel.wait_or, answer, device)
@@ -193,15 +195,33 @@ class Session:
             UserError: within `computing`.
         """
         self._outside("close")
-        if not self._stopped and self._daemon.terminate():
-            until = time.monotonic() + self._leave_s
-            with contextlib.suppress(ChannelBroken):  # it has ended, or does not need us any more
-                while not self._mailbox.stopping and time.monotonic() < until:
-                    self._mailbox.attend(POLL_S)
-                if self._channel is not None:
-                    self._channel.drain(self._leave_s)
-        self._stopped = True
-        self._end(self._leave_s)
+        try:
+            if not self._stopped:
+                self._look()
+                self._leave()
+        finally:
+            self._stopped = True
+            self._end(self._leave_s)
+
+    def _leave(self) -> None:
+        if not self._daemon.terminate():
+            return
+        until = time.monotonic() + self._leave_s
+        with contextlib.suppress(ChannelBroken):  # it has ended, or does not need us any more
+            while not self._mailbox.stopping and time.monotonic() < until:
+                self._mailbox.attend(POLL_S)
+            if self._channel is not None:
+                self._channel.drain(self._leave_s)
+
+    def _look(self) -> None:
+        """Look the parameters up as they are now. Of a model that is another one by now nothing is
+        contributed or kept any more."""
+        try:
+            self._parameters.look()
+        except UserError:
+            self._stopped = True
+            self._daemon.terminate()
+            raise
 
     def _outside(self, what: str) -> None:
         if self._computing:
@@ -252,111 +272,47 @@ class Session:
         return self._daemon.broke(error)
 
     def _end(self, patience_s: float) -> None:
-        if self._answering is not None:
-            self._answering.__exit__()
-            self._answering = None
+        self._answer_no_more()
         if self._channel is not None:
             self._socket.close()
             self._channel = None
         self._daemon.end(patience_s)
 
+    def _answer_no_more(self) -> None:
+        if self._answering is not None:
+            self._answering.__exit__()
+            self._answering = None
+
     # --- the learner ---------------------------------------------------------------------------------
 
     def _attach(
         self, start: Start, descriptor: int, optimizer: Optimizer | None
-    ) -> tuple[Mailbox, _ProgramTraining]:
+    ) -> tuple[ProgramMailbox, ProgramTraining]:
         manifest = start.manifest
         specs = task_of(manifest).specs()
         compare(tensor_specs(self._model), specs)
         layouts = plan_fragments(specs, manifest.sync.fragments)
-        parameters = named_parameters(self._model)
+        self._parameters = ProgramParameters(self._model, (spec.name for spec in specs), optimizer)
         fragments = Fragments(
-            HeldParameters(parameters),
+            self._parameters,
             layouts,
             Exchange.attach(descriptor, layouts),
             start.bases,
             manifest.sync.inner_steps,
             manifest.sync.keep_in_flight,
         )
-        fragments.scatter_bases(parameters)
+        fragments.scatter_bases(self._parameters.tensors())
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
-        training = _ProgramTraining(manifest.inner, self._model, groups)
+        training = ProgramTraining(manifest.inner, self._model, groups)
         restored, note = checkpoint.take_up(start, cast(Training, training), fragments)
         training.run_is_at(fragments.run_tokens(learners=1))
         self._before = training.inner_step
         assert self._channel is not None
-        mailbox = _Mailbox(self, fragments, training, start)
+        mailbox = ProgramMailbox(self._channel, fragments, self._parameters, training, start, self._evaluate)
         numel = sum(layout.numel for layout in layouts)
-        device = next(iter(parameters.values())).device
-        device_text = f"{device}, a program's own loop"
+        device_text = f"{self._parameters.device}, a program's own loop"
         self._channel.emit(Ready(device_text, numel, 0, training.inner_step, restored, note))
         return mailbox, training
-
-    def _global_loss(self, fragments: Fragments) -> float | None:
-        """Loss that `evaluate` finds of the global parameters; the model has its own again afterwards."""
-        if self._evaluate is None:
-            return None
-        parameters = named_parameters(self._model)
-        own = {name: value.clone() for name, value in parameters.items()}
-        fragments.scatter_bases(parameters)
-        try:
-            return float(self._evaluate())
-        finally:
-            for name, value in own.items():
-                parameters[name].copy_(value)
-
-
-class _ProgramTraining(TrainingCounts):
-    """Training of the program's own loop, as mailbox and checkpoints ask for it."""
-
-    def __init__(self, section: InnerSection, model: nn.Module, groups: list[dict[str, Any]]) -> None:
-        super().__init__()
-        self.section, self.model = section, model
-        # Its moments are the program's to save: none are kept here.
-        self.optimizer = SimpleNamespace(kind=NAME, param_groups=groups, state={})
-        self.skipped_steps = 0
-        # The program's data are its own: it is told of no share.
-        self.stream = SimpleNamespace(shared=None, share=lambda share: None, save_place=lambda: None)
-
-    def take_notes(self) -> list[str]:
-        """List remarks for a person: none."""
-        return []
-
-
-class _Mailbox(Mailbox):
-    """Mailbox of the program's loop, as a learner process has one; task, data and checkpoints are the
-    program's."""
-
-    def __init__(
-        self, session: Session, fragments: Fragments, training: _ProgramTraining, start: Start
-    ) -> None:
-        channel = session._channel
-        assert channel is not None
-        super().__init__(
-            channel,
-            cast(Training, training),
-            fragments,
-            (),
-            lambda: session._model,
-            start.options.status_interval_s,
-        )
-        self.follow(start.course)
-        self.spare(start.spare)
-        self._session = session
-
-    @property
-    def let_go(self) -> bool:
-        """True: the run has ended, and all that the program made is merged."""
-        return self._rests == "ended" and self._fragments.all_merged
-
-    def _evaluate(self) -> Evaluation | None:
-        loss = self._session._global_loss(self._fragments)
-        return None if loss is None else Evaluation(loss, 0, {})
-
-    def _save(self, path: Path, last: bool = False) -> None:
-        """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""
-        with contextlib.suppress(ChannelBroken):
-            super()._save(path, last)
 
 
 def _diverged(loss: float, steps: int) -> UserError:

@@ -95,7 +95,8 @@ class Answering:
         that case; `answer` does what may be done between two inner steps' ends; `device` has the parameters.
         """
         self.still = still
-        self._readable, self._answer, self._device = readable, answer, device
+        self.device = device
+        self._readable, self._answer = readable, answer
         self._over = False
         self._wake, self._woken = socket.socketpair()
         # Whoever never closes this can end all the same.

@@ -159,10 +159,12 @@ def _layout(index: int, cuts: Sequence[_Cut], specs: Sequence[TensorSpec]) -> Fr
 
 @torch.no_grad()
 def gather(params: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor) -> None:
-    """Copy a fragment out of named parameters (any device and float type) into `out`, fp32 [layout.numel]."""
+    """Copy a fragment out of named parameters (any device, float type and memory format) into `out`, fp32
+    [layout.numel]."""
     invariant(out.shape == (layout.numel,), "gather needs a flat buffer of the fragment's size")
     for piece in layout.pieces:
-        out[piece.fragment_offset : piece.fragment_offset + piece.numel].copy_(_view(params, piece))
+        rows = _rows(params, piece)
+        out[piece.fragment_offset :][: piece.numel].view(rows.shape).copy_(rows)
 
 
 @torch.no_grad()
@@ -170,10 +172,14 @@ def scatter(src: Tensor, layout: FragmentLayout, params: Mapping[str, Tensor]) -
     """Copy a flat fp32 fragment, `src` [layout.numel], in place into the named parameters."""
     invariant(src.shape == (layout.numel,), "scatter needs a flat buffer of the fragment's size")
     for piece in layout.pieces:
-        _view(params, piece).copy_(src[piece.fragment_offset : piece.fragment_offset + piece.numel])
+        rows = _rows(params, piece)
+        rows.copy_(src[piece.fragment_offset :][: piece.numel].view(rows.shape))
 
 
-def _view(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
-    tensor = params[piece.tensor].detach()
-    invariant(tensor.is_contiguous(), f"parameter {piece.tensor} is not contiguous")
-    return tensor.view(-1)[piece.tensor_offset : piece.tensor_offset + piece.numel]
+def _rows(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
+    """Rows of a piece, in their own memory and shape: their elements need not lie in logical order there."""
+    tensor = params[piece.tensor].data
+    if not tensor.dim():
+        return tensor
+    row_numel = tensor.numel() // tensor.shape[0]
+    return tensor.narrow(0, piece.tensor_offset // row_numel, piece.numel // row_numel)

@@ -37,6 +37,7 @@ def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
     session = object.__new__(Session)
     session._computing = session._stopped = False
     session._lost = 0
+    session._parameters = SimpleNamespace(look=lambda: None)
     session._training = SimpleNamespace(
         section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
     )
@@ -56,6 +57,7 @@ def test_a_program_that_heard_the_end_hears_that_the_run_was_made_longer():
     session = object.__new__(Session)
     session._computing = session._stopped = False
     session._lost = 0
+    session._parameters = SimpleNamespace(look=lambda: None)
     session._training = SimpleNamespace(
         section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
     )

@@ -1,0 +1,1 @@
+"""Learner of a program with a training loop of its own (`p2pdiloco.Session`)."""

@@ -1,0 +1,88 @@
+"""Mailbox and training of a program's own loop, as a learner process has them; task, data, moments and
+checkpoints are the program's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from torch import nn
+
+from p2pdiloco.config.manifest import InnerSection
+from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
+from p2pdiloco.learner.channel_messages import Start
+from p2pdiloco.learner.counts import TrainingCounts
+from p2pdiloco.learner.evaluate import Evaluation
+from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.program.parameters import ProgramParameters
+from p2pdiloco.tasks.own_loop import NAME
+
+
+class ProgramTraining(TrainingCounts):
+    """Training of the program's own loop, as mailbox and checkpoints ask for it."""
+
+    def __init__(self, section: InnerSection, model: nn.Module, groups: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.section, self.model = section, model
+        # Its moments are the program's to save: none are kept here.
+        self.optimizer = SimpleNamespace(kind=NAME, param_groups=groups, state={})
+        self.skipped_steps = 0
+        # The program's data are its own: it is told of no share.
+        self.stream = SimpleNamespace(shared=None, share=lambda share: None, save_place=lambda: None)
+
+    def take_notes(self) -> list[str]:
+        """List remarks for a person: none."""
+        return []
+
+
+class ProgramMailbox(Mailbox):
+    """Mailbox of a program's loop."""
+
+    def __init__(
+        self,
+        channel: LearnerEnd,
+        fragments: Fragments,
+        parameters: ProgramParameters,
+        training: ProgramTraining,
+        start: Start,
+        measure: Callable[[], float] | None,
+    ) -> None:
+        """`measure` gives the loss of the model as it is, on held-out data."""
+        super().__init__(
+            channel,
+            cast(Training, training),
+            fragments,
+            (),
+            lambda: training.model,
+            start.options.status_interval_s,
+        )
+        self.follow(start.course)
+        self.spare(start.spare)
+        self._parameters, self._measure = parameters, measure
+
+    @property
+    def let_go(self) -> bool:
+        """True: the run has ended, and all that the program made is merged."""
+        return self._rests == "ended" and self._fragments.all_merged
+
+    def _evaluate(self) -> Evaluation | None:
+        """Measure the global parameters in the program's model, which has its own again afterwards."""
+        if self._measure is None:
+            return None
+        own = {name: value.clone() for name, value in self._parameters.tensors().items()}
+        self._fragments.scatter_bases(self._parameters.tensors())
+        try:
+            return Evaluation(float(self._measure()), 0, {})
+        finally:
+            for name, value in self._parameters.tensors().items():
+                value.copy_(own[name])
+
+    def _save(self, path: Path, last: bool = False) -> None:
+        """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""
+        with contextlib.suppress(ChannelBroken):
+            super()._save(path, last)

@@ -1,0 +1,152 @@
+"""Parameters of a program's model, looked up by name at every boundary.
+
+Between two boundaries the program may do with its model what it likes: give a parameter other memory
+(`p.data = …`), move the model to another device, put another Parameter under the name. What is under the name
+*now* is copied out and moved, or the session ends with a sentence: memory of yesterday would contribute
+zeros with all tokens, and take no merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.parallel.holding import HeldParameters
+
+
+class HasGroups(Protocol):
+    """An optimizer, as far as a session looks at it."""
+
+    param_groups: list[dict[str, Any]]
+
+
+class _Kind(Struct, frozen=True):
+    """Properties of a parameter that stay as they are for a session."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    trained_by_optimizer: bool
+
+
+class _Places:
+    """Places of a model where modules and parameters are, as they were once: far quicker to look through than
+    `named_parameters` is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tables = [table for m in model.modules() for table in (m._parameters, m._modules)]
+        self._entries = [(table, key, value) for table in self._tables for key, value in table.items()]
+
+    def same(self) -> bool:
+        """Tell whether every place has the very object that it had."""
+        for table, key, value in self._entries:
+            if table.get(key) is not value:
+                return False
+        return sum(map(len, self._tables)) == len(self._entries)
+
+
+class ProgramParameters(HeldParameters):
+    """Parameters of a program that are in its run. The memory that they have at each use is used."""
+
+    def __init__(self, model: nn.Module, names: Iterable[str], optimizer: HasGroups | None = None) -> None:
+        """Look the parameters of these names up for the first time; all must be there."""
+        self._model, self._optimizer = model, optimizer
+        self._places = _Places(model)
+        found = dict(model.named_parameters())
+        self._parameters = {name: found[name] for name in names}
+        self._others = [value for name, value in found.items() if name not in self._parameters]
+        trained = self._ids_of_optimizer()
+        self._kinds = {
+            name: _Kind(value.dtype, value.shape, id(value) in trained)
+            for name, value in self._parameters.items()
+        }
+        super().__init__(self._parameters)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter."""
+        return next(iter(self._parameters.values())).device
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The Parameters themselves, by name, as they were last looked up."""
+        return self._parameters
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> the memory that the parameter has now."""
+        return {name: value.data for name, value in self._parameters.items()}
+
+    def look(self) -> None:
+        """Look all parameters up by name, at a boundary. What is there now is used until the next call.
+
+        Raises:
+            UserError: one is missing, has another shape or number type, or is one that the optimizer does not
+                have; or one that the run lacks is trained now.
+        """
+        if not self._places.same():
+            self._look_up()
+        for (name, kind), value in zip(self._kinds.items(), self._parameters.values(), strict=True):
+            if value.dtype is not kind.dtype or value.shape != kind.shape or value.is_meta:
+                raise _changed(name, kind, value)
+        if any(value.requires_grad for value in self._others):
+            raise self._unknown()
+
+    def _look_up(self) -> None:
+        found = dict(self._model.named_parameters())
+        trained = self._ids_of_optimizer()
+        for name, kind in self._kinds.items():
+            value = found.get(name)
+            if value is None:
+                raise UserError(
+                    f"the model has no parameter {name} any more, which the run trains",
+                    "parameters keep their names while a Session is open: change the model before it begins",
+                )
+            if value is not self._parameters[name]:
+                if kind.trained_by_optimizer and id(value) not in trained:
+                    raise UserError(
+                        f"{name} is another Parameter than before, and the optimizer does not have it: it "
+                        "goes on with the old one, which the model does not use",
+                        "load in place (load_state_dict without assign=True), or begin a new Session with an "
+                        "optimizer of the new parameters",
+                    )
+                self._parameters[name] = value
+        self._others = [value for name, value in found.items() if name not in self._kinds]
+        self._places = _Places(self._model)
+
+    def _ids_of_optimizer(self) -> set[int]:
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        return {id(value) for group in groups for value in group.get("params", ())}
+
+    def _unknown(self) -> UserError:
+        name = next(_trained_beside(self._model, self._kinds))
+        return UserError(
+            f"{name} is trained now (requires_grad), but the run does not have it",
+            "what is trained later is in a run from its beginning: new_run(…, frozen=True)",
+        )
+
+
+def _trained_beside(model: nn.Module, names: Mapping[str, object]) -> Iterator[str]:
+    return (n for n, value in model.named_parameters() if value.requires_grad and n not in names)
+
+
+def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:
+    if value.is_meta:
+        was, now, hint = "had memory", "has none (device meta)", "give it memory and values"
+    elif value.dtype is not kind.dtype:
+        was, now = f"was {_word(kind.dtype)}", f"is {_word(value.dtype)}"
+        hint = f"change it back (model.to({kind.dtype}))"
+    else:
+        was, now = f"had shape {tuple(kind.shape)}", f"has {tuple(value.shape)}"
+        hint = "change it back"
+    return UserError(
+        f"the parameter {name} {was} when the session began, and {now} now",
+        f"{hint}, or change the model before the Session begins; its optimizer belongs to the same numbers",
+    )
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
