@@ -141,7 +141,7 @@ class LearnerEnd:
             ChannelBroken: the daemon is gone.
         """
         while not self._commands:
-            select.select([self._socket], [], [])
+            _ready(None, self._socket)
             self._read()
         first = self._commands.popleft()
         if isinstance(first, Stop):
@@ -152,17 +152,17 @@ class LearnerEnd:
 
     def arrived(self, timeout_s: float) -> bool:
         """Tell whether a command is here, or comes in this time. Raises: ChannelBroken (daemon gone)."""
-        if not self._commands and select.select([self._socket], [], [], timeout_s)[0]:
+        if not self._commands and _ready(timeout_s, self._socket):
             self._read()
         return bool(self._commands)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something can be read (or the daemon is gone), at most so long."""
-        select.select([self._socket], [], [], timeout_s)
+        _ready(timeout_s, self._socket)
 
     def wait_or(self, other: socket.socket) -> bool:
         """Wait until something can be read here (or the daemon is gone): True; or at `other`: False."""
-        return not select.select([self._socket, other], [], [])[0].count(other)
+        return other not in _ready(None, self._socket, other)
 
     def take_calls(self) -> list[CopyOut]:
         """Take the closing calls that have arrived, but for those that came behind a command that bears upon
@@ -228,7 +228,7 @@ class LearnerEnd:
         """Wait, before the end, until everything is sent, or the daemon did not read for timeout_s."""
         self.flush()
         while self._partial:
-            if not select.select([], [self._socket], [], timeout_s)[1]:
+            if not _ready(timeout_s, self._socket, events=select.POLLOUT):
                 raise ChannelBroken("the daemon does not read")
             self.flush()
 
@@ -252,6 +252,18 @@ class LearnerEnd:
                 raise ChannelBroken("the daemon is gone")
             taken += len(data)
             self._commands.extend(decode_command(body) for body in self._deframer.feed(data))
+
+
+def _ready(
+    timeout_s: float | None, *sockets: socket.socket, events: int = select.POLLIN
+) -> list[socket.socket]:
+    """Wait for any of these, at most so long, and list those that are ready or broken. Unlike `select` it can
+    wait for descriptors above 1023, which large programs have."""
+    poll = select.poll()
+    for one in sockets:
+        poll.register(one, events)
+    found = dict(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+    return [one for one in sockets if one.fileno() in found]
 
 
 def _folded(older: Status | None, newer: Status) -> Status:

@@ -119,3 +119,31 @@ def test_shapes_that_never_come_out_even_have_a_bounded_plan(
     plan = plan_fragments(specs, 1024)
     assert sum(part.numel for part in plan) == sum(spec.numel for spec in specs)
     assert all(part.numel for part in plan) and len(most) < 24
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_formats_do_not_matter(dtype: torch.dtype) -> None:
+    """Of channels_last, a transposed tensor, and one cut out of a larger: elements are in logical order."""
+    torch.manual_seed(0)
+    plain = {
+        "conv": torch.randn(6, 3, 2, 2),
+        "linear": torch.randn(5, 4),
+        "cut": torch.randn(7),
+        "s": torch.ones(()),
+    }
+    layouts = plan_fragments([TensorSpec(name, tuple(value.shape)) for name, value in plain.items()], 3)
+    params = {
+        "conv": plain["conv"].to(dtype).to(memory_format=torch.channels_last),
+        "linear": plain["linear"].to(dtype).t().contiguous().t(),
+        "cut": plain["cut"].to(dtype).repeat_interleave(2)[::2],
+        "s": plain["s"].to(dtype).clone(),
+    }
+    assert not any(params[name].is_contiguous() for name in ("conv", "linear", "cut"))
+    for layout in layouts:
+        wanted, found = torch.empty(layout.numel), torch.empty(layout.numel)
+        gather({name: value.to(dtype) for name, value in plain.items()}, layout, wanted)
+        gather(params, layout, found)
+        assert torch.equal(found, wanted)
+        scatter(wanted + 1, layout, params)
+    for name, value in plain.items():
+        assert torch.equal(params[name], (value.to(dtype).float() + 1).to(dtype))
