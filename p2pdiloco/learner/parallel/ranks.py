@@ -90,7 +90,8 @@ class Ranks:
         return take()
 
     def sum_gradients(self, model: nn.Module, loss: Tensor) -> None:
-        """Sum gradients and loss (a scalar) over all ranks, in place."""
+        """Sum gradients and loss (a scalar) over all ranks, in place. A parameter without a gradient in every
+        rank (it is frozen, or an expert without a token) stays without: the optimizer leaves it alone."""
 
     def order(self, kind: OrderKind, number: int = 0, learners: int = 1) -> None:
         """Tell the other ranks, if there are any, as rank 0."""
@@ -182,10 +183,14 @@ class Distributed(Ranks):
         self._sum([loss])
         if self.sharded:
             return  # they are sums already
-        for parameter in model.parameters():
-            if parameter.grad is None:  # no sample of this rank's, or none that it matters for
+        parameters = list(model.parameters())
+        given = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+        largest = self._distributed.ReduceOp.MAX
+        self._call(lambda: self._distributed.all_reduce(given, largest, group=self._control))
+        for parameter, somewhere in zip(parameters, given.tolist(), strict=True):
+            if somewhere and parameter.grad is None:  # no sample of this rank's, or none that it matters for
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for bucket in _buckets(gradients):
             self._sum(bucket)
 
