@@ -31,9 +31,9 @@ from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
 from p2pdiloco.learner.optimizer.schedule import schedule_of
 from p2pdiloco.learner.program.mailbox import ProgramMailbox, ProgramTraining
 from p2pdiloco.learner.program.parameters import ProgramParameters
-from p2pdiloco.own_run import compare
+from p2pdiloco.own_run import compare, tell_what_is_not_in_the_run
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
-from p2pdiloco.tasks.models.parameters import tensor_specs, uncompiled
+from p2pdiloco.tasks.models.parameters import trained_specs, uncompiled
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments
@@ -66,8 +66,9 @@ class Session:
         """
         Args:
             model: its parameters are what is trained; on any device. Compiled or not; of DDP, the
-                module inside.
-            optimizer: only its learning rate is looked at, for reports.
+                module inside. They are looked up by name at every step: the model may move to another device,
+                and its parameters may get other memory, but keep their names, shapes and number types.
+            optimizer: its learning rate is looked at, for reports, and whether it has the model's parameters.
             run: name or id of a run that the peers know; or a run.toml (a Path, or ending in .toml) that is
                 begun here, of which this node is then the owner.
             join: link to the run, or the address of a bootstrap or of a node, or several.
@@ -290,7 +291,7 @@ class Session:
     ) -> tuple[ProgramMailbox, ProgramTraining]:
         manifest = start.manifest
         specs = task_of(manifest).specs()
-        compare(tensor_specs(self._model), specs)
+        compare(trained_specs(self._model, {spec.name for spec in specs}), specs)
         layouts = plan_fragments(specs, manifest.sync.fragments)
         self._parameters = ProgramParameters(self._model, (spec.name for spec in specs), optimizer)
         fragments = Fragments(
@@ -312,6 +313,7 @@ class Session:
         numel = sum(layout.numel for layout in layouts)
         device_text = f"{self._parameters.device}, a program's own loop"
         self._channel.emit(Ready(device_text, numel, 0, training.inner_step, restored, note))
+        tell_what_is_not_in_the_run(self._model, specs)
         return mailbox, training
 
 

@@ -19,8 +19,8 @@ from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
-from p2pdiloco.own_run import compare, new_run
-from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
+from p2pdiloco.own_run import compare, new_run, tell_what_is_not_in_the_run
+from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs, trained_specs
 from p2pdiloco.tasks.registry import task_of
 
 
@@ -158,3 +158,45 @@ def test_a_manifest_that_is_written_can_be_signed(tmp_path: Path) -> None:
     sent = encode_signed(run.signed)
     assert len(sent) > 0.9 * MAX_MANIFEST_BYTES
     assert verify(decode_signed(sent), verify_signature) == run.manifest
+
+
+def adapted() -> torch.nn.Sequential:
+    """Model of which two of six parameters are trained, as of one with adapters; it has buffers, too."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+    model[:2].requires_grad_(False)
+    return model
+
+
+def test_what_is_frozen_stays_each_program_s_own_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = adapted()
+    path = new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=16, fragments=1)
+    said = capsys.readouterr().err
+    assert said.startswith("p2pdiloco: the run has the 2 parameters that are trained (34 elements); 4 frozen")
+    assert "(176 elements)" in said and said.count("\n") == 1
+    specs = task_of(sign_run(path, Identity.generate())[0].manifest).specs()
+    assert [spec.name for spec in specs] == ["2.weight", "2.bias"]
+    tell_what_is_not_in_the_run(model, specs)
+    frozen, buffers = capsys.readouterr().err.splitlines()
+    assert frozen.endswith(
+        "4 frozen parameters (176 elements) are not in the run: they stay this program's own"
+    )
+    assert buffers.endswith("own: 1.running_mean and 2 more; evaluate measures with yours")
+
+    names = {spec.name for spec in specs}
+    compare(trained_specs(model, names), specs)
+    model[2].bias.requires_grad_(False)
+    compare(trained_specs(model, names), specs)  # what the run has may be frozen here
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(UserError, match=r"0\.weight has shape none there, \(16, 8\) here"):
+        compare(trained_specs(model, names), specs)
+
+    everything = {"frozen": True, "inner_steps": 16, "fragments": 1}
+    whole = new_run(adapted(), tmp_path / "whole.toml", "own", tokens_per_step=64, **everything)
+    assert len(task_of(sign_run(whole, Identity.generate())[0].manifest).specs()) == 6
+    assert not capsys.readouterr().err
+    tell_what_is_not_in_the_run(torch.nn.Linear(2, 2), tensor_specs(torch.nn.Linear(2, 2)))
+    assert not capsys.readouterr().err
+    with pytest.raises(UserError, match="no parameters that are trained"):
+        new_run(model.requires_grad_(False), tmp_path / "none.toml", "own", tokens_per_step=64)
