@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,12 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
 from p2pdiloco.config.presets import for_other_model, for_run, without_end
-from p2pdiloco.daemon.run_files.initial_file import first_not_finite, initial_beside
+from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
-from p2pdiloco.tasks.models.parameters import (
-    named_parameters,
-    persistent_buffers,
-    tensor_specs,
-    trained_specs,
-    uncompiled,
-)
+from p2pdiloco.tasks.models.description import carried, describe
+from p2pdiloco.tasks.models.parameters import named_parameters, uncompiled
 from p2pdiloco.tasks.own_loop import NAME, section_of
-from p2pdiloco.tensors.spec import TensorSpec
 
 
 def new_run(
@@ -37,6 +31,8 @@ def new_run(
     tokens_per_step: int,
     schedule_steps: int = LENGTHS["day"].steps,
     frozen: bool = False,
+    average_statistics: bool = False,
+    own_buffers: Collection[str] = (),
     **sync: int | float,
 ) -> Path:
     """Write the run.toml of a run that trains such a model from the parameters that it has now, and these
@@ -48,6 +44,10 @@ def new_run(
             by it; the program's own learning rates are the program's.
         frozen: True: parameters that do not require gradients are in the run, too, and travel with every
             version. Else they stay each program's own: all must have the same.
+        average_statistics: True: running means and variances (of batch norm) are merged as parameters are, by
+            plain mean. Else they stay each program's own.
+        own_buffers: names of other persistent buffers that training changes: they stay each program's own,
+            too. All that are not named are constants, which every program gets from the run.
         sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
 
     Raises:
@@ -58,24 +58,31 @@ def new_run(
     if out.exists():
         raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
     model = uncompiled(model)
-    specs = tensor_specs(model) if frozen else trained_specs(model)
+    parts = describe(model)
+    specs = [spec for spec in parts.parameters if frozen or spec.name in parts.trained]
     if not specs:
         raise UserError(
             "the model has no parameters that are trained (requires_grad)",
             "new_run takes the module that is trained",
         )
-    found = named_parameters(model)
+    specs += parts.averageable if average_statistics else ()
+    for name in own_buffers:
+        if name not in parts.constants:
+            raise UserError(f"own_buffers: the model has no buffer {name}, or it is none of its constants")
+    constants = carried({n: value for n, value in parts.constants.items() if n not in own_buffers})
+    found = named_parameters(model) | parts.statistics
     arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
     if first_not_finite(arrays):
         raise UserError(f"the parameter {first_not_finite(arrays)} has values that are not finite")
+    fixed = {name: value.numpy() for name, value in constants.items()}
     base = without_end(for_other_model(for_run("tiny", name)))
     try:
         manifest = msgspec.structs.replace(
             base,
             run=msgspec.structs.replace(
-                base.run, task=NAME, initial=checksum(arrays), initial_name=type(model).__name__[:100]
+                base.run, task=NAME, initial=checksum(arrays | fixed), initial_name=type(model).__name__[:100]
             ),
-            model=table(section_of(specs)),
+            model=table(section_of(specs)) | constants_table(fixed),
             inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens_per_step),
             sync=msgspec.structs.replace(base.sync, **sync),
         )
@@ -84,38 +91,17 @@ def new_run(
     # Before the schedule, too: it is reckoned from these keys.
     manifest = with_schedule(_accepted(manifest, out), schedule_steps)
     text = render_toml(_accepted(manifest, out))
-    save_tensors(initial_beside(out), arrays, {})  # first: a run.toml is never without them
+    save_tensors(initial_beside(out), arrays | fixed, {})  # first: a run.toml is never without them
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror}") from error
-    left = frozen_beside(model, specs)
+    left = parts.left_out([spec.name for spec in specs] + list(fixed))
     if left:
-        have = sum(spec.numel for spec in specs)
-        say(
-            f"the run has the {len(specs)} parameters that are trained ({have:,} elements); {left} stay each "
-            "program's own: new_run(…, frozen=True) takes them in"
-        )
+        have = f"{len(specs)} tensors ({sum(spec.numel for spec in specs):,} elements)"
+        say(f"the run has {have} of the model; {'; '.join(left)}")
     return out
-
-
-def tell_what_is_not_in_the_run(model: nn.Module, specs: Sequence[TensorSpec]) -> None:
-    """Say what of a program's model is never merged: frozen parameters, and buffers."""
-    left = frozen_beside(model, specs)
-    if left:
-        say(f"{left} are not in the run: they stay this program's own")
-    buffers = [*persistent_buffers(model)]
-    if buffers:
-        more = f" and {len(buffers) - 1} more" if buffers[1:] else ""
-        say(f"buffers stay each program's own: {buffers[0]}{more}; evaluate measures with yours")
-
-
-def frozen_beside(model: nn.Module, specs: Sequence[TensorSpec]) -> str:
-    """Count, for a sentence, the frozen parameters that are not among these; "": there are none."""
-    names = {spec.name for spec in specs}
-    own = [spec.numel for spec in tensor_specs(model) if spec.name not in names]
-    return f"{len(own)} frozen parameters ({sum(own):,} elements)" if own else ""
 
 
 def say(sentence: str) -> None:

@@ -31,9 +31,11 @@ from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
 from p2pdiloco.learner.optimizer.schedule import schedule_of
 from p2pdiloco.learner.program.mailbox import ProgramMailbox, ProgramTraining
 from p2pdiloco.learner.program.parameters import ProgramParameters
-from p2pdiloco.own_run import compare, tell_what_is_not_in_the_run
+from p2pdiloco.own_run import compare, say
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
-from p2pdiloco.tasks.models.parameters import trained_specs, uncompiled
+from p2pdiloco.tasks.constants import constants_of
+from p2pdiloco.tasks.models.description import describe, load_constants
+from p2pdiloco.tasks.models.parameters import uncompiled
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments
@@ -291,9 +293,12 @@ class Session:
     ) -> tuple[ProgramMailbox, ProgramTraining]:
         manifest = start.manifest
         specs = task_of(manifest).specs()
-        compare(trained_specs(self._model, {spec.name for spec in specs}), specs)
+        names, parts = {spec.name for spec in specs}, describe(self._model)
+        compare(parts.of_run(names), specs)
+        path, wanted = start.options.initial_path, constants_of(manifest.model)
+        constants = {} if path is None else load_constants(path, wanted)
         layouts = plan_fragments(specs, manifest.sync.fragments)
-        self._parameters = ProgramParameters(self._model, (spec.name for spec in specs), optimizer)
+        self._parameters = ProgramParameters(self._model, [spec.name for spec in specs], optimizer, constants)
         fragments = Fragments(
             self._parameters,
             layouts,
@@ -303,6 +308,7 @@ class Session:
             manifest.sync.keep_in_flight,
         )
         fragments.scatter_bases(self._parameters.tensors())
+        self._parameters.settle()
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
         training = ProgramTraining(manifest.inner, self._model, groups)
         restored, note = checkpoint.take_up(start, cast(Training, training), fragments)
@@ -313,7 +319,8 @@ class Session:
         numel = sum(layout.numel for layout in layouts)
         device_text = f"{self._parameters.device}, a program's own loop"
         self._channel.emit(Ready(device_text, numel, 0, training.inner_step, restored, note))
-        tell_what_is_not_in_the_run(self._model, specs)
+        for sentence in parts.left_out([*names, *constants]):
+            say(sentence)
         return mailbox, training
 
 

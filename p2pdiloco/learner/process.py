@@ -42,7 +42,7 @@ from p2pdiloco.learner.parallel.siblings import Siblings
 from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.data.tokens import read_tokenizer
-from p2pdiloco.tasks.models.buffers import instance_of, load_constants
+from p2pdiloco.tasks.models.description import instance_of, load_constants
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data, Task

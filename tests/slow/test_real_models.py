@@ -15,7 +15,7 @@ from system_kit import Swarm
 
 from p2pdiloco.cli.main import run
 from p2pdiloco.daemon.run_files.result import load_result
-from p2pdiloco.tasks.models.buffers import constant_buffers, persistent_buffers
+from p2pdiloco.tasks.models.description import describe, persistent_buffers
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -88,8 +88,8 @@ def written(config: dict[str, Any], folder: Path) -> Any:
     torch.manual_seed(3)
     made: Any = transformers.AutoConfig.for_model(**config)
     model = transformers.AutoModelForCausalLM.from_config(made).float().eval()
-    for buffer in constant_buffers(model):
-        persistent_buffers(model)[buffer].uniform_(-0.5, 0.5)
+    for buffer in describe(model).constants.values():
+        buffer.uniform_(-0.5, 0.5)
     model.save_pretrained(folder)
     return model
 
@@ -104,7 +104,7 @@ def logits(model: Any) -> torch.Tensor:
 def test_a_given_model_is_trained_and_comes_back(kind: str, tmp_path: Path) -> None:
     folder, out, checkpoint = tmp_path / "model", tmp_path / "out", tmp_path / "theta.safetensors"
     model = written(KINDS[kind], folder)
-    given = constant_buffers(model)
+    given = describe(model).constants
     assert bool(given) == (kind == "experts with buffers")
     with Swarm(tmp_path) as swarm:
         toml = swarm.manifest("given", "--from", str(folder), "--tokenizer", "bytes")

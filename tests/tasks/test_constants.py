@@ -22,13 +22,13 @@ from p2pdiloco.daemon.run_files.runs import genesis_versions, open_run, save_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.models.buffers import (
-    constant_buffers,
+from p2pdiloco.tasks.models.description import (
+    carried,
+    describe,
     instance_of,
     load_constants,
     persistent_buffers,
     put_constants,
-    running_statistics,
 )
 from p2pdiloco.tasks.registry import task_of
 
@@ -174,12 +174,14 @@ def test_buffers_are_told_apart() -> None:
     model = Odd()
     statistics = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
     spectral = [f"spectral.parametrizations.weight.0.{name}" for name in ("_u", "_v")]
-    assert running_statistics(model) == statistics + spectral
+    parts = describe(model)
+    assert list(parts.statistics) == statistics + spectral
+    assert [spec.name for spec in parts.averageable] == statistics[:2]
     before = {name: value.clone() for name, value in persistent_buffers(model).items()}
     model.train().spectral(model.norm(torch.randn(8, 4)))
     changed = [n for n, value in persistent_buffers(model).items() if not torch.equal(value, before[n])]
     assert set(changed) == set(statistics + spectral)
-    constants = constant_buffers(model)
+    constants = carried(parts.constants)
     assert {name: value.dtype for name, value in constants.items()} == {
         "scale": torch.float32,
         "steps": torch.int64,
@@ -188,8 +190,8 @@ def test_buffers_are_told_apart() -> None:
     other = Odd()
     put_constants(other, constants | {"scale": torch.full((2,), 0.5)})
     assert other.scale.tolist() == [0.5, 0.5] and other.scale.dtype == torch.bfloat16
-    with pytest.raises(UserError, match="the buffer steps has shape none there"):
-        put_constants(other, {name: value for name, value in constants.items() if name != "steps"})
+    with pytest.raises(UserError, match=r"the buffer wave has shape \(2,\) there, none here"):
+        put_constants(other, constants | {"wave": torch.ones(2)})
     model.register_buffer("wave", torch.ones(2, dtype=torch.complex64))
     with pytest.raises(UserError, match="wave of the model is of type complex64"):
-        constant_buffers(model)
+        carried(describe(model).constants)

@@ -19,9 +19,14 @@ from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
-from p2pdiloco.own_run import compare, new_run, tell_what_is_not_in_the_run
-from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs, trained_specs
+from p2pdiloco.learner.program.buffers import ProgramConstants
+from p2pdiloco.learner.program.parameters import ProgramParameters
+from p2pdiloco.own_run import compare, new_run
+from p2pdiloco.tasks.constants import constants_of
+from p2pdiloco.tasks.models.description import describe
+from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.layout import plan_fragments
 
 
 class Tied(torch.nn.Module):
@@ -173,30 +178,93 @@ def test_what_is_frozen_stays_each_program_s_own_and_that_is_said(
     model = adapted()
     path = new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=16, fragments=1)
     said = capsys.readouterr().err
-    assert said.startswith("p2pdiloco: the run has the 2 parameters that are trained (34 elements); 4 frozen")
+    assert said.startswith(
+        "p2pdiloco: the run has 2 tensors (34 elements) of the model; 4 frozen parameters "
+    )
     assert "(176 elements)" in said and said.count("\n") == 1
     specs = task_of(sign_run(path, Identity.generate())[0].manifest).specs()
     assert [spec.name for spec in specs] == ["2.weight", "2.bias"]
-    tell_what_is_not_in_the_run(model, specs)
-    frozen, buffers = capsys.readouterr().err.splitlines()
-    assert frozen.endswith(
-        "4 frozen parameters (176 elements) are not in the run: they stay this program's own"
+    names = {spec.name for spec in specs}
+    frozen, buffers = describe(model).left_out(names)
+    assert frozen.startswith(
+        "4 frozen parameters (176 elements) are not in the run: they stay each program's"
     )
     assert buffers.endswith("own: 1.running_mean and 2 more; evaluate measures with yours")
 
-    names = {spec.name for spec in specs}
-    compare(trained_specs(model, names), specs)
+    compare(describe(model).of_run(names), specs)
     model[2].bias.requires_grad_(False)
-    compare(trained_specs(model, names), specs)  # what the run has may be frozen here
+    compare(describe(model).of_run(names), specs)  # what the run has may be frozen here
     model[0].weight.requires_grad_(True)
     with pytest.raises(UserError, match=r"0\.weight has shape none there, \(16, 8\) here"):
-        compare(trained_specs(model, names), specs)
+        compare(describe(model).of_run(names), specs)
 
     everything = {"frozen": True, "inner_steps": 16, "fragments": 1}
     whole = new_run(adapted(), tmp_path / "whole.toml", "own", tokens_per_step=64, **everything)
     assert len(task_of(sign_run(whole, Identity.generate())[0].manifest).specs()) == 6
-    assert not capsys.readouterr().err
-    tell_what_is_not_in_the_run(torch.nn.Linear(2, 2), tensor_specs(torch.nn.Linear(2, 2)))
-    assert not capsys.readouterr().err
+    assert "frozen" not in capsys.readouterr().err
+    assert describe(torch.nn.Linear(2, 2)).left_out({"weight", "bias"}) == []
     with pytest.raises(UserError, match="no parameters that are trained"):
         new_run(model.requires_grad_(False), tmp_path / "none.toml", "own", tokens_per_step=64)
+
+
+class Normed(torch.nn.Module):
+    """Model with running statistics, a constant, and a table that training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+        self.register_buffer("codebook", torch.zeros(3))
+
+
+def test_a_run_says_of_every_buffer_what_becomes_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"tokens_per_step": 64, "inner_steps": 16, "fragments": 1}
+    path = new_run(
+        Normed(), tmp_path / "run.toml", "own", average_statistics=True, own_buffers=["codebook"], **keys
+    )
+    assert "own: norm.num_batches_tracked and 1 more" in capsys.readouterr().err
+    run, vault = sign_run(path, Identity.generate())
+    specs = task_of(run.manifest).specs()
+    assert [(spec.name, spec.embedding) for spec in specs] == [
+        ("norm.weight", False),
+        ("norm.bias", False),
+        ("norm.running_mean", True),
+        ("norm.running_var", True),
+    ]
+    assert [constant.name for constant in constants_of(run.manifest.model)] == ["scale"]
+    assert run.constants["scale"].tolist() == [1.0, 2.0]
+    found = result_of(run, vault, list(genesis_versions(run, vault)))
+    assert found.parameters["norm.running_var"].tolist() == [1.0] * 4
+    with pytest.raises(UserError, match="the model has no buffer code"):
+        new_run(Normed(), tmp_path / "wrong.toml", "own", own_buffers=["code"], **keys)
+    assert not (tmp_path / "wrong.toml").exists()
+
+
+def test_merged_statistics_and_constants_in_a_program_s_model() -> None:
+    model = Normed()
+    names = ["norm.weight", "norm.running_mean", "norm.running_var"]
+    parameters = ProgramParameters(model, names)
+    (layout,) = plan_fragments([spec for spec in describe(model).of_run(names) if spec.name in names], 1)
+    parameters.scatter(torch.full((12,), -1.0), layout)
+    assert model.norm.running_mean.tolist() == [-1.0] * 4
+    assert model.norm.running_var.tolist() == [0.0] * 4, "momentum takes no variance below zero"
+    model.norm.bias.requires_grad_(False)  # (the run lacks it)
+    model.norm.train()(torch.randn(8, 4))
+    model.norm.running_mean = torch.ones(4)  # other memory under the name
+    parameters = ProgramParameters(model, names)
+    model.norm.running_mean = torch.full((4,), 7.0)
+    parameters.look()
+    out = torch.empty(12)
+    parameters.gather(layout, out)
+    assert out.tolist().count(7.0) == 4
+
+    for change in (lambda: model.scale.add_(1), lambda: setattr(model, "scale", torch.ones(2))):
+        constants = ProgramConstants(model, {"scale": torch.tensor([0.5, 4.0])})
+        assert model.scale.tolist() == [0.5, 4.0]
+        model.scale.copy_(torch.tensor([0.5, 4.0]))
+        constants.look()
+        change()
+        with pytest.raises(UserError, match="the buffer scale was changed, which is a constant of the run"):
+            constants.look()

@@ -35,7 +35,7 @@ from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
-from p2pdiloco.tasks.models.buffers import constant_buffers, running_statistics
+from p2pdiloco.tasks.models.description import carried, describe
 from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of, with_defaults
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.own_loop import specs_from_texts
@@ -150,13 +150,14 @@ def _arrays(model: Any) -> Arrays:
 
 def _constants(model: Any) -> Arrays:
     """Constants of the model; a sentence names what is none, and changes in training."""
-    if moving := running_statistics(model):
+    found = describe(model)
+    if moving := list(found.statistics):
         click.echo(
             f"{len(moving)} buffers of the model change in training, the first is {moving[0]}: every node "
-            "has its own, and what is exported has those of the beginning",
+            "has its own, and they are not exported",
             err=True,
         )
-    return {name: value.numpy() for name, value in constant_buffers(model).items()}
+    return {name: value.numpy() for name, value in carried(found.constants).items()}
 
 
 def _with_constants(manifest: Manifest, constants: Arrays) -> Manifest:

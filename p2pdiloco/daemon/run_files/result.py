@@ -39,7 +39,7 @@ from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.models.buffers import described, instance_of
+from p2pdiloco.tasks.models.description import instance_of, listed
 from p2pdiloco.tasks.models.parameters import named_parameters, rounded
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Task
@@ -148,7 +148,7 @@ def load_result(path: Path) -> RunResult:
     tensors = {name: torch.from_numpy(array.copy()) for name, array in found.parameters.items()}
     constants = {name: tensors.pop(name) for c in constants_of(manifest.model) if (name := c.name) in tensors}
     expected = {spec.name: (spec.shape, torch.float32) for spec in task_of(manifest).specs()}
-    if {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()} != expected or described(
+    if {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()} != expected or listed(
         constants
     ) != constants_of(manifest.model):
         raise StorageError(f"{path} is damaged: it has other parameters than its manifest describes")

@@ -76,6 +76,7 @@ class ProgramMailbox(Mailbox):
             return None
         own = {name: value.clone() for name, value in self._parameters.tensors().items()}
         self._fragments.scatter_bases(self._parameters.tensors())
+        self._parameters.settle()
         try:
             return Evaluation(float(self._measure()), 0, {})
         finally:

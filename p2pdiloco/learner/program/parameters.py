@@ -9,6 +9,7 @@ zeros with all tokens, and take no merge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.parallel.holding import HeldParameters
+from p2pdiloco.learner.program.buffers import ProgramConstants
+from p2pdiloco.tasks.models.description import VARIANCE, persistent_buffers
+from p2pdiloco.tensors.layout import FragmentLayout
 
 
 class HasGroups(Protocol):
@@ -37,8 +41,10 @@ class _Places:
     """Places of a model where modules and parameters are, as they were once: far quicker to look through than
     `named_parameters` is."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._tables = [table for m in model.modules() for table in (m._parameters, m._modules)]
+    def __init__(self, model: nn.Module, with_buffers: bool) -> None:
+        self._tables: list[dict[str, Any]] = []
+        for module in model.modules():
+            self._tables += [module._parameters, module._modules, *[module._buffers][: int(with_buffers)]]
         self._entries = [(table, key, value) for table in self._tables for key, value in table.items()]
 
     def same(self) -> bool:
@@ -52,13 +58,24 @@ class _Places:
 class ProgramParameters(HeldParameters):
     """Parameters of a program that are in its run. The memory that they have at each use is used."""
 
-    def __init__(self, model: nn.Module, names: Iterable[str], optimizer: HasGroups | None = None) -> None:
-        """Look the parameters of these names up for the first time; all must be there."""
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Iterable[str],
+        optimizer: HasGroups | None = None,
+        constants: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        """Look the parameters of these names up for the first time; all must be there. Names of persistent
+        buffers are those of statistics that the run merges, too. The run's constants go into the model."""
+        self._constants = ProgramConstants(model, constants)
         self._model, self._optimizer = model, optimizer
-        self._places = _Places(model)
-        found = dict(model.named_parameters())
+        trainable, names = dict(model.named_parameters()), list(names)
+        self._with_buffers = not trainable.keys() >= set(names)
+        self._places = _Places(model, self._with_buffers)
+        found = self._found()
         self._parameters = {name: found[name] for name in names}
-        self._others = [value for name, value in found.items() if name not in self._parameters]
+        self._others = [value for name, value in trainable.items() if name not in self._parameters]
+        self._variances = [name for name in names if self._with_buffers and name.endswith(f".{VARIANCE}")]
         trained = self._ids_of_optimizer()
         self._kinds = {
             name: _Kind(value.dtype, value.shape, id(value) in trained)
@@ -72,8 +89,8 @@ class ProgramParameters(HeldParameters):
         return next(iter(self._parameters.values())).device
 
     @property
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The Parameters themselves, by name, as they were last looked up."""
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The Parameters and statistics themselves, by name, as they were last looked up."""
         return self._parameters
 
     def tensors(self) -> dict[str, Tensor]:
@@ -85,8 +102,9 @@ class ProgramParameters(HeldParameters):
 
         Raises:
             UserError: one is missing, has another shape or number type, or is one that the optimizer does not
-                have; or one that the run lacks is trained now.
+                have; one that the run lacks is trained now; or a constant of the run was changed.
         """
+        self._constants.look()
         if not self._places.same():
             self._look_up()
         for (name, kind), value in zip(self._kinds.items(), self._parameters.values(), strict=True):
@@ -96,7 +114,7 @@ class ProgramParameters(HeldParameters):
             raise self._unknown()
 
     def _look_up(self) -> None:
-        found = dict(self._model.named_parameters())
+        found = self._found()
         trained = self._ids_of_optimizer()
         for name, kind in self._kinds.items():
             value = found.get(name)
@@ -114,8 +132,23 @@ class ProgramParameters(HeldParameters):
                         "optimizer of the new parameters",
                     )
                 self._parameters[name] = value
-        self._others = [value for name, value in found.items() if name not in self._kinds]
-        self._places = _Places(self._model)
+        named = self._model.named_parameters()
+        self._others = [value for name, value in named if name not in self._kinds]
+        self._places = _Places(self._model, self._with_buffers)
+
+    def _found(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = dict(self._model.named_parameters())
+        return found | persistent_buffers(self._model) if self._with_buffers else found
+
+    def scatter(self, flat: Tensor, layout: FragmentLayout) -> None:
+        super().scatter(flat, layout)
+        self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Keep merged variances from below zero, to where an outer step with momentum may take them."""
+        for name in self._variances:
+            self._parameters[name].clamp_(min=0.0)
 
     def _ids_of_optimizer(self) -> set[int]:
         groups = self._optimizer.param_groups if self._optimizer is not None else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import cast
 
 import torch
@@ -52,19 +51,3 @@ def tensor_specs(model: nn.Module) -> tuple[TensorSpec, ...]:
         TensorSpec(name, tuple(parameter.shape), embedding=id(parameter) in tables)
         for name, parameter in model.named_parameters()
     )
-
-
-def trained_specs(model: nn.Module, also: Container[str] = ()) -> tuple[TensorSpec, ...]:
-    """Name and shape of every parameter that is trained (`requires_grad`), and of those in `also`."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return tuple(spec for spec in tensor_specs(model) if spec.name in trained or spec.name in also)
-
-
-def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Name -> buffer, of those that a saved model has (of BatchNorm the running mean, and the like)."""
-    return {
-        f"{path}.{name}".removeprefix("."): buffer
-        for path, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    }
