@@ -152,6 +152,8 @@ class FreeSlot(Command, frozen=True):
     """Message that the last copy of this fragment will never be merged as it stands."""
 
     fragment: int
+    not_finite: bool = False
+    """True: it holds NaN or infinity."""
 
 
 class TakePart(Command, frozen=True):

@@ -55,11 +55,17 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
         StorageError: the disk is full or the folder cannot be written; an older file is untouched.
     """
     tensors = fragments.held.moments(training.model, training.optimizer)
+    kept = []
     for index, counters in enumerate(fragments.counters):
+        found = {}
         if counters.unmerged_steps:
-            tensors[f"displacement.{index}"] = fragments.displacement(index)
+            found[f"displacement.{index}"] = fragments.displacement(index)
         if counters.slot_in_use:
-            tensors[f"rest.{index}"] = fragments.rest(index)
+            found[f"rest.{index}"] = fragments.rest(index)
+        # Who diverged begins again at the global parameters, not with its NaN.
+        finite = all(bool(value.isfinite().all()) for value in found.values())
+        kept.append(counters if finite else FragmentCounters())
+        tensors |= found if finite else {}
     meta = LearnerMeta(
         format=FORMAT,
         schema=_schema(training, len(fragments)),
@@ -68,7 +74,7 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
         run_tokens=training.run_tokens,
         optimizer=kind(training.optimizer),
         optimizer_steps=training.optimizer_steps,
-        counters=tuple(fragments.counters),
+        counters=tuple(kept),
     )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = msgspec.json.encode(meta).decode()

@@ -163,12 +163,14 @@ class Fragments:
         counters.steps_since_base -= under_way
         return copied
 
-    def free_slot(self, fragment: int) -> None:
+    def free_slot(self, fragment: int, not_finite: bool = False) -> None:
         """Free the slot, as the copy will not be merged as it stands: its work stays in the counters, and is
-        due again now."""
+        due again now; or after H more steps, if it was `not_finite`."""
         counters = self.counters[fragment]
         self._release(fragment)
         self._strides[fragment].given_up(self._steps)
+        if not_finite:
+            return
         counters.steps_since_base = max(counters.steps_since_base, self._period)
         self._steps_since_copy[fragment] = max(self._steps_since_copy[fragment], self._every * self._period)
 
@@ -198,6 +200,16 @@ class Fragments:
             self.counters[index] = FragmentCounters()
         self.held.scatter(theta, self.layouts[index])
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
+
+    def not_finite(self, fragment: int) -> str:
+        """Name a parameter of which the last copy has NaN or infinity; "": none has."""
+        sent = self._exchange.sent(fragment)
+        names = (
+            piece.tensor
+            for piece in self.layouts[fragment].pieces
+            if not sent[piece.fragment_offset :][: piece.numel].isfinite().all()
+        )
+        return next(names, "")
 
     @property
     def period(self) -> int:

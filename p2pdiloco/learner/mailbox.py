@@ -261,8 +261,8 @@ class Mailbox:
                 self._channel.emit(Applied(command.fragment, command.number, self._training.inner_step))
             case CopyOut(fragment):
                 self._channel.emit(self._fragments.copy_out(fragment, self._training.inner_step))
-            case FreeSlot(fragment):
-                self._fragments.free_slot(fragment)
+            case FreeSlot(fragment, not_finite):
+                self._fragments.free_slot(fragment, not_finite)
             case Learners(count):
                 self._learners = count
             case TakePart(every):

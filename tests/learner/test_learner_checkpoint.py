@@ -120,3 +120,16 @@ def test_stop_saves_and_ends_the_loop(tmp_path, bench):
     with pytest.raises(ChannelBroken):
         bench.daemon.close()
         bench.mailbox.boundary(bench.training.step())
+
+
+def test_who_diverged_begins_again_at_the_global_parameters(tmp_path, bench):
+    for _ in range(3):
+        bench.mailbox.boundary(bench.training.step())
+    piece = bench.fragments.layouts[0].pieces[0]
+    dict(bench.training.model.named_parameters())[piece.tensor].data.view(-1)[piece.tensor_offset] = torch.nan
+    checkpoint.save(tmp_path / "state", bench.training, bench.fragments)
+    other = Bench()
+    checkpoint.restore(tmp_path / "state", ["all"] * 4, other.training, other.fragments)
+    assert all(value.isfinite().all() for value in other.parameters().values())
+    assert [counters.unmerged_steps for counters in other.fragments.counters] == [0, 3, 3, 3]
+    other.close()

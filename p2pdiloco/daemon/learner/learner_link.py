@@ -309,20 +309,22 @@ class LearnerLink:
             self._said_learners = count
 
     async def _encode(self, copied: ch.CopiedOut, life: int) -> None:
-        """Encode what was copied out; an overwrite that the learner has not yet read makes the copy void."""
-        fragment = copied.fragment
-        slot = self._slots[fragment]
-        void = slot.void
+        """Encode what was copied out, if it is finite, and no overwrite that comes makes the copy void."""
+        fragment, slot = copied.fragment, self._slots[copied.fragment]
+        void, not_finite = slot.void, False
         if not void:
             try:
                 encoded = await self._compute.run(self._compute.encode, fragment, copied.base_buffer)
             except ValueError as error:
-                what = {"fragment": fragment, "error": str(error)}
-                logger.error("fragment %(fragment)d: parameters are not finite: %(error)s", what)
-                void = True
+                if slot.first_not_finite():
+                    what = {"fragment": fragment, "error": str(error)}
+                    logger.error("fragment %(fragment)d: parameters are kept out: %(error)s", what)
+                not_finite = True
         if life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
-        if not slot.encoded() or void:
+        if not slot.encoded() or void or not_finite:
+            if not_finite:
+                self._host.send(ch.FreeSlot(fragment, not_finite))
             self._post(ev.NothingToContribute(fragment))
             return
         ticket = self._tickets.put(encoded.payload)

@@ -26,6 +26,8 @@ class Slot:
         """True: a closing call waits for an install, before which the learner has no room for another
         copy."""
 
+        self._not_finite = False
+
     def call(self, ready: bool) -> bool:
         """Take in a closing call. True: it is to be answered now; False: a version is about to be taken over,
         and it waits for that."""
@@ -53,9 +55,14 @@ class Slot:
         self.encoding = False
         return not self.void
 
+    def first_not_finite(self) -> bool:
+        """Note that a copy was not finite. True: none was before, since one was sent."""
+        before, self._not_finite = self._not_finite, True
+        return not before
+
     def holds(self, ticket: int) -> None:
         """Note under which ticket the copy goes out."""
-        self.ticket = ticket
+        self.ticket, self._not_finite = ticket, False
 
     def freed(self, ticket: int) -> bool:
         """Free the slot, if the copy in it has that ticket. False: it has not."""

@@ -63,17 +63,22 @@ class ResultWriter:
         self._io = io
         self._plan = plan
         self._tell = tell
-        self._saved_at = self._compute.vault.merges
+        self._saved_at = self._tried_at = self._compute.vault.merges
 
     async def watch(self, committed: asyncio.Event) -> None:
         """Save, until cancelled, when it is time and enough was merged since the last one. `committed` is set
-        with every version."""
+        with every version. What could not be written is tried again the next time."""
         while True:
             await asyncio.sleep(self._plan.every_s)
-            while self._compute.vault.merges < self._saved_at + max(1, self._plan.every_merges):
+            while not self._due:
                 committed.clear()
                 await committed.wait()
             await self.save()
+
+    @property
+    def _due(self) -> bool:
+        merges, every = self._compute.vault.merges, self._plan.every_merges
+        return merges >= self._tried_at + every if every else merges > self._saved_at
 
     async def save_last(self) -> None:
         """Write what no result file has yet: nothing may come after it."""
@@ -81,7 +86,8 @@ class ResultWriter:
             await self.save()
 
     async def save(self) -> None:
-        """Write one result file, and delete the oldest beyond the bound. A full disk costs this one only."""
+        """Write one result file, and delete the oldest beyond the bound. A full disk costs no more than
+        that."""
         parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(self._run.manifest).specs()}
         copied = [
             await self._compute.run(self._compute.copy_out, layout, parameters)
@@ -89,13 +95,14 @@ class ResultWriter:
         ]
         run, labels = self._run, tuple(map(label_of, copied))
         found = RunResult(run.signed, run.manifest, labels, parameters, constants=run.constants)
-        self._saved_at = found.merges
+        self._tried_at = found.merges
         name = f"{self._run.name}-{self._run.id[:8]}-{found.merges:09d}.safetensors"
         try:
             await asyncio.get_running_loop().run_in_executor(self._io, self._write, found, name)
         except StorageError as error:
             self._tell(f"result not saved: {error}", False)
         else:
+            self._saved_at = found.merges
             self._tell(f"result saved as {name}", True)
 
     def _write(self, result: RunResult, name: str) -> None:

@@ -4,6 +4,7 @@ checkpoints are the program's."""
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from torch import nn
 
 from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
-from p2pdiloco.learner.channel_messages import Start
+from p2pdiloco.learner.channel_messages import AnyCommand, FreeSlot, Start
 from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
@@ -64,11 +65,20 @@ class ProgramMailbox(Mailbox):
         self.follow(start.course)
         self.spare(start.spare)
         self._parameters, self._measure = parameters, measure
+        self._told_not_finite = False
 
     @property
     def let_go(self) -> bool:
         """True: the run has ended, and all that the program made is merged."""
         return self._rests == "ended" and self._fragments.all_merged
+
+    def _obey(self, command: AnyCommand) -> None:
+        if isinstance(command, FreeSlot) and command.not_finite and not self._told_not_finite:
+            self._told_not_finite = True
+            name = self._fragments.not_finite(command.fragment) or "a parameter"
+            words = f"{name} has values that are not finite (NaN or infinity): what is made there is kept out"
+            print(f"p2pdiloco: {words} of the run until they are", file=sys.stderr, flush=True)
+        super()._obey(command)
 
     def _evaluate(self) -> Evaluation | None:
         """Measure the global parameters in the program's model, which has its own again afterwards."""

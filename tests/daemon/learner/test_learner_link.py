@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Stamp, Watermark
 from p2pdiloco.daemon.learner.host import LearnerExited
@@ -266,3 +268,28 @@ async def test_a_state_is_asked_for_when_the_last_one_is_written() -> None:
     linked.tell(ch.Ready("cpu", 1, 1, 0, False))
     linked.link.save()
     assert saves() == 3
+
+
+async def test_a_copy_that_is_not_finite_makes_room_for_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    """It kept the learner's slot for ever."""
+    host, compute = PaperHost(), PaperCompute()
+    linked = Linked(host, compute)
+    fails = True
+
+    async def run(job: Callable[..., Any], *arguments: Any) -> Any:
+        if fails:
+            raise ValueError("cannot encode a non-finite value")
+        return SimpleNamespace(payload=bytearray(3), digest=b"d", length=1.0)
+
+    compute.run, compute.encode = run, None  # type: ignore[method-assign,attr-defined]
+    copied = ch.CopiedOut(0, 64, 1, 5, 0, 1, False)
+    for times in (1, 2):
+        linked.tell(copied)
+        await linked.tasks[-1]
+        assert host.commands == [ch.FreeSlot(0, not_finite=True)] * times
+        assert linked.posted == [ev.NothingToContribute(0)] * times, "a closing call is answered"
+    assert len([x for x in caplog.messages if "fragment 0: parameters are kept out" in x]) == 1
+    fails = False
+    linked.tell(copied)
+    await linked.tasks[-1]
+    assert isinstance(linked.posted[-1], ev.ContributionReady)

@@ -50,6 +50,9 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
         await until(
             lambda: any("result not saved" in x["reason"] for x in member.records("checkpoint")), "it is said"
         )
+        folder.unlink()
+        await swarm.end(member, orderly=True)
+        assert [path.name for path in folder.iterdir()] == [f"{name}-000000005.safetensors"]
 
 
 async def test_a_result_by_time_is_written_only_when_something_was_merged(
@@ -69,6 +72,14 @@ async def test_a_result_by_time_is_written_only_when_something_was_merged(
         assert [words for words in said if "-000000001" in words] == [
             f"result saved as {name}-000000001.safetensors"
         ]
+        # What a full disk, or here a file in the folder's place, kept from being written comes when it can.
+        folder, aside = tmp_path / "results", tmp_path / "aside"
+        folder.rename(aside)
+        folder.write_text("a file")
+        await swarm.round(member)
+        await until(lambda: "result not saved" in str(member.records("checkpoint")), "it is said")
+        folder.unlink()
+        await until(lambda: (folder / f"{name}-000000003.safetensors").exists(), "nothing was merged since")
 
 
 async def test_who_leaves_in_good_order_writes_what_no_result_has_yet(
