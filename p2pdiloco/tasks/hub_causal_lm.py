@@ -10,16 +10,26 @@ Tied parameters have one name, and are merged once.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import msgspec
 from msgspec import Meta, field
 
 from p2pdiloco.config.models import BYTE_VALUES, BYTES, SHA256_PATTERN, ModelSection
 from p2pdiloco.errors import UserError, first_line, install_hint
 from p2pdiloco.tasks.constants import Listed, broken_constants
 from p2pdiloco.tasks.models.hub_bounds import bounded
-from p2pdiloco.tasks.models.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
+from p2pdiloco.tasks.models.hub_config import (
+    CONTEXTS,
+    broken_config,
+    harmless,
+    longest,
+    with_infinite,
+    without_dropout,
+)
+from p2pdiloco.tasks.models.hub_surplus import check_loaded
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
@@ -81,8 +91,8 @@ class HubCausalLM(Task):
                 f"it is {tokens}"
             )
         try:
-            found = json.loads(self.section.config)
-        except (ValueError, RecursionError):
+            found = msgspec.json.decode(self.section.config)  # strictly: no bare Infinity, nor NaN
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
             return "model.config must be a JSON object with a model_type"
@@ -176,7 +186,7 @@ def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
 
     specs = tensor_specs(_meta(config))
     return HubSection(
-        config=json.dumps(config, sort_keys=True),
+        config=json.dumps(config, sort_keys=True, allow_nan=False),
         context_tokens=context_tokens,
         parameters=texts_from_specs(specs),
     )
@@ -239,7 +249,7 @@ def _config(config: dict[str, Any]) -> Any:
             "check its spelling, or install a newer release",
         )
     try:
-        return AutoConfig.for_model(**harmless(config))
+        return AutoConfig.for_model(**with_infinite(harmless(config)))
     except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
         raise UserError(
             f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
@@ -331,12 +341,14 @@ def check_causal(model: nn.Module, kind: object) -> None:
         )
 
 
-def existing(folder: Path, config: dict[str, Any], words: str) -> nn.Module:
+def existing(
+    folder: Path, config: dict[str, Any], words: str, types: Mapping[str, str], say: Callable[[str], None]
+) -> nn.Module:
     """Load a model that exists, in fp32, from safetensors only; `config`: its config.json; `words`: what a
-    person knows the folder as.
+    person knows the folder as; `types`: name -> type in its files.
 
     Raises:
-        UserError: `transformers` is not installed, or does not load it.
+        UserError: `transformers` is not installed, or does not load it, or not all of it.
     """
     try:
         from transformers import AutoModelForCausalLM
@@ -354,8 +366,6 @@ def existing(folder: Path, config: dict[str, Any], words: str) -> nn.Module:
         )
     except Exception as error:  # (whatever is wrong with the files; told as one sentence)
         raise UserError(f"transformers does not load {words}: {first_line(error)}"[:500]) from error
-    missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
-    if missing:
-        raise UserError(f"{words} has no usable parameter {missing[0]}")
+    check_loaded(found, report, types, words, say)
     model: nn.Module = found
     return model.float()

@@ -233,7 +233,7 @@ def test_nothing_in_a_config_reaches_a_loader_of_code(
     task = task_of(manifest_with(QWEN | theirs, tmp_path))
     model = built(QWEN | theirs, task.specs())
     model.save_pretrained(tmp_path)
-    existing(tmp_path, QWEN | theirs, "a folder")
+    existing(tmp_path, QWEN | theirs, "a folder", {}, print)
     assert len(asked) > 3 and set(asked) <= {None, "eager"}
     assert json.loads(task.section.config)["conv_kernel"] == 3
 

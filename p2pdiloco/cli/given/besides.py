@@ -16,7 +16,7 @@ import msgspec
 from p2pdiloco.cli.given.files import CONFIG
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes
 from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, Dtype, Manifest
-from p2pdiloco.tasks.models.hub_config import harmless
+from p2pdiloco.tasks.models.hub_config import harmless, read_json
 from p2pdiloco.tasks.models.hub_export import LONG_NAMES
 
 _READ_BYTES = 4 << 20
@@ -72,7 +72,7 @@ def _json(found: dict[str, Any]) -> str:
 def _object(path: Path) -> dict[str, Any]:
     text = _text(path)
     try:
-        found = json.loads(text) if text else {}
+        found = read_json(text) if text else {}
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

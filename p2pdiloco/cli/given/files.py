@@ -13,16 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.adapters.disk.result_file import Arrays, load_tensors, tensor_names
+from p2pdiloco.adapters.disk.result_file import Arrays, load_tensors, tensor_types
+from p2pdiloco.cli.given.kinds import refuse_other_kinds
 from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.models.hub_surplus import NOT_PARAMETERS
 
 CONFIG = "config.json"
 ENDING = ".safetensors"
 SINGLE = f"model{ENDING}"
 INDEX = f"{SINGLE}.index.json"
 MAX_INDEX_BYTES = 64 << 20
-NOT_PARAMETERS = (".inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Ends of names of what older exports hold beside parameters."""
 _PART = re.compile(rf"(.*)-(\d{{5}})-of-(\d{{5}}){re.escape(ENDING)}")
 
 
@@ -39,10 +39,12 @@ class ModelFiles:
 
     def __init__(self, source: Path) -> None:
         """Raises:
-        UserError: there is none; the index cannot be read, or lists files that are missing; so are parts.
+        UserError: there is none, or one of another kind; the index cannot be read, or lists files that are
+            missing; so are parts.
         """
         self.folder = source if source.is_dir() else source.parent
         self.listed: dict[str, str] = {}
+        refuse_other_kinds(source)
         if not source.is_dir():
             self.files, self.foreign = [source], []
             return
@@ -64,6 +66,8 @@ class ModelFiles:
         if not self.files:
             raise UserError(f"{source} has no safetensors file", "give a folder that has, or a checkpoint")
         self.foreign = [file for file in found if file not in self.files]
+        for file in self.files:
+            refuse_other_kinds(file)
 
     def parameters(self) -> Arrays:
         """Load what the files hold. Raises: StorageError, UserError (as `weights`)."""
@@ -72,6 +76,10 @@ class ModelFiles:
         for file in self.files:
             found |= load_tensors(file, NOT_PARAMETERS)[0]
         return found
+
+    def types(self) -> dict[str, str]:
+        """Types of the parameters, as safetensors calls them, by name. Raises: StorageError."""
+        return {name: kind for file in self.files for name, kind in _types(file).items()}
 
     def weights(self) -> dict[str, str]:
         """Names of the parameters, each with its file's.
@@ -82,7 +90,7 @@ class ModelFiles:
         """
         found: dict[str, str] = {}
         for file in self.files:
-            for name in _names(file):
+            for name in _types(file):
                 listed = self.listed.get(name, "" if self.listed else file.name)
                 if listed != file.name or name in found:
                     other = found.get(name) or (f"in {listed}" if listed else "listed nowhere")
@@ -125,8 +133,8 @@ class ModelFiles:
         return f"not read: {first}{more}, since {by}"
 
 
-def _names(file: Path) -> list[str]:
-    return [name for name in tensor_names(file) if not name.endswith(NOT_PARAMETERS)]
+def _types(file: Path) -> dict[str, str]:
+    return {name: kind for name, kind in tensor_types(file).items() if not name.endswith(NOT_PARAMETERS)}
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import msgspec
+import numpy as np
 
 from p2pdiloco.adapters.disk.result_file import (
     KEY,
@@ -23,7 +24,7 @@ from p2pdiloco.adapters.disk.result_file import (
     save_tensors,
 )
 from p2pdiloco.cli.given.besides import dtype_in
-from p2pdiloco.cli.given.files import CONFIG, NOT_PARAMETERS, ModelFiles
+from p2pdiloco.cli.given.files import CONFIG, ModelFiles
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.models import table
@@ -36,7 +37,15 @@ from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
 from p2pdiloco.tasks.models.description import carried, describe
+from p2pdiloco.tasks.models.hub_config import read_json
 from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of, with_defaults
+from p2pdiloco.tasks.models.hub_surplus import (
+    NOT_PARAMETERS,
+    refuse_codes,
+    refuse_quantised,
+    refuse_surplus,
+    untied,
+)
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.own_loop import specs_from_texts
 from p2pdiloco.tasks.registry import task_of
@@ -44,6 +53,8 @@ from p2pdiloco.tasks.registry import task_of
 NOT_YET = "0" * 64
 """Stands for a checksum that is computed later."""
 MAX_CONFIG_BYTES = 4 << 20
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+"""Names in causal-lm that one matrix has, if it is tied."""
 
 
 def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
@@ -74,6 +85,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         constants = {constant.name: found.pop(constant.name) for constant in constants_of(theirs.model)}
     else:
         config = _config(source)
+        refuse_quantised(config, str(source))
         export = ExportSection(dtype=dtype_in(config))
         manifest = _of_config(config, msgspec.structs.replace(base, export=export))
     task = task_of(_fitting(manifest))
@@ -83,16 +95,20 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         # Names in files are an architecture's own affair: the library knows them.
         config = _config(source)
         with files.alone() as folder:
-            model = existing(folder, config, str(source))
+            model = existing(folder, config, str(source), files.types(), _say)
         check_causal(model, config.get("model_type"))
         found, constants = _arrays(model), _constants(model)
         manifest = _with_constants(manifest, constants)
     elif not checkpoints:
+        refuse_codes(files.types(), str(source))
         found = files.parameters()
     wanted = {spec.name: spec.shape for spec in specs}
     surplus = {n for n in found.keys() - wanted.keys() if not n.endswith(NOT_PARAMETERS)}
-    # A tied head is saved twice by some.
-    surplus -= {"lm_head.weight"} if manifest.model.get("tied_head") else set()
+    refuse_surplus(surplus, str(source))
+    if manifest.model.get("tied_head") and HEAD in surplus:  # a tied head is saved twice by some
+        if not np.array_equal(found[HEAD], found.get(EMBEDDING, found[HEAD])):
+            raise untied(str(source), HEAD)
+        surplus -= {HEAD}
     wrong = [n for n, shape in wanted.items() if n not in found or found[n].shape != shape] + sorted(surplus)
     if wrong:
         raise UserError(
@@ -144,6 +160,10 @@ def with_given_model(source: Path | None, architecture: str, base: Manifest) -> 
     return msgspec.structs.replace(manifest, run=run), arrays
 
 
+def _say(words: str) -> None:
+    click.echo(words, err=True)
+
+
 def _arrays(model: Any) -> Arrays:
     return {name: value.contiguous().numpy() for name, value in named_parameters(model).items()}
 
@@ -179,14 +199,14 @@ def _config(source: Path) -> dict[str, Any]:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=dict[str, Any])
+            return msgspec.convert(read_json(file.read(MAX_CONFIG_BYTES)), dict[str, Any])
     except OSError as error:
         raise UserError(
             f"{path} cannot be read: {error.strerror}",
             "a model is a checkpoint, or a folder with config.json",
         ) from error
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON of a model: {error}") from error
 
 
 def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:

@@ -12,6 +12,7 @@ import msgspec
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.cli.given.besides import with_besides
 from p2pdiloco.cli.given.files import CONFIG, SINGLE
+from p2pdiloco.cli.given.kinds import refuse_pointer
 from p2pdiloco.cli.results import DESCRIPTION
 from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.models import BYTES, vocabulary_for
@@ -103,7 +104,9 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     path, (name, _, revision) = Path(wanted), wanted.partition("@")
     if path.exists():
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
-        content = read_tokenizer(_in_folder(path) if path.is_dir() else _of_our_kind(path))
+        file = _in_folder(path) if path.is_dir() else _of_our_kind(path)
+        refuse_pointer(file)
+        content = read_tokenizer(file)
     elif "/" in name and may_be_on_the_hub(name):
         click.echo(f"asking the hub for {FILE} of {name}", err=True)
         content = read_tokenizer(hub_file(name, FILE, revision))

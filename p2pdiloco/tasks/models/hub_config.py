@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +42,49 @@ _FETCHING = (
 )
 """Parts of keys, at any depth, by which transformers would load code or another model. Keys with "kernel" are
 like them where the value is no number."""
+
+
+FLOAT = "__float__"
+"""Key under which `transformers` writes a number that JSON has not: {"__float__": "Infinity"}."""
+INFINITE = {"Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def read_json(text: str | bytes) -> Any:
+    """Decode JSON with Infinity in either spelling, as a bare word or as `transformers` writes it; it comes
+    out as the latter, which every reader of JSON accepts.
+
+    Raises:
+        ValueError: it is no JSON, or has NaN.
+        RecursionError: it is nested too deeply.
+    """
+    return _spelled(json.loads(text))
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, str) and value in INFINITE
+
+
+def _spelled(found: Any) -> Any:
+    if isinstance(found, dict):
+        if FLOAT in found and not _is_infinite(found[FLOAT]):
+            raise ValueError(f"{found[FLOAT]} is not a number that a model can have")
+        return {key: _spelled(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [_spelled(value) for value in found]
+    if isinstance(found, float) and not math.isfinite(found):
+        if math.isnan(found):
+            raise ValueError("NaN is not a number that a model can have")
+        return {FLOAT: "Infinity" if found > 0 else "-Infinity"}
+    return found
+
+
+def with_infinite(found: Any) -> Any:
+    """Copy of a config with such numbers as floats, for the classes of `transformers`."""
+    if isinstance(found, dict):
+        if found.keys() == {FLOAT} and _is_infinite(found[FLOAT]):
+            return INFINITE[found[FLOAT]]
+        return {key: with_infinite(value) for key, value in found.items()}
+    return [with_infinite(value) for value in found] if isinstance(found, list) else found
 
 
 def _fetches(key: str, value: Any) -> bool:
@@ -82,6 +127,8 @@ def broken_config(
     if 0 < longest(config) < context_tokens:
         return f"model.context_tokens must be at most {longest(config)} with this model.config"
     for key, value in _pairs(config):
+        if key == FLOAT and not _is_infinite(value):
+            return f'model.config: "{FLOAT}" must be one of {", ".join(INFINITE)}'
         if _fetches(key, value):
             return f'model.config must not have the key "{key[:100]}"'
         numbers = [number for number in _numbers(value) if abs(number) > LEAST_COUNT]
