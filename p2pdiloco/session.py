@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, SupportsFloat, SupportsInt, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from p2pdiloco.config.folders import expanded
@@ -343,5 +343,5 @@ def _whole(tokens: SupportsInt) -> int:
 def _real(loss: SupportsFloat) -> float:
     """Take a loss in whatever type as Python's own number. Raises: UserError."""
     with contextlib.suppress(*NO_NUMBER):
-        return float(loss)
+        return float(loss.detach() if isinstance(loss, Tensor) else loss)
     raise UserError(f"Session.step: loss must be a number, it is {loss!r:.80}")
