@@ -7,12 +7,23 @@ import importlib.util
 import os
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from p2pdiloco.adapters.disk.outputs import try_file
 from p2pdiloco.cli.examples import example
+from p2pdiloco.cli.given.data import check_countable, count_tokens, with_data
+from p2pdiloco.cli.given.said import lines_of, warnings_of
+from p2pdiloco.cli.given.settings import (
+    for_existing,
+    length_of,
+    with_changes,
+    with_context,
+    with_room,
+)
+from p2pdiloco.cli.given.wish import Wish, with_wish
 from p2pdiloco.cli.membership.link import link
 from p2pdiloco.cli.membership.notices import amend
 from p2pdiloco.cli.options import FILE, WORDS
@@ -20,12 +31,15 @@ from p2pdiloco.config.addresses import check_multiaddr, is_public
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import AdmissionSection, DataSection, Manifest
 from p2pdiloco.config.models import BYTES
-from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, for_length, with_outer
+from p2pdiloco.config.outer import LEARNERS, doubts, expected_merges, with_outer
 from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
 from p2pdiloco.config.units import size_text
 from p2pdiloco.errors import StorageError, UserError, install_hint
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
 from p2pdiloco.tasks.registry import task_of
+
+if TYPE_CHECKING:
+    from p2pdiloco.adapters.disk.result_file import Arrays
 
 MODES = {
     "open": "whoever knows the run",
@@ -53,7 +67,7 @@ run_group.add_command(link)
     show_default=True,
     envvar="P2PDILOCO_PRESET",
     show_envvar=True,
-    help=f"Start from: {', '.join(PRESETS)}.",
+    help=f"Start from: {', '.join(PRESETS)}; with --from only if you name one.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0, max=1 << 53), default=0, help="Seed of version 0 and data."
@@ -64,13 +78,7 @@ run_group.add_command(link)
     default=0,
     help=f"Members at the start, about, for groups, schedule, outer step; 0: {LEARNERS}, in one group.",
 )
-@click.option(
-    "--length",
-    type=click.Choice(list(LENGTHS)),
-    help="Inner steps of each learner: "
-    + ", ".join(f"{name} {length.steps}" for name, length in LENGTHS.items())
-    + "; else the preset's schedule.",
-)
+@with_wish
 @click.option(
     "--from",
     "source",
@@ -93,9 +101,9 @@ run_group.add_command(link)
 @click.option(
     "--data",
     default="",
-    metavar="SOURCE",
-    help="Text to train on: embedded, each node's own files, jsonl or parquet, or hub:OWNER/NAME.  "
-    "[default: the preset's]",
+    metavar="SOURCE|PATH",
+    help="Text to train on: embedded, each node's own files, jsonl or parquet, or hub:OWNER/NAME; a path "
+    "says which of these, and is counted for --epochs.  [default: the preset's]",
 )
 @click.option("--end-of-document", default="", metavar="TOKEN", help="Its token that ends documents.")
 @click.option(
@@ -119,7 +127,7 @@ def new(
     preset: str,
     seed: int,
     expected_members: int,
-    length: str | None,
+    wish: Wish,
     source: Path | None,
     architecture: str,
     tokenizer: str | None,
@@ -142,34 +150,36 @@ def new(
         return
     if not name:
         raise UserError("the run needs a name: p2pdiloco run new NAME", "or be asked for all: --guide")
-    manifest = _with_data(for_run(preset, name, seed), data)
+    wish.check(source is not None)
+    manifest, path = with_data(for_run(preset, name, seed), data)
+    if wish.epochs is not None:
+        check_countable(manifest.data, path)
     group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
     manifest = msgspec.structs.replace(manifest, group=group)
-    if length is not None:
-        manifest = for_length(manifest, length)
-    parameters = None
-    if source is not None or architecture:
-        from p2pdiloco.cli.given.model import save_beside, with_given_model
-
-        manifest, parameters = with_given_model(source, architecture, manifest)
-    content = None
-    if source is not None or tokenizer not in (None, BYTES):
-        from p2pdiloco.cli.given.tokenizer import chosen_tokenizer, save_tokenizer
-
-        manifest, content = chosen_tokenizer(manifest, tokenizer, end_of_document, source)
-    elif architecture:
-        click.echo("text is read as raw bytes: --tokenizer names another tokenizer", err=True)
+    is_given, usual = source is not None, manifest.inner.tokens_per_step
+    manifest, parameters = _with_model(with_room(manifest, wish, is_given), source, architecture)
+    manifest, _ = with_data(manifest, data)  # (a checkpoint brings its run's)
+    own = manifest.model.get("context_tokens")
+    manifest = with_context(manifest, wish, is_given, usual)
+    manifest, content = _with_tokenizer(manifest, tokenizer, end_of_document, source, architecture)
+    counted = 0
+    if wish.epochs or (path is not None and wish.is_chosen(is_given) and not wish.has_length):
+        counted = count_tokens(manifest, content, path)
+    if wish.is_chosen(is_given):
+        length = length_of(wish, counted, path)
+        manifest = for_existing(manifest, wish, length)
+        for line in lines_of(manifest, wish, length, own):
+            click.echo(line, err=True)
     else:
-        manifest = for_bytes(manifest)
-    manifest = _with_admission(with_outer(manifest), admission, listen)
+        manifest = with_outer(with_changes(manifest, wish, counted))
+    for sentence in warnings_of(manifest, wish) if is_given else []:
+        click.echo(f"warning: {sentence}", err=True)
+    manifest = _with_admission(manifest, admission, listen)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
     # What it names comes first: a run.toml is never without it.
-    if parameters is not None:
-        click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)
-    if content is not None:
-        click.echo(f"the tokenizer is in {save_tokenizer(out, content)}: keep it beside {out.name}", err=True)
+    _save_what_it_names(out, parameters, content)
     _write(out, text, force)
     if missing := _missing_package(manifest):
         words = f"note: this run's data need {missing} on every node, and it is not installed here"
@@ -183,6 +193,38 @@ def new(
     )
 
 
+def _with_model(manifest: Manifest, source: Path | None, architecture: str) -> tuple[Manifest, Arrays | None]:
+    if source is None and not architecture:
+        return manifest, None
+    from p2pdiloco.cli.given.model import with_given_model
+
+    return with_given_model(source, architecture, manifest)
+
+
+def _with_tokenizer(
+    manifest: Manifest, wanted: str | None, end: str, source: Path | None, architecture: str
+) -> tuple[Manifest, bytes | None]:
+    if source is not None or wanted not in (None, BYTES):
+        from p2pdiloco.cli.given.tokenizer import chosen_tokenizer
+
+        return chosen_tokenizer(manifest, wanted, end, source)
+    if not architecture:
+        return for_bytes(manifest), None
+    click.echo("text is read as raw bytes: --tokenizer names another tokenizer", err=True)
+    return manifest, None
+
+
+def _save_what_it_names(out: Path, parameters: Arrays | None, content: bytes | None) -> None:
+    if parameters is not None:
+        from p2pdiloco.cli.given.model import save_beside
+
+        click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)
+    if content is not None:
+        from p2pdiloco.cli.given.tokenizer import save_tokenizer
+
+        click.echo(f"the tokenizer is in {save_tokenizer(out, content)}: keep it beside {out.name}", err=True)
+
+
 def _write(out: Path, text: str, force: bool) -> None:
     try:
         with out.open("w" if force else "x", encoding="utf-8") as file:
@@ -190,19 +232,6 @@ def _write(out: Path, text: str, force: bool) -> None:
     except OSError as error:
         raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
     click.echo(os.fsencode(out))  # (a name that need not be text)
-
-
-def _with_data(manifest: Manifest, source: str) -> Manifest:
-    if not source:
-        return manifest
-    from p2pdiloco.cli.guided.new_run import data_source
-
-    kind, _, dataset = data_source(source).partition(":")
-    section = msgspec.to_builtins(manifest.data) | {"source": kind, "dataset": dataset}
-    try:
-        return msgspec.structs.replace(manifest, data=msgspec.convert(section, DataSection))
-    except msgspec.ValidationError as error:
-        raise UserError(f'"{dataset}" is no name of a data set, OWNER/NAME') from error
 
 
 def _missing_package(manifest: Manifest) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from p2pdiloco.cli.given.data import HUB, data_source
 from p2pdiloco.cli.guided.questions import Question, ask_all, need_terminal, one_of
 from p2pdiloco.config.manifest import Name
 from p2pdiloco.config.outer import LENGTHS
@@ -16,8 +17,6 @@ INSTEAD = (
     "p2pdiloco run new NAME, with --preset, --data, --length, --expected-members and --admission as wanted"
 )
 AS_PRESET = "preset"
-SOURCES = ("embedded", "files", "jsonl", "parquet")
-HUB = "hub:"
 MOST_MEMBERS = 16_384
 NAME_WORDS = "1 to 63 of a-z 0-9 . _ - and begins with a letter or digit"
 
@@ -63,13 +62,6 @@ def ask_for_run(name: str, preset: str) -> dict[str, Any]:
     if answers["length"] == AS_PRESET:
         del answers["length"]
     return answers
-
-
-def data_source(word: str) -> str:
-    """Check a source of data, as `--data` names it. Raises: UserError."""
-    if word not in SOURCES and not (word.startswith(HUB) and word.count("/") == 1):
-        raise UserError(f'data are {", ".join(SOURCES)} or {HUB}OWNER/NAME, not "{word}"')
-    return word
 
 
 def _name(word: str) -> str:
