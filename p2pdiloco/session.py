@@ -29,6 +29,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
 from p2pdiloco.learner.optimizer.schedule import schedule_of
+from p2pdiloco.learner.program.keeping import Keeping
 from p2pdiloco.learner.program.mailbox import ProgramMailbox, ProgramTraining
 from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.own_run import compare, say
@@ -93,6 +94,7 @@ class Session:
         self._lost = 0
         """Steps in a row whose loss was no finite number."""
         self._answering: Answering | None = None
+        self._on_merge: list[Callable[[], object]] = []
         self._daemon = SessionDaemon(self._folder)
         self._channel: LearnerEnd | None = None
         join = (join,) if isinstance(join, str) else join
@@ -116,6 +118,9 @@ class Session:
             self._end(0.0)
             raise
         self._daemon.tell_addresses(start.manifest.run.name)
+        takes_over = getattr(optimizer, "reload_model_params", None)
+        if callable(takes_over):  # Megatron's, which has masters
+            self.on_merge(takes_over)
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
         """Count an inner step over so many tokens, with that mean loss, and do what the swarm asks for.
@@ -130,7 +135,8 @@ class Session:
         self._outside("step")
         if self._stopped:
             return False
-        self._look()
+        self._mailbox.moved = False
+        self._look(stepped=True)
         if self._has_ended():
             return False
         tokens, mean = _whole(tokens), _real(loss)
@@ -146,6 +152,7 @@ class Session:
         except ChannelBroken as error:
             raise self._broke(error) from error
         self._stopped = self._mailbox.stopping
+        self._tell_merged()
         return goes_on
 
     def _has_ended(self) -> bool:
@@ -204,6 +211,7 @@ class Session:
                 self._leave()
         finally:
             self._stopped = True
+            self._keeping.close()
             self._end(self._leave_s)
 
     def _leave(self) -> None:
@@ -215,12 +223,15 @@ class Session:
                 self._mailbox.attend(POLL_S)
             if self._channel is not None:
                 self._channel.drain(self._leave_s)
+        self._tell_merged()
 
-    def _look(self) -> None:
-        """Look the parameters up as they are now. Of a model that is another one by now nothing is
-        contributed or kept any more."""
+    def _look(self, stepped: bool = False) -> None:
+        """Look the parameters up as they are now, and whether the program's step has left what merges put
+        there. Of a model that is another one by now nothing is contributed or kept any more."""
         try:
             self._parameters.look()
+            if stepped:
+                self._keeping.look()
         except UserError:
             self._stopped = True
             self._daemon.terminate()
@@ -234,6 +245,18 @@ class Session:
     def addresses(self) -> tuple[str, ...]:
         """Addresses of this node, the best first: what others give as `join`."""
         return self._daemon.addresses()
+
+    @property
+    def merged(self) -> bool:
+        """True: the last `step` has changed the model's parameters, as a merge came."""
+        return self._mailbox.moved
+
+    def on_merge(self, function: Callable[[], object]) -> None:
+        """Have a function called whenever a merge has changed the model's parameters, before `step` returns;
+        and now, as the session began with the run's. In it, who has copies of the parameters (an optimizer
+        with fp32 masters, an average) takes them over."""
+        self._on_merge.append(function)
+        function()
 
     @property
     def inner_step(self) -> int:
@@ -281,6 +304,11 @@ class Session:
             self._channel = None
         self._daemon.end(patience_s)
 
+    def _tell_merged(self) -> None:
+        if self._mailbox.moved:
+            for function in self._on_merge:
+                function()
+
     def _answer_no_more(self) -> None:
         if self._answering is not None:
             self._answering.__exit__()
@@ -307,18 +335,31 @@ class Session:
             manifest.sync.inner_steps,
             manifest.sync.keep_in_flight,
         )
+        self._keeping = Keeping(self._parameters, layouts)
+        before = [self._keeping.sample(fragment) for fragment in range(len(layouts))]
         fragments.scatter_bases(self._parameters.tensors())
         self._parameters.settle()
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
         training = ProgramTraining(manifest.inner, self._model, groups)
         restored, note = checkpoint.take_up(start, cast(Training, training), fragments)
+        for fragment, sample in enumerate(before):
+            self._keeping.moved(fragment, sample, began=True)
         training.run_is_at(fragments.run_tokens(learners=1))
         self._before = training.inner_step
         assert self._channel is not None
-        mailbox = ProgramMailbox(self._channel, fragments, self._parameters, training, start, self._evaluate)
+        mailbox = ProgramMailbox(
+            self._channel,
+            fragments,
+            self._parameters,
+            training,
+            start,
+            self._keeping,
+            self._evaluate,
+        )
         numel = sum(layout.numel for layout in layouts)
         device_text = f"{self._parameters.device}, a program's own loop"
         self._channel.emit(Ready(device_text, numel, 0, training.inner_step, restored, note))
+        self._keeping.look_when_it_steps(optimizer)
         for sentence in parts.left_out([*names, *constants]):
             say(sentence)
         return mailbox, training

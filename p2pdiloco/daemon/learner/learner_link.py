@@ -245,8 +245,7 @@ class LearnerLink:
                 self._copy_out(fragment)
 
     def _catch_up(self, fragment: int, base_number: int) -> None:
-        """Let the learner catch up with versions that were committed between reading the vault and its
-        start."""
+        """Let the learner catch up with versions committed between reading the vault and its start."""
         if self._compute.vault.version(fragment) != base_number:
             self._slots[fragment].lags()
 

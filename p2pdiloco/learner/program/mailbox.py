@@ -14,12 +14,13 @@ from torch import nn
 
 from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
-from p2pdiloco.learner.channel_messages import AnyCommand, FreeSlot, Start
+from p2pdiloco.learner.channel_messages import AnyCommand, FreeSlot, Install, Start
 from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.program.keeping import Keeping
 from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.tasks.own_loop import NAME
 
@@ -51,9 +52,10 @@ class ProgramMailbox(Mailbox):
         parameters: ProgramParameters,
         training: ProgramTraining,
         start: Start,
+        keeping: Keeping,
         measure: Callable[[], float] | None,
     ) -> None:
-        """`measure` gives the loss of the model as it is, on held-out data."""
+        """`keeping` hears of every install; `measure` gives the model's loss on held-out data."""
         super().__init__(
             channel,
             cast(Training, training),
@@ -64,7 +66,9 @@ class ProgramMailbox(Mailbox):
         )
         self.follow(start.course)
         self.spare(start.spare)
-        self._parameters, self._measure = parameters, measure
+        self._parameters, self._keeping, self._measure = parameters, keeping, measure
+        self.moved = False
+        """True: installs have moved parameters since this was last set to False."""
         self._told_not_finite = False
 
     @property
@@ -78,7 +82,13 @@ class ProgramMailbox(Mailbox):
             name = self._fragments.not_finite(command.fragment) or "a parameter"
             words = f"{name} has values that are not finite (NaN or infinity): what is made there is kept out"
             print(f"p2pdiloco: {words} of the run until they are", file=sys.stderr, flush=True)
+        if not isinstance(command, Install):
+            super()._obey(command)
+            return
+        before = self._keeping.sample(command.fragment)
         super()._obey(command)
+        self._keeping.moved(command.fragment, before)
+        self.moved = True
 
     def _evaluate(self) -> Evaluation | None:
         """Measure the global parameters in the program's model, which has its own again afterwards."""

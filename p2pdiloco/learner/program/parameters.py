@@ -22,6 +22,9 @@ from p2pdiloco.learner.program.buffers import ProgramConstants
 from p2pdiloco.tasks.models.description import VARIANCE, persistent_buffers
 from p2pdiloco.tensors.layout import FragmentLayout
 
+SAMPLE = 1024
+"""Elements of a fragment's sample."""
+
 
 class HasGroups(Protocol):
     """An optimizer, as far as a session looks at it."""
@@ -81,6 +84,7 @@ class ProgramParameters(HeldParameters):
             name: _Kind(value.dtype, value.shape, id(value) in trained)
             for name, value in self._parameters.items()
         }
+        self._sampled: dict[int, dict[str, Tensor]] = {}
         super().__init__(self._parameters)
 
     @property
@@ -96,6 +100,38 @@ class ProgramParameters(HeldParameters):
     def tensors(self) -> dict[str, Tensor]:
         """Name -> the memory that the parameter has now."""
         return {name: value.data for name, value in self._parameters.items()}
+
+    def sample(self, layout: FragmentLayout) -> Tensor:
+        """Copy some elements of a fragment, spread evenly over it: fp32 (at most `SAMPLE`,), on the CPU."""
+        return torch.cat([torch.take(value.data, at).float() for value, at in self._places_in(layout)]).cpu()
+
+    def sample_gradient(self, layout: FragmentLayout) -> Tensor | None:
+        """Copy the gradients of the same elements, 0 where there is none; None: there are none at all."""
+        found = [(value.grad, at) for value, at in self._places_in(layout)]
+        if all(gradient is None for gradient, _ in found):
+            return None
+        parts = [
+            torch.zeros(at.shape, device=at.device)
+            if gradient is None or gradient.layout != torch.strided
+            else torch.take(gradient, at).float()
+            for gradient, at in found
+        ]
+        return torch.cat(parts).cpu()
+
+    def _places_in(self, layout: FragmentLayout) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parameters of a fragment's sample, each with the places in it, flat, on its device."""
+        places = self._sampled.setdefault(layout.index, {})
+        if not places:
+            spread = torch.arange(min(SAMPLE, layout.numel)) * layout.numel // min(SAMPLE, layout.numel)
+            for piece in layout.pieces:
+                at = spread - piece.fragment_offset
+                at = at[(at >= 0) & (at < piece.numel)] + piece.tensor_offset
+                if len(at):
+                    places[piece.tensor] = at
+        for name, at in places.items():
+            value = self._parameters[name]
+            places[name] = at.to(value.device)
+            yield value, places[name]
 
     def look(self) -> None:
         """Look all parameters up by name, at a boundary. What is there now is used until the next call.

@@ -11,7 +11,17 @@ import p2pdiloco
 from p2pdiloco.errors import UserError
 from p2pdiloco.session import Session
 
-USED = {"step", "computing", "close", "addresses", "inner_step", "run_tokens", "schedule_tokens"}
+USED = {
+    "step",
+    "computing",
+    "close",
+    "merged",
+    "on_merge",
+    "addresses",
+    "inner_step",
+    "run_tokens",
+    "schedule_tokens",
+}
 
 
 def test_help_shows_what_programs_call_and_nothing_else():
@@ -37,11 +47,13 @@ def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
     session = object.__new__(Session)
     session._computing = session._stopped = False
     session._lost = 0
-    session._parameters = SimpleNamespace(look=lambda: None)
+    session._parameters = session._keeping = SimpleNamespace(look=lambda: None)
     session._training = SimpleNamespace(
         section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
     )
-    session._mailbox = SimpleNamespace(let_go=False, stopping=False, boundary=lambda report: True)
+    session._mailbox = SimpleNamespace(
+        moved=False, let_go=False, stopping=False, boundary=lambda report: True
+    )
     for _ in range(2):
         for loss in [float("nan"), float("inf"), float("-inf")] * 3:
             assert session.step(64, loss)
@@ -57,11 +69,11 @@ def test_a_program_that_heard_the_end_hears_that_the_run_was_made_longer():
     session = object.__new__(Session)
     session._computing = session._stopped = False
     session._lost = 0
-    session._parameters = SimpleNamespace(look=lambda: None)
+    session._parameters = session._keeping = SimpleNamespace(look=lambda: None)
     session._training = SimpleNamespace(
         section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
     )
-    mailbox = SimpleNamespace(let_go=True, stopping=False, boundary=lambda report: True)
+    mailbox = SimpleNamespace(moved=False, let_go=True, stopping=False, boundary=lambda report: True)
     mailbox.attend = lambda timeout_s: None
     session._mailbox = mailbox
     assert not session.step(64, 0.5)
