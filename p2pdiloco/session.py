@@ -135,7 +135,7 @@ class Session:
         self._outside("step")
         if self._stopped:
             return False
-        self._mailbox.moved = False
+        self._mailbox.begin_step()
         self._look(stepped=True)
         if self._has_ended():
             return False

@@ -40,7 +40,7 @@ IN_A_ROW = 3
 """Number of moves undone in a row that are no chance."""
 
 
-class Move(Struct):
+class WatchedMove(Struct):
     """A move that is watched. All are samples of one fragment, fp32."""
 
     before: Tensor
@@ -55,7 +55,7 @@ class Move(Struct):
 Verdict = Literal["kept", "undone"]
 
 
-def judge(move: Move, usual_step: float) -> Verdict | None:
+def judge(move: WatchedMove, usual_step: float) -> Verdict | None:
     """Judge a move of which `after` is known; None: it cannot be told. `usual_step`: its length (L2)."""
     assert move.after is not None
     after, merged, before = (sample.double() for sample in (move.after, move.merged, move.before))
@@ -85,7 +85,7 @@ class Keeping:
         layouts: Sequence[FragmentLayout],
     ) -> None:
         self._parameters, self._layouts = parameters, layouts
-        self._moves: dict[int, Move] = {}
+        self._moves: dict[int, WatchedMove] = {}
         self._undone = 0
         self._hook: RemovableHandle | None = None
 
@@ -112,7 +112,7 @@ class Keeping:
         if known is not None and known.after is None:
             known.merged = merged
         else:
-            self._moves[fragment] = Move(before, merged, began)
+            self._moves[fragment] = WatchedMove(before, merged, began)
 
     def look(self) -> None:
         """Look at what was moved, after a step of the program.

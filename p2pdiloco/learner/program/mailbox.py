@@ -68,13 +68,17 @@ class ProgramMailbox(Mailbox):
         self.spare(start.spare)
         self._parameters, self._keeping, self._measure = parameters, keeping, measure
         self.moved = False
-        """True: installs have moved parameters since this was last set to False."""
+        """True: installs have moved parameters since `begin_step`."""
         self._told_not_finite = False
 
     @property
     def let_go(self) -> bool:
         """True: the run has ended, and all that the program made is merged."""
         return self._rests == "ended" and self._fragments.all_merged
+
+    def begin_step(self) -> None:
+        """Begin a boundary, at which nothing has moved parameters yet."""
+        self.moved = False
 
     def _obey(self, command: AnyCommand) -> None:
         if isinstance(command, FreeSlot) and command.not_finite and not self._told_not_finite:

@@ -51,8 +51,8 @@ class MuonLike(torch.optim.Optimizer):
         for value in self.param_groups[0]["params"]:
             step = value.grad
             if step.dim() == 2:
-                left, _, right = torch.linalg.svd(step, full_matrices=False)
-                step = left @ right
+                left, _, right = torch.linalg.svd(step.float(), full_matrices=False)
+                step = (left @ right).to(value.dtype)
             value.sub_(step, alpha=self.param_groups[0]["lr"])
 
 
@@ -166,8 +166,6 @@ def muon(parameters):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("make", [adam, fast, gentle, muon], ids=lambda make: make.__name__)
 def test_honest_programs_are_not_accused(program, make, dtype):
-    if make is muon and dtype == torch.bfloat16:
-        pytest.skip("it takes fp32")
     mine = program(make, dtype)
     assert mine.train(6 * INNER_STEPS) > 8
 
@@ -203,7 +201,7 @@ def test_a_step_that_goes_back_along_its_gradient_is_the_program_s_own(program, 
 def test_steps_that_a_scaler_leaves_out_undo_nothing(program):
     """Automatic mixed precision: no masters, but steps that do not take place."""
     mine = program(adam)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**140, growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     left_out = []
 
     def step():
@@ -213,6 +211,8 @@ def test_steps_that_a_scaler_leaves_out_undo_nothing(program):
         mine.optimizer.zero_grad()
         scaler.scale(loss).backward()
         before = scaler.get_scale()
+        if mine.session.inner_step % 4 == 1:
+            mine.model[0].weight.grad[0, 0] = torch.inf
         scaler.step(mine.optimizer)
         scaler.update()
         left_out.append(scaler.get_scale() < before)
@@ -220,7 +220,7 @@ def test_steps_that_a_scaler_leaves_out_undo_nothing(program):
 
     mine.step = step
     assert mine.train(8 * INNER_STEPS) > 10
-    assert 1 < sum(left_out) < len(left_out) // 2
+    assert sum(left_out) == 2 * INNER_STEPS
 
 
 def test_the_optimizer_is_let_go_of(program):
