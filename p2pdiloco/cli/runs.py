@@ -23,7 +23,7 @@ from p2pdiloco.cli.given.settings import (
     with_context,
     with_room,
 )
-from p2pdiloco.cli.given.wish import Wish, with_wish
+from p2pdiloco.cli.given.wish import TrainingWish, with_wish
 from p2pdiloco.cli.membership.link import link
 from p2pdiloco.cli.membership.notices import amend
 from p2pdiloco.cli.options import FILE, WORDS
@@ -127,7 +127,7 @@ def new(
     preset: str,
     seed: int,
     expected_members: int,
-    wish: Wish,
+    wish: TrainingWish,
     source: Path | None,
     architecture: str,
     tokenizer: str | None,
@@ -162,18 +162,7 @@ def new(
     own = manifest.model.get("context_tokens")
     manifest = with_context(manifest, wish, is_given, usual)
     manifest, content = _with_tokenizer(manifest, tokenizer, end_of_document, source, architecture)
-    counted = 0
-    if wish.epochs or (path is not None and wish.is_chosen(is_given) and not wish.has_length):
-        counted = count_tokens(manifest, content, path)
-    if wish.is_chosen(is_given):
-        length = length_of(wish, counted, path)
-        manifest = for_existing(manifest, wish, length)
-        for line in lines_of(manifest, wish, length, own):
-            click.echo(line, err=True)
-    else:
-        manifest = with_outer(with_changes(manifest, wish, counted))
-    for sentence in warnings_of(manifest, wish) if is_given else []:
-        click.echo(f"warning: {sentence}", err=True)
+    manifest = _with_settings(manifest, wish, is_given, content, path, own)
     manifest = _with_admission(manifest, admission, listen)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
@@ -212,6 +201,31 @@ def _with_tokenizer(
         return for_bytes(manifest), None
     click.echo("text is read as raw bytes: --tokenizer names another tokenizer", err=True)
     return manifest, None
+
+
+def _with_settings(
+    manifest: Manifest,
+    wish: TrainingWish,
+    is_given: bool,
+    content: bytes | None,
+    path: Path | None,
+    own: object,
+) -> Manifest:
+    """Choose them, or change the preset's as wished, and say what is not as a person may expect. `content`: the
+    tokenizer's; `path`: of data; `own`: the context that the model is made for."""
+    is_chosen, counted = wish.is_chosen(is_given), 0
+    if wish.epochs or (path is not None and is_chosen and not wish.has_length):
+        counted = count_tokens(manifest, content, path)
+    if is_chosen:
+        length = length_of(wish, counted, path)
+        manifest = for_existing(manifest, wish, length)
+        for line in lines_of(manifest, wish, length, own):
+            click.echo(line, err=True)
+    else:
+        manifest = with_outer(with_changes(manifest, wish, counted))
+    for sentence in warnings_of(manifest, wish) if is_given else []:
+        click.echo(f"warning: {sentence}", err=True)
+    return manifest
 
 
 def _save_what_it_names(out: Path, parameters: Arrays | None, content: bytes | None) -> None:

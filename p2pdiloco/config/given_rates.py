@@ -37,7 +37,7 @@ class RateRow(Struct, frozen=True):
 
 
 ROWS = (
-    RateRow(2e7, 3e-4, 6e-4, 3e-3, "own measurements with 0.8 M, docs/lab/experiments-given.md"),
+    RateRow(2e7, 3e-4, 6e-4, 3e-3, "own runs with 0.8 M, docs/lab/experiments-settings.md"),
     # Fine-tuning: GPT-2 (124 M) for Dutch 2e-5, the same handbook's SmolLM2-135M 1e-3, with a batch of 128.
     # Continuing: GPT-2 for Dutch 2e-4.
     RateRow(2e8, 1e-4, 2e-4, 1e-3, "alignment-handbook: gpt2-nl, smollm2"),
@@ -69,5 +69,5 @@ def too_large(rate: float, numel: int, kind: str) -> str:
         return ""
     return (
         f"a learning rate of {rate:g} is {rate / usual:.2g} times what is usual to {VERBS[kind]} a model of "
-        f"{numel / 1e6:.3g} M parameters ({usual:g}): it may lose what it has learned"
+        f"this size ({usual:g}): it may lose what it has learned"
     )

@@ -5,6 +5,7 @@ The manifest names kinds only, never a path: a path says what kind it is, and is
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,8 @@ def with_data(manifest: Manifest, word: str) -> tuple[Manifest, Path | None]:
     """
     if not word:
         return manifest, None
-    path = None if word in SOURCES or not Path(word).exists() else Path(word)
+    # (os.path takes what no path can be for one that is not there)
+    path = None if word in SOURCES or not os.path.exists(word) else Path(word)  # noqa: PTH110
     kind, _, dataset = (_kind(path) if path else data_source(word)).partition(":")
     section = msgspec.to_builtins(DataSection()) | {"source": kind, "dataset": dataset}
     section |= {name: getattr(manifest.data, name) for name in _KEPT}
@@ -79,7 +81,9 @@ def count_tokens(manifest: Manifest, content: bytes | None, path: Path | None) -
 
 def _kind(path: Path) -> str:
     """Kind of source of a file or a folder, by the names in it."""
-    names = [path.name] if path.is_file() else [file.name for file in path.rglob("[!.]*") if file.is_file()]
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    hidden = (any(part[0] == "." for part in file.relative_to(path).parts) for file in files)
+    names = [file.name for file, is_hidden in zip(files, hidden, strict=True) if not is_hidden]
     kinds = [kind for kind, ends in SUFFIXES.items() if any(name.lower().endswith(ends) for name in names)]
     if len(kinds) > 1:
         raise UserError(f"{path} has both {' and '.join(kinds)} files", "give one kind of them")

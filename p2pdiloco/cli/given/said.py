@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2pdiloco.cli.given.settings import Length
-from p2pdiloco.cli.given.wish import Wish
+from p2pdiloco.cli.given.settings import RunLength
+from p2pdiloco.cli.given.wish import TrainingWish
 from p2pdiloco.config.given_rates import CONTINUE, FINETUNE, VERBS, row_for, too_large
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.outer import LENGTHS, expected_members, expected_merges, inner_steps_of, warmup_steps
@@ -14,7 +14,7 @@ LEAST_MERGES = 20
 """Merges below which a run is hardly one of several."""
 
 
-def lines_of(manifest: Manifest, wish: Wish, length: Length, own: object) -> list[str]:
+def lines_of(manifest: Manifest, wish: TrainingWish, length: RunLength, own: object) -> list[str]:
     """Five lines for a person: context, rate, length, outer step, and how all of it is changed. `own`: the
     context that the model is made for."""
     return [
@@ -27,7 +27,7 @@ def lines_of(manifest: Manifest, wish: Wish, length: Length, own: object) -> lis
     ]
 
 
-def _context_words(context: object, wish: Wish, own: object) -> str:
+def _context_words(context: object, wish: TrainingWish, own: object) -> str:
     if context is None:
         return "context: none, the model reads no text"
     if context == own or wish.context:
@@ -35,17 +35,17 @@ def _context_words(context: object, wish: Wish, own: object) -> str:
     return f"context: {context} tokens, since more takes much memory; --context goes up to the model's {own}"
 
 
-def _rate_words(manifest: Manifest, wish: Wish) -> str:
+def _rate_words(manifest: Manifest, wish: TrainingWish) -> str:
     inner, numel = manifest.inner, _numel(manifest)
     why = "as --learning-rate says" if wish.learning_rate else f"as in {row_for(numel).sources}"
     warmup = warmup_steps(inner_steps_of(manifest))
     return (
-        f"rate: {inner.learning_rate:g} to {VERBS[wish.kind]} {numel / 1e6:.3g} M parameters, {why}; AdamW, "
+        f"rate: {inner.learning_rate:g} to {VERBS[wish.kind]} {count(numel)} parameters, {why}; AdamW, "
         f"{warmup} steps of warm-up, weight decay {inner.weight_decay:g}"
     )
 
 
-def _length_words(manifest: Manifest, length: Length) -> str:
+def _length_words(manifest: Manifest, length: RunLength) -> str:
     inner = manifest.inner
     return (
         f"length: {count(inner.schedule_tokens)} tokens ({length.words}), that is "
@@ -63,7 +63,7 @@ def _outer_words(manifest: Manifest) -> str:
     )
 
 
-def warnings_of(manifest: Manifest, wish: Wish) -> list[str]:
+def warnings_of(manifest: Manifest, wish: TrainingWish) -> list[str]:
     """Warnings about the settings of a run that begins with a model that exists."""
     merges, is_chosen = expected_merges(manifest), wish.is_chosen(True)
     is_long = wish.continued if is_chosen else inner_steps_of(manifest) >= LENGTHS["day"].steps

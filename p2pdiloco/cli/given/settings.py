@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.cli.given.wish import MOST_CONTEXT, Wish
+from p2pdiloco.cli.given.wish import MOST_CONTEXT, TrainingWish
 from p2pdiloco.config.given_rates import CONTINUE, FINETUNE, row_for
 from p2pdiloco.config.manifest import InnerSection, Manifest, SyncSection
 from p2pdiloco.config.outer import (
@@ -37,7 +37,7 @@ USUAL_STEP_TOKENS = 8192
 EPOCHS = {FINETUNE: 2, CONTINUE: 1}
 """Epochs where data are named and no length: Tulu 3 and OLMo 2 fine-tune for two."""
 _LENGTH = {FINETUNE: "demo", CONTINUE: "day"}
-"""Length where neither data nor a length are named."""
+"""RunLength where neither data nor a length are named."""
 _STEPS = {FINETUNE: 700, CONTINUE: 2800}
 """Inner steps of each learner that a step's tokens leave room for."""
 _MOST_STEP_TOKENS = {FINETUNE: 16_384, CONTINUE: 65_536}
@@ -49,7 +49,7 @@ _FRAGMENTS = ((1e6, 4), (2e7, 8), (1e8, 12), (1e9, 24), (math.inf, 48))
 """Fragments by most parameters, as in the presets."""
 
 
-class Length(Struct, frozen=True):
+class RunLength(Struct, frozen=True):
     """A run's length, as a person or a default has it. `tokens`: 0, it is `steps`."""
 
     tokens: int
@@ -57,20 +57,22 @@ class Length(Struct, frozen=True):
     words: str
 
 
-def length_of(wish: Wish, counted: int, path: Path | None) -> Length:
-    """Length that was wished for, or is usual. `counted`: tokens of the data, 0: they were not counted."""
+def length_of(wish: TrainingWish, counted: int, path: Path | None) -> RunLength:
+    """RunLength that was wished for, or is usual. `counted`: tokens of the data, 0: they were not counted."""
     if wish.tokens is not None:
-        return Length(wish.tokens, 0, "as --tokens says")
+        return RunLength(wish.tokens, 0, "as --tokens says")
     if counted:
         epochs = wish.epochs or EPOCHS[wish.kind]
         times = "once" if epochs == 1 else f"{epochs} times"
         what = path or "the embedded data"
-        return Length(epochs * counted, 0, f"{what} {times}, {count(counted)} tokens each")
+        return RunLength(epochs * counted, 0, f"{what} {times}, {count(counted)} tokens each")
     name = wish.length or _LENGTH[wish.kind]
-    return Length(0, LENGTHS[name].steps, f"{'as' if wish.length else 'no data are named:'} --length {name}")
+    return RunLength(
+        0, LENGTHS[name].steps, f"{'as' if wish.length else 'no data are named:'} --length {name}"
+    )
 
 
-def with_room(manifest: Manifest, wish: Wish, is_given: bool) -> Manifest:
+def with_room(manifest: Manifest, wish: TrainingWish, is_given: bool) -> Manifest:
     """Copy of a preset's run of its length. Where a context is chosen for a model that is yet to be read, the
     inner step has room for any: contexts are cut to it. `is_given`: that model exists."""
     if wish.length is not None and not wish.is_chosen(is_given):
@@ -81,7 +83,7 @@ def with_room(manifest: Manifest, wish: Wish, is_given: bool) -> Manifest:
     return msgspec.structs.replace(manifest, inner=inner)
 
 
-def with_context(manifest: Manifest, wish: Wish, is_given: bool, step_tokens: int) -> Manifest:
+def with_context(manifest: Manifest, wish: TrainingWish, is_given: bool, step_tokens: int) -> Manifest:
     """Copy of the manifest with the context that is wanted, or for a model that exists its own as far as
     memory is likely to go. Its inner step has so many tokens, or fewer, in whole samples.
 
@@ -111,7 +113,7 @@ def _with_step(manifest: Manifest, tokens: int) -> Manifest:
     return msgspec.structs.replace(manifest, inner=inner)
 
 
-def with_changes(manifest: Manifest, wish: Wish, counted: int) -> Manifest:
+def with_changes(manifest: Manifest, wish: TrainingWish, counted: int) -> Manifest:
     """Copy of a preset's run with the rate and the length that are wished for. Raises: UserError (too few
     tokens for one inner step of each learner)."""
     if wish.learning_rate is not None:
@@ -121,7 +123,7 @@ def with_changes(manifest: Manifest, wish: Wish, counted: int) -> Manifest:
     return with_tokens(manifest, tokens) if tokens else manifest
 
 
-def for_existing(manifest: Manifest, wish: Wish, length: Length) -> Manifest:
+def for_existing(manifest: Manifest, wish: TrainingWish, length: RunLength) -> Manifest:
     """Copy of the manifest, which has model, data and context, with all settings for a model that exists.
 
     Raises:
@@ -132,9 +134,10 @@ def for_existing(manifest: Manifest, wish: Wish, length: Length) -> Manifest:
     numel = sum(spec.numel for spec in specs)
     step = _step_tokens(kind, sample, length.tokens // members)
     steps = length.steps or length.tokens // (members * step)
+    least = LEAST_INNER_STEPS * members * step
     if steps < LEAST_INNER_STEPS:
         raise UserError(
-            f"{length.tokens} tokens are too few for one merge, {LEAST_INNER_STEPS * members * step} are needed",
+            f"{length.tokens} tokens are too few for one merge, which takes {least}",
             "take more --tokens or --epochs, fewer --expected-members, or a shorter --context",
         )
     inner_steps = min(max(steps // WANTED_MERGES, LEAST_INNER_STEPS), USUAL_INNER_STEPS)

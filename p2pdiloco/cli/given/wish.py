@@ -53,7 +53,7 @@ _OPTIONS = (
 )
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class TrainingWish(Struct, frozen=True, kw_only=True):
     """Choices of a person about training; what is None or empty was not chosen."""
 
     finetune: bool = False
@@ -64,7 +64,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     epochs: int | None = None
     has_preset: bool = False
-    """Whether a person named the preset, rather than had its default."""
+    """True: a person named the preset, and does not have it by default."""
 
     @property
     def kind(self) -> str:
@@ -73,7 +73,7 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     @property
     def has_length(self) -> bool:
-        """Whether the length was chosen."""
+        """True: a person chose the length."""
         return any(value is not None for value in (self.length, self.tokens, self.epochs))
 
     def is_chosen(self, is_given: bool) -> bool:
@@ -118,9 +118,9 @@ def with_wish(command: Command) -> Command:
 
     @wraps(command)
     def wished(**arguments: Any) -> Any:
-        own = {name: arguments.pop(name) for name in Wish.__struct_fields__ if name != "has_preset"}
+        own = {name: arguments.pop(name) for name in TrainingWish.__struct_fields__ if name != "has_preset"}
         source = click.get_current_context().get_parameter_source("preset")
-        return command(wish=Wish(has_preset=source in GIVEN, **own), **arguments)
+        return command(wish=TrainingWish(has_preset=source in GIVEN, **own), **arguments)
 
     for option in reversed(_OPTIONS):
         option(wished)
