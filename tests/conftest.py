@@ -18,6 +18,7 @@ import psutil
 import pytest
 from core_coverage import CoreCoverage
 from hypothesis import HealthCheck, settings
+from loop_guard import guarded
 from two_lanes import COMPUTING, NICENESS, WAITING, Roles, TwoLanes, computes, folder_of
 from xdist.workermanage import WorkerController
 
@@ -41,6 +42,15 @@ def _levels_of_logs() -> Iterator[None]:
     yield
     for log, level in zip(logs, levels, strict=True):
         log.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _loops_that_never_wait() -> Iterator[None]:
+    """Event loops that never wait for a disk (`loop_guard`)."""
+    found: list[str] = []
+    with guarded(found.append):
+        yield
+    assert not found, found[0]
 
 
 def pytest_configure(config: pytest.Config) -> None:

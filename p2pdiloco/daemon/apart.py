@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,6 +36,22 @@ async def apart(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name=NAME, daemon=True).start()
     return await done
+
+
+def begun(work: Callable[[], T]) -> Future[T]:
+    """Begin the work in a thread, for who comes again to see whether it is done."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome = work()
+        except BaseException as error:  # noqa: BLE001 (whoever takes the result raises it)
+            done.set_exception(error)
+        else:
+            done.set_result(outcome)
+
+    threading.Thread(target=run, name=NAME, daemon=True).start()
+    return done
 
 
 def is_working() -> bool:

@@ -49,7 +49,7 @@ class RunHoldings:
         self.tickets = Tickets()
         self.kept = KeptFiles(self.store.folder / "kept")
         self.spool = Spool(self.store.folder)
-        self.durable = Durable(self.store, self.tickets, self.disk_io)
+        self.durable = Durable(self.store, self.tickets, self.disk_io, timing.durable_s)
 
     def close(self) -> None:
         """End the threads when their jobs are done, and let go of memory and files."""

@@ -106,7 +106,7 @@ class Life:
         if member.learner_link.pid is not None:
             await member.learner_link.stop(0.1)
         member.learner_link.close()
-        member.membership.save()
+        await member.membership.close()
         member.outbound.close()
         member.runner.close()
         await member.background.close()
@@ -123,6 +123,7 @@ class Life:
         if member.peer.reach is not None:
             spawn(member.peer.reach.watch(lambda reach: member.post.put(ev.ReachChanged(reach))))
         spawn(member.membership.watch())
+        spawn(member.holdings.durable.sync_regularly())
         spawn(member.presence.publish())
         spawn(member.link_teller.tell_regularly())
         spawn(member.sharing.publish())
@@ -195,7 +196,7 @@ class Life:
             if member.report.state != "leaving":
                 member.report.enter("training" if course.rests == "no" else course.rests)
             if course.settles(now):
-                member.learner_link.save()
+                await member.learner_link.save()
                 await self.save()
                 if self._results is not None:
                     await self._results.save_last()
@@ -241,7 +242,7 @@ class Life:
     async def _save_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._member.settings.checkpoint_every_s)
-            self._member.learner_link.save()
+            await self._member.learner_link.save()
             await self.save()
 
     async def save(self) -> None:

@@ -322,7 +322,7 @@ async def _own_run(
     if edits := words_of_edits(manifest, data_dir, owner.peer_id):
         logger.warning("%s: %s", run_file, edits)
     prepared = await apart(partial(sign_run, run_file, owner, manifest))
-    remember_joined(data_dir, prepared[0].id)
+    await asyncio.to_thread(remember_joined, data_dir, prepared[0].id)
     return prepared
 
 

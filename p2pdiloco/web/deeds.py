@@ -29,7 +29,7 @@ async def do(controls: OwnerControls, request: Request) -> Response:
         raise HTTPException(404) from None
     body = await _body(request)
     try:
-        words, hint, is_done = _do(controls, word, body), "", True
+        words, hint, is_done = await _do(controls, word, body), "", True
     except UserError as error:
         words, hint, is_done = str(error), error.hint, False
     logger.info("asked for %s on the web page: %s", word.value, clean(words))
@@ -38,16 +38,16 @@ async def do(controls: OwnerControls, request: Request) -> Response:
     return RedirectResponse("../", 303)
 
 
-def _do(controls: OwnerControls, word: Control, body: bytes) -> str:
+async def _do(controls: OwnerControls, word: Control, body: bytes) -> str:
     match word:
         case Control.PAUSE:
-            return controls.pause()
+            return await controls.pause()
         case Control.RESUME:
-            return controls.resume()
+            return await controls.resume()
         case Control.FINISH:
             return controls.finish()
         case Control.LIMITS:
-            return controls.limits(_changes(body))
+            return await controls.limits(_changes(body))
 
 
 def _changes(body: bytes) -> dict[str, str]:

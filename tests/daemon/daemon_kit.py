@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -66,6 +67,13 @@ QUICK = Timing(
     member_ttl_s=3.0,
 )
 PATIENCE_S = 20.0
+
+
+def at_once(work: Callable[[], Any]) -> Future[Any]:
+    """Do at once what else begins in a thread."""
+    done: Future[Any] = Future()
+    done.set_result(work())
+    return done
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> Any:

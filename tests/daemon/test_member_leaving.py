@@ -89,7 +89,7 @@ async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
         await until(lambda: len(given) == 3 and again.learner.running, "the third learner")
         assert given == [("all",) * 4] * 3 and note.exists()
         again.learner.contribute(0)
-        assert not note.exists(), "before anything of it can go out"
+        await until(lambda: not note.exists(), "the note to go, before anything of it can go out")
         again.learner.die()
         await until(lambda: len(given) == 4, "the fourth learner")
         assert given[3] == (), "what the third one had is gone with it"
@@ -120,7 +120,7 @@ async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(
         note.mkdir()
         tickets = len(again.holdings.tickets)
         again.learner.contribute(0)
-        again.learner_link.save()
+        await again.learner_link.save()
         fatal = again.learner_link.fatal
         assert isinstance(fatal.exception(), UserError) and len(again.holdings.tickets) == tickets
         assert not any(isinstance(command, ch.Save) for command in again.learner.commands)

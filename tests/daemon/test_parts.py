@@ -285,13 +285,13 @@ def core_that_takes(taken: list[Unmerged]) -> Any:
     return SimpleNamespace(fragments=[SimpleNamespace(index=i, own=own) for i in range(2)])
 
 
-def test_a_note_is_read_back_as_it_was_until_a_learner_has_it(tmp_path: Path) -> None:
+async def test_a_note_is_read_back_as_it_was_until_a_learner_has_it(tmp_path: Path) -> None:
     taken: list[Unmerged] = []
     write_resume(tmp_path, {1: LEFT})
     note = Resume(tmp_path, core_that_takes(taken))
     for _ in range(2):
         assert note.modes() == ("none", "rest")
-    note.use_up()
+    await note.use_up()
     assert Resume(tmp_path, core_that_takes(taken)).modes() == ("none", "none")
     assert taken == [LEFT, LEFT]
 
@@ -302,14 +302,14 @@ def test_without_a_sound_note_nothing_is_taken(content: bytes | None, tmp_path: 
         (tmp_path / FILE).write_bytes(content)
     note = Resume(tmp_path, core_that_takes([]))
     assert note.modes() == ("none", "none")
-    note.use_up()
+    asyncio.run(note.use_up())
     assert [file.name for file in tmp_path.iterdir()] == ([] if content is None else [FILE + ".corrupt"])
 
 
-def test_a_note_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+async def test_a_note_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(UserError, match=r"resume\.json cannot be removed"):
-        Resume(tmp_path, core_that_takes([])).use_up()
+        await Resume(tmp_path, core_that_takes([])).use_up()
 
 
 def test_a_note_that_cannot_be_written_is_said_and_leaves_nothing(

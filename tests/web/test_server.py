@@ -376,9 +376,9 @@ class Controls:
 
     calls: list[str] = []  # noqa: RUF012
 
-    def pause(self) -> str:
+    async def pause(self) -> str:
         Controls.calls.append("pause")
         return "paused"
 
-    def limits(self, changes: dict[str, str]) -> str:
+    async def limits(self, changes: dict[str, str]) -> str:
         return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))

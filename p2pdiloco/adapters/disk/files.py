@@ -103,6 +103,24 @@ class Files:
                 temporary.unlink(missing_ok=True)
             raise storage_error(error, "save", path) from error
 
+    def make_durable(self, path: Path) -> None:
+        """Force the content of a file that was saved before to the disk; its name follows with its folder's.
+
+        Raises: StorageError: perhaps nothing of it is there, whatever a later try says.
+        """
+        try:
+            with path.open("rb", buffering=0) as file:
+                self.sync(file)
+        except OSError as error:
+            raise storage_error(error, "save", path) from error
+
+    def make_names_durable(self, folder: Path) -> None:
+        """Force a folder's entries to the disk. Raises: StorageError."""
+        try:
+            self.sync_folder(folder)
+        except OSError as error:
+            raise storage_error(error, "save", folder) from error
+
     def append(self, path: Path, data: bytes) -> None:
         """Append durably to an existing file.
 

@@ -29,6 +29,7 @@ from p2pdiloco.adapters.disk.containers import (
 )
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.disk.proofs_file import load_proofs, save_proofs
+from p2pdiloco.adapters.disk.unsynced import UnsyncedUpdates
 from p2pdiloco.adapters.disk.votes_log import VotesLog
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.statements import Evidence
@@ -81,6 +82,8 @@ class RunStore:
         for folder in (self.folder / "fragments", self.folder / "updates"):
             self._files.make_folder(folder)
         self._remove_temporary_files()
+        self.unsynced = UnsyncedUpdates(self._files, self._updates)
+        """Updates that are not durable."""
         self._votes = VotesLog(self.folder / "votes.log", self._files, self._problems.append)
 
     def take_problems(self) -> list[str]:
@@ -118,7 +121,8 @@ class RunStore:
     def save_update(self, version: SignedVersion, payload: Buffer, *, durable: bool) -> None:
         """Put an outer update into the log, over any other of the same number.
 
-        `durable`: survives a power cut; needed before our own update is announced.
+        `durable`: survives a power cut, with all before it that is in the log; needed before our own update
+        is announced. Others wait for a sync (`unsynced`).
 
         Raises:
             StorageError: not saved; the rest of the log is intact.
@@ -129,7 +133,15 @@ class RunStore:
         self._files.make_folder(folder)
         path = folder / f"{header.number}.update"
         clear_folder_at(path)
-        self._files.save(path, encode_update(version, payload), durable=durable)
+
+        def write() -> None:
+            self._files.save(path, encode_update(version, payload), durable=durable)
+
+        if durable:
+            self.unsynced.sync(header.fragment)
+            write()
+        else:
+            self.unsynced.save(header.fragment, header.number, write)
 
     def load_updates(
         self, fragment: int, above_number: int, parent: bytes | None = None
@@ -180,6 +192,7 @@ class RunStore:
         for number in self._numbers(folder, _UPDATE):
             if number < keep_from_number:
                 self._files.delete(folder / f"{number}.update")
+        self.unsynced.forget_below(fragment, keep_from_number)
 
     # --- checkpoints -------------------------------------------------------------------------------
 
@@ -202,6 +215,7 @@ class RunStore:
         path = folder / f"checkpoint-{header.number}.safetensors"
         clear_folder_at(path)
         self._files.save(path, content, durable=True)
+        self.unsynced.forget_below(header.fragment, header.number + 1)
         older = sorted(number for number in self._numbers(folder, _CHECKPOINT) if number < header.number)
         keep = {header.number, *older[len(older) - (KEPT_CHECKPOINTS - 1) :]}
         for number in self._numbers(folder, _CHECKPOINT) - keep:

@@ -81,6 +81,7 @@ class HivemindTransport(Endpoint):
         self._meeting = Meeting(identity.peer_id, initial_peers, remembered)
         self._expires: BoundedDict[str, float] = BoundedDict(MAX_KEYS)
         self._observed: list[str] = []
+        self._own: dict[str, list[str]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._record_calls = RequestAllowance(lambda excess: self._count(excess.value), self._disconnect)
         """Allowance of calls of the DHT."""
@@ -128,7 +129,7 @@ class HivemindTransport(Endpoint):
         """See `ports.Transport.addresses`."""
         listen = self._listen if self._daemon.options.listen else []
         first = [*self._daemon.options.announce, *self._outside]
-        return multiaddrs.reachable_order(listen, first, self._observed, self.peer_id)
+        return multiaddrs.reachable_order(listen, first, self._observed, self.peer_id, self._own)
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """See `ports.Transport.connect`. The addresses are kept for reconnecting."""
@@ -298,7 +299,7 @@ class HivemindTransport(Endpoint):
         )
         invariant(self._attachment.peer_id == self.peer_id, "p2pd runs with another identity than ours")
         self._records = await RecordTable.create(self._attachment, self._identity, self._records)
-        self._observed = await self._attachment.observed_addresses(CONTROL_TIMEOUT_S)
+        await self._look_at_addresses(self._attachment)
 
     async def _tear_down(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -354,10 +355,14 @@ class HivemindTransport(Endpoint):
                 logger.debug("maintenance: %s", error)
             await asyncio.sleep(MAINTENANCE_S)
 
+    async def _look_at_addresses(self, attachment: binding.Attachment) -> None:
+        self._own = await asyncio.to_thread(multiaddrs.own_addresses)
+        self._observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
+
     async def _maintain_once(self) -> None:
         attachment, records = self._require(), self._records
         self._meeting.connected_to(await attachment.peers(CONTROL_TIMEOUT_S))
-        self._observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
+        await self._look_at_addresses(attachment)
         if not self._meeting.connected:
             await self._meeting.rejoin(self._require(), self._records)
             return

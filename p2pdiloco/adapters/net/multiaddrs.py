@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import base58
 import psutil
@@ -188,20 +188,24 @@ def claim_ports(listen: Sequence[str]) -> list[str]:
 
 
 def reachable_order(
-    listen: Sequence[str], announce: Sequence[str], observed: Sequence[str], peer_id: str
+    listen: Sequence[str],
+    announce: Sequence[str],
+    observed: Sequence[str],
+    peer_id: str,
+    own: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Order the addresses to tell others, most reachable first: announced, public, private, relayed,
     loopback.
 
-    `listen` may hold 0.0.0.0 or ::, which become the interfaces' addresses; `observed` is what libp2p
-    believes of itself (relays, mapped ports). At most 16 are returned, each with /p2p/ID.
+    `listen` may hold 0.0.0.0 or ::, which become the interfaces' addresses (`own`, by family). `observed` is
+    what libp2p believes of itself (relays, mapped ports). At most 16 are returned, each with /p2p/ID.
     """
     expanded: list[str] = []
     for text in [*listen, *observed]:
         host = parse(text)[0]
         if host[0] in {"ip4", "ip6"} and ipaddress.ip_address(host[1]).is_unspecified:
             rest = parse(text)[1:]
-            expanded += [join([(host[0], ip), *rest]) for ip in interface_addresses(host[0])]
+            expanded += [join([(host[0], ip), *rest]) for ip in own.get(host[0], ())]
         else:
             expanded.append(text)
     ordered = [*announce, *sorted(expanded, key=_distance)]
@@ -218,6 +222,11 @@ def interface_addresses(family: str) -> list[str]:
         # A link-local IPv6 address means nothing without its interface: psutil marks it with %.
         found += [a.address for a in addresses if name in up and a.family == wanted and "%" not in a.address]
     return found
+
+
+def own_addresses() -> dict[str, list[str]]:
+    """List this machine's IP addresses by family. It waits for the operating system."""
+    return {family: interface_addresses(family) for family in ("ip4", "ip6")}
 
 
 def _distance(text: str) -> int:

@@ -250,6 +250,9 @@ class P2PDaemon:
 
     async def _end_leftover(self) -> None:
         """End the p2pd of a killed predecessor, if it is still there and really is ours."""
+        await asyncio.to_thread(self._end_process_of_file)
+
+    def _end_process_of_file(self) -> None:
         try:
             pid = int(self._pid_file.read_text())
             process = psutil.Process(pid)
@@ -258,7 +261,7 @@ class P2PDaemon:
             return
         if ours and pid != self.pid:
             process.send_signal(signal.SIGKILL)
-            await asyncio.get_running_loop().run_in_executor(None, psutil.wait_procs, [process], 3)
+            psutil.wait_procs([process], 3)
 
 
 def socket_folder(data_dir: Path) -> Path:

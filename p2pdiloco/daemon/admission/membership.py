@@ -63,6 +63,9 @@ class Membership:
         """
         self._folder = run_folder(data_dir, run.id)
         self._news = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        self._saving: asyncio.Task[None] | None = None
+        """Saving of the newest notice."""
         self._notice_is_new = self._register_is_new = False
         self._me, self._name = transport.peer_id, run.name
         self._on_notice = on_notice
@@ -95,13 +98,14 @@ class Membership:
     def _changed(self, what: Change) -> None:
         if what is Change.NOTICE:
             self._notice_is_new = True
-            self._save_notice()  # at once: it must never go back
+            self._say_notice()
+            self._saving = asyncio.ensure_future(self._save_notice())  # at once: it must never go back
             self._on_notice()
         else:
             self._register_is_new = True
         self._news.set()
 
-    def _save_notice(self) -> None:
+    def _say_notice(self) -> None:
         notice = self.register.notice
         assert notice is not None
         figures = {"number": notice.sequence, **notice_figures(notice)}
@@ -109,10 +113,22 @@ class Membership:
         fault = self.register.would_take(self._me, self._grant)
         if fault is not None:
             logger.error("%s: nobody of run %s takes anything from this node", fault, self._name)
-        try:
-            save_notice(self._folder, notice)
-        except (StorageError, UserError) as error:
-            logger.warning("%s", error)
+
+    async def _save_notice(self) -> None:
+        """Save the newest notice, after those before it."""
+        async with self._one_at_a_time:
+            notice = self.register.notice
+            assert notice is not None
+            try:
+                await asyncio.to_thread(save_notice, self._folder, notice)
+            except (StorageError, UserError) as error:
+                logger.warning("%s", error)
+
+    async def close(self) -> None:
+        """Save what is not saved yet."""
+        if self._saving is not None:
+            await self._saving
+        self.save()
 
     def save(self) -> None:
         """Save whom we have seen admitted, if that has changed. A failure is logged: it costs memory only."""
@@ -141,6 +157,8 @@ class Membership:
             self._news.clear()
             if self._notice_is_new:
                 self._notice_is_new = False
+                assert self._saving is not None
+                await asyncio.shield(self._saving)
                 await self.introductions.pass_on()
             self.save()
             await asyncio.sleep(SAVE_PAUSE_S)

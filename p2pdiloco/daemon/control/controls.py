@@ -38,16 +38,16 @@ class ControlState(Struct, frozen=True, kw_only=True):
 class OwnerControls(Protocol):
     """Controls, for who serves them to the owner (control socket, web page). On the event loop only."""
 
-    def pause(self) -> str:
+    async def pause(self) -> str:
         """Let the learner rest until `resume`, also over restarts."""
 
-    def resume(self) -> str:
+    async def resume(self) -> str:
         """End a pause, or take `finish` back while it can be. Schedules and bounds go on holding."""
 
     def finish(self) -> str:
         """Hand over what was made, then leave and end."""
 
-    def limits(self, changes: dict[str, str]) -> str:
+    async def limits(self, changes: dict[str, str]) -> str:
         """Change limits by name, all or none; an empty value takes one away. They are kept for later starts.
 
         Raises: UserError (an unknown name, a value that cannot be, nothing to read it by)."""

@@ -10,14 +10,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict, replace
 
 from p2pdiloco.config.owner.own_limits import limits_of
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import service
+from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.control.controls import AWAY, ControlState
 from p2pdiloco.daemon.display.own_rows import RestRow, TransferRow
 from p2pdiloco.daemon.links.link import Link
@@ -27,6 +28,7 @@ from p2pdiloco.daemon.rest.sources import OwnersMachine
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel_messages as ch
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 HAND_OVER_AT_MOST_S = 120.0
@@ -65,6 +67,11 @@ class Reins(Protocol):
         """Write into the diary that the learner rests, or goes on."""
 
 
+async def _carried_through(wish: Coroutine[Any, Any, T]) -> T:
+    """Carry a wish through: who asked may be gone before the disk has it, and it holds all the same."""
+    return await asyncio.shield(asyncio.ensure_future(wish))
+
+
 class NodeControls:
     """Controls of one node (`OwnerControls`)."""
 
@@ -98,15 +105,15 @@ class NodeControls:
 
     # --- what the owner asks -------------------------------------------------------------------------
 
-    def pause(self) -> str:
+    async def pause(self) -> str:
         """See `OwnerControls.pause`."""
         if since := self._keeper.paused_since:
             return f"paused since {clock_text(since, self._wall())} already; `p2pdiloco resume` goes on"
-        self._keeper.pause(True)
+        await _carried_through(self._keeper.pause(True))
         self.look()
         return "paused: what was made is handed over, then the learner rests; `p2pdiloco resume` goes on"
 
-    def resume(self) -> str:
+    async def resume(self) -> str:
         """See `OwnerControls.resume`."""
         if self._stop.is_set():
             raise UserError("the node leaves already", "start it again: p2pdiloco node")
@@ -115,7 +122,7 @@ class NodeControls:
                 f"not paused; {self._rest.line()}" if self._rest is not None else "not paused: nothing to do"
             )
         if self._keeper.paused_since:
-            self._keeper.pause(False)
+            await _carried_through(self._keeper.pause(False))
         self._keeper.finish(False)
         self.look()
         return (
@@ -131,11 +138,11 @@ class NodeControls:
             return "finishing: nothing is to be handed over; leaving now"
         return f"finishing: handing over what was made, then leaving, within {HAND_OVER_AT_MOST_S:g} s"
 
-    def limits(self, changes: dict[str, str]) -> str:
+    async def limits(self, changes: dict[str, str]) -> str:
         """See `OwnerControls.limits`."""
         if not changes:
             return "nothing to change"
-        said = self._keeper.change(changes)
+        said = await _carried_through(self._keeper.change(changes))
         self.look()
         return "; ".join(said)
 
@@ -216,10 +223,10 @@ class NodeControls:
         self.away.clear()
         return True
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Write what was counted: the node ends."""
         self.detach()
-        self._keeper.book.close()
+        await apart(self._keeper.book.close)
 
     def look(self) -> None:
         """Look what is to be, and let it be so."""

@@ -97,23 +97,23 @@ class ControlServer:
         except DAMAGE:
             return Reply(False, "not a request that this node knows", "is it of the same version?")
         try:
-            return Reply(True, self._do(request), state=self._controls.state())
+            return Reply(True, await self._do(request), state=self._controls.state())
         except UserError as error:
             return Reply(False, str(error), error.hint, self._controls.state())
 
-    def _do(self, request: Request) -> str:
+    async def _do(self, request: Request) -> str:
         controls = self._controls
         match request.do:
             case "state":
                 return ""
             case "pause":
-                return controls.pause()
+                return await controls.pause()
             case "resume":
-                return controls.resume()
+                return await controls.resume()
             case "finish":
                 return controls.finish()
             case "limits":
-                return controls.limits(request.changes)
+                return await controls.limits(request.changes)
 
 
 def _clear(path: Path) -> None:

@@ -29,7 +29,7 @@ async def owned(settings: NodeSettings, stop: asyncio.Event) -> AsyncIterator[No
     finally:
         watching.cancel()
         await server.close()
-        controls.close()
+        await controls.close()
 
 
 def _end_for_bug(task: asyncio.Task[None]) -> None:

@@ -205,7 +205,8 @@ class Reachability:
         voices = await self._ask_some(peers)
         if not voices:
             return
-        own_ips = {*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")}
+        own = await asyncio.to_thread(multiaddrs.own_addresses)
+        own_ips = {*own["ip4"], *own["ip6"]}
         heard = decisive(voices, own_ips)
         if not self._counts((known, heard[0].outlook(own_ips))):
             return

@@ -112,14 +112,13 @@ class LearnerLink:
         for fragment, base in enumerate(bases):
             self._catch_up(fragment, base.number)
 
-    def _use_up(self) -> bool:
+    async def _use_up(self) -> bool:
         """Use up what an earlier life left: no later learner takes it up. False: it could not be."""
-        left, self._left = self._left, None
         try:
-            if left is not None:
-                left.use_up()
+            if self._left is not None:
+                await self._left.use_up()
+            self._left = None
         except UserError as error:
-            self._left = left
             if not self.fatal.done():
                 self.fatal.set_exception(error)
         return self._left is None
@@ -142,7 +141,7 @@ class LearnerLink:
             self._host.send(ch.StopStepping())
         told = await self._told_everything(timeout_s / 2 + step_s)
         self._stopping = True
-        saves = self._ready and self._use_up()
+        saves = self._ready and await self._use_up() and self._ready
         left_s = ends_s - loop.time()
         if saves:
             await self._host.stop(self._state_path, left_s)
@@ -170,11 +169,14 @@ class LearnerLink:
         self._stopping = True
         self._host.close()
 
-    def save(self) -> None:
+    async def save(self) -> None:
         """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
-        if self._saving or not self._ready or self._stopping or self._host.guest or not self._use_up():
-            return
-        self._saving = self._host.send(ch.Save(self._state_path))
+        if self._can_save and await self._use_up() and self._can_save:
+            self._saving = self._host.send(ch.Save(self._state_path))
+
+    @property
+    def _can_save(self) -> bool:
+        return self._ready and not (self._saving or self._stopping or self._host.guest)
 
     async def evaluate(self) -> float | None:
         """See `Questions`."""
@@ -268,9 +270,8 @@ class LearnerLink:
                 for fragment in range(len(self._slots)):
                     self.after_commit(fragment)
             case ch.CopiedOut():
-                if self._stopping or self._use_up():
-                    self._slots[event.fragment].copied()
-                    self._spawn(self._encode(event, self._life))
+                self._slots[event.fragment].copied()
+                self._spawn(self._encode(event, self._life))
             case ch.NothingToCopy():
                 if self._slots[event.fragment].had_nothing(event.slot_in_use):
                     self._post(ev.NothingToContribute(event.fragment))
@@ -319,7 +320,7 @@ class LearnerLink:
                     what = {"fragment": fragment, "error": str(error)}
                     logger.error("fragment %(fragment)d: parameters are kept out: %(error)s", what)
                 not_finite = True
-        if life != self._life or self._stopping:
+        if not await self._use_up() or life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
         if not slot.encoded() or void or not_finite:
             if not_finite:

@@ -5,8 +5,10 @@ It knows no member: `daemon.control.owner` carries out what it finds.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,6 +24,7 @@ from p2pdiloco.config.owner.own_limits import (
     flag_of,
     value_text,
 )
+from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.display.own_rows import TransferRow
 from p2pdiloco.daemon.display.wording import size
 from p2pdiloco.daemon.rest.governor import Governor
@@ -57,6 +60,7 @@ class WishKeeper:
         self.bounds: Bounds = bounds_of(self.limits)
         self._governor = Governor(machine.sources(self.bounds))
         self.book = TransferBook(data_dir)
+        self._one_at_a_time = asyncio.Lock()
         self.finishing_since = 0.0
         """Time since which the node is to finish, in seconds since 1970; 0: it is not."""
         self._reserve_bytes = 0
@@ -69,31 +73,33 @@ class WishKeeper:
         """Time since which it is paused, in seconds since 1970; 0: it is not."""
         return self._wishes.paused_since
 
-    def pause(self, pauses: bool) -> None:
+    async def pause(self, pauses: bool) -> None:
         """Begin or end a pause. Raises: StorageError (it cannot be kept)."""
-        wishes = replace(self._wishes, paused_since=self._wall() if pauses else 0.0)
-        save_wishes(self._data_dir, wishes)
-        self._wishes = wishes
+        async with self._one_at_a_time:
+            wishes = replace(self._wishes, paused_since=self._wall() if pauses else 0.0)
+            await apart(partial(save_wishes, self._data_dir, wishes))
+            self._wishes = wishes
 
     def finish(self, finishes: bool) -> None:
         """Begin to finish, or take that back."""
         self.finishing_since = self._wall() if finishes else 0.0
 
-    def change(self, changes: dict[str, str]) -> list[str]:
+    async def change(self, changes: dict[str, str]) -> list[str]:
         """Change limits, all or none. Returns a sentence for each.
 
         Raises:
             ConfigError: a limit cannot be, or this machine does not tell what it is about.
             StorageError: they cannot be kept.
         """
-        limits = changed(self.limits, changes)
-        bounds = bounds_of(limits)
-        sources = self._machine.sources(bounds)
-        names = changed_names(changes)
-        wishes = with_changes(self._wishes, limits, changes)
-        save_wishes(self._data_dir, wishes)
-        self._wishes, self.limits, self.bounds = wishes, limits, bounds
-        self._governor.use(sources)
+        async with self._one_at_a_time:
+            limits = changed(self.limits, changes)
+            bounds = bounds_of(limits)
+            sources = await apart(partial(self._machine.sources, bounds))
+            names = changed_names(changes)
+            wishes = with_changes(self._wishes, limits, changes)
+            await apart(partial(save_wishes, self._data_dir, wishes))
+            self._wishes, self.limits, self.bounds = wishes, limits, bounds
+            self._governor.use(sources)
         self._sources.update(dict.fromkeys(names, "limits"))
         return [self._said(name) for name in names]
 

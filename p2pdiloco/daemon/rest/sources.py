@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.config.owner.hours import DAY_MIN, Span, next_begin_min
 from p2pdiloco.config.owner.own_limits import Bounds
+from p2pdiloco.daemon.apart import begun
 from p2pdiloco.daemon.display.wording import duration
 from p2pdiloco.daemon.rest.idleness import Idleness
 from p2pdiloco.daemon.rest.readers import Sensors, mains
@@ -21,6 +24,9 @@ LESS_POWER = 0.8
 """Share of the bound at which little enough is drawn again."""
 LOOK_EVERY_S = 5.0
 """Time between two looks at what takes a while to read."""
+
+
+Begin = Callable[[Callable[[], Finding | None]], Future[Finding | None]]
 
 
 class RestSource(Protocol):
@@ -118,17 +124,23 @@ class Power:
 
 
 class Seldom:
-    """A source that is looked at every few seconds only: reading it takes a while."""
+    """A source that is looked at every few seconds only, beside the event loop: /proc and drivers take their
+    time on a loaded machine, and a driver may never answer. Until a look is done the one before holds."""
 
-    def __init__(self, source: RestSource) -> None:
-        self._source = source
+    def __init__(self, source: RestSource, begin: Begin = begun) -> None:
+        """`begin`: begins a look."""
+        self._source, self._begin = source, begin
         self._at = float("-inf")
+        self._looking: Future[Finding | None] | None = None
         self._found: Finding | None = None
 
     def look(self, wall: float) -> Finding | None:
         """See `RestSource.look`."""
-        if not 0 <= wall - self._at < LOOK_EVERY_S:
-            self._at, self._found = wall, self._source.look(wall)
+        if self._looking is None and not 0 <= wall - self._at < LOOK_EVERY_S:
+            self._at = wall
+            self._looking = self._begin(partial(self._source.look, wall))
+        if self._looking is not None and self._looking.done():
+            self._found, self._looking = self._looking.result(), None
         return self._found
 
 
@@ -140,7 +152,9 @@ class OwnersMachine:
         plugged: Callable[[], bool | None] = mains,
         sensors: Sensors | None = None,
         idleness: Callable[[], Idleness] = Idleness,
+        begin: Begin = begun,
     ) -> None:
+        self._begin = begin
         self._plugged, self._make_idleness = plugged, idleness
         self._sensors = sensors
         self._idleness: Idleness | None = None
@@ -157,12 +171,12 @@ class OwnersMachine:
         if bounds.not_on_battery:
             if self._plugged() is None:
                 raise _untold("--not-on-battery", "whether it is on battery", "it has none, or hides it")
-            found.append(Seldom(Battery(self._plugged)))
+            found.append(Seldom(Battery(self._plugged), self._begin))
         if bounds.idle_s:
             self._idleness = self._idleness or self._make_idleness()
             if not self._idleness.tells:
                 raise _untold("--when-idle", "who uses it", "use --hours instead")
-            found.append(Seldom(InUse(self._idleness, bounds.idle_s)))
+            found.append(Seldom(InUse(self._idleness, bounds.idle_s), self._begin))
         return found + self._of_sensors(bounds)
 
     def _of_sensors(self, bounds: Bounds) -> list[RestSource]:
@@ -173,13 +187,13 @@ class OwnersMachine:
             if bounds.max_temperature_c:
                 if hottest_c() is None:
                     raise _untold("--max-temperature", "how hot it is", "containers often hide it")
-                found.append(Seldom(Heat(hottest_c, bounds.max_temperature_c)))
+                found.append(Seldom(Heat(hottest_c, bounds.max_temperature_c), self._begin))
             if bounds.max_power_w:
                 if power_w() is None:
                     raise _untold(
                         "--max-power", "what its GPUs draw", "the driver does not say, or there is none"
                     )
-                found.append(Seldom(Power(power_w, bounds.max_power_w)))
+                found.append(Seldom(Power(power_w, bounds.max_power_w), self._begin))
         return found
 
 

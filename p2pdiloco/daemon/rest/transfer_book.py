@@ -1,8 +1,9 @@
 """Book of the bytes that this node moved, by calendar month, over all its lives: `DATA_DIR/transfer.json`.
 
 What stands on the disk is ahead of what was counted: a life that ends without a word (SIGKILL, a power cut)
-is charged up to `AHEAD_BYTES`, or what moves in five seconds if that is more, too much, and never too little
-as long as no more than that moves between two looks. An orderly end writes what was counted.
+is charged up to `AHEAD_BYTES`, or what moves in five seconds if that is more, too much. It is charged too
+little only if what moves while a write takes place is more than what it was ahead by. An orderly end writes
+what was counted. Writes take place beside the event loop, one at a time.
 
 Whose clock is set back, or was ahead in an earlier life, gets no second budget: what stands under later
 months counts for the present one, too.
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.daemon.apart import begun
 from p2pdiloco.errors import StorageError
 from p2pdiloco.notes import read_note
 
@@ -27,6 +32,8 @@ FILE = "transfer.json"
 AHEAD_BYTES = 16 << 20
 AHEAD_LOOKS = 5
 """Looks at the rate of the last one that the disk is ahead."""
+WRITE_LOOKS = 2
+"""Looks at that rate for which the disk must still be ahead: the next write begins so long before."""
 MONTHS = 36
 Amount = Annotated[int, Meta(ge=0, le=1 << 62)]
 JUMP_S = 3600.0
@@ -47,6 +54,11 @@ class Counts(Struct, frozen=True):
     def plus(self, sent: int, received: int) -> Counts:
         """Add bytes."""
         return Counts(self.sent + max(0, sent), self.received + max(0, received))
+
+
+Kept = dict[str, Counts] | None
+"""Content of the file; None: it could not be written."""
+Write = Callable[[], Kept]
 
 
 class BookFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +85,10 @@ def month_ends(wall: float) -> str:
 class TransferBook:
     """Book of one data folder."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, begin: Callable[[Write], Future[Kept]] = begun) -> None:
+        """`begin`: begins a write; of the event loop's thread nobody can wait for a disk."""
+        self._begin = begin
+        self._writing: Future[Kept] | None = None
         self._path = data_dir / FILE
         known = read_note(self._path, _decoder.decode, logger.warning)
         self._months = dict(known.months) if known is not None else {}
@@ -106,31 +121,49 @@ class TransferBook:
         self._month = month
         self._this_life = self._this_life.plus(sent, received)
         self._months[month] = counts = self._months.get(month, Counts()).plus(sent, received)
+        self._take_up()
+        if self._writing is not None:
+            return
         written = self._written.get(month, Counts())
-        if counts.sent > written.sent or counts.received > written.received:
+        soon = counts.plus(WRITE_LOOKS * sent, WRITE_LOOKS * received)
+        if soon.sent > written.sent or soon.received > written.received:
             ahead = max(AHEAD_BYTES, AHEAD_LOOKS * (sent + received))
-            self._write({**self._months, month: _ahead(counts, ahead)})
+            self._writing = self._begin(partial(self._write, {**self._months, month: _ahead(counts, ahead)}))
+            self._take_up()
 
     def close(self) -> None:
-        """Write what was counted: an orderly end."""
+        """Write what was counted: an orderly end. It waits for the disk."""
+        if self._writing is not None:
+            self._writing.result()
+            self._take_up()
         if self._months != self._written:
-            self._write(self._months)
+            self._note(self._write(self._months))
 
     def _was_set(self, now: float, wall: float) -> bool:
         """Tell whether the clock of the day was set since the last look."""
         before, self._clocks = self._clocks, (now, wall)
         return before is not None and abs((wall - before[1]) - (now - before[0])) > JUMP_S
 
-    def _write(self, months: dict[str, Counts]) -> None:
+    def _take_up(self) -> None:
+        """Take up what came of a write, if it is done."""
+        if self._writing is not None and self._writing.done():
+            self._note(self._writing.result())
+            self._writing = None
+
+    def _note(self, kept: Kept) -> None:
+        if kept is not None:
+            self._written = kept
+        self._complained = kept is None
+
+    def _write(self, months: dict[str, Counts]) -> Kept:
         kept = dict(sorted(months.items())[-MONTHS:])
         try:
             Files().save(self._path, [msgspec.json.encode(BookFile(kept))], durable=True)
         except StorageError as error:
             if not self._complained:
                 logger.warning("the bytes of this month are not kept over a restart: %s", error)
-            self._complained = True
-            return
-        self._written, self._complained = kept, False
+            return None
+        return kept
 
 
 def _ahead(counts: Counts, by: int) -> Counts:

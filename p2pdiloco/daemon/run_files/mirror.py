@@ -133,12 +133,12 @@ class Mirror:
             return None
         signed, manifest = answer
         run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
-        Files().make_folder(run_folder(self._data_dir, run.id))
+        await asyncio.to_thread(Files().make_folder, run_folder(self._data_dir, run.id))
         wrong = partial(self._rests.lengthen, run.id)
         await fetched_tokenizer(self._transport, self._data_dir, run.id, manifest, hosts, wrong)
         if not await asyncio.to_thread(is_kept, self._data_dir, run.id, manifest):
             await first_that_gives("version 0", hosts, lambda peer: self._initial(peer, run.id, manifest))
-        save_signed(signed_file(self._data_dir, run.id), signed)
+        await asyncio.to_thread(save_signed, signed_file(self._data_dir, run.id), signed)
         fetched = {"run_name": run.name, "run": run.id, "owner": signed.owner}
         logger.info("run %(run_name)s (%(run).12s) of %(owner)s was fetched", fetched)
         return run

@@ -7,6 +7,7 @@ as part of a later contribution. Only what an orderly end wrote is beyond that d
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from pathlib import Path
@@ -65,19 +66,22 @@ class Resume:
             )
         return modes
 
-    def use_up(self) -> None:
+    async def use_up(self) -> None:
         """Remove the note: what is left may be contributed, or saved in another state, from now on. No life
         may take it up again.
 
         Raises:
             UserError: the note stays, which could have inner steps merged twice.
         """
-        files = Files()
         try:
-            files.remove(self._path)
-            files.sync_folder(self._path.parent)
+            await asyncio.to_thread(self._remove)
         except OSError as error:
             raise UserError(f"{self._path} cannot be removed: {error}", "see whose the folder is") from error
+
+    def _remove(self) -> None:
+        files = Files()
+        files.remove(self._path)
+        files.sync_folder(self._path.parent)
 
     def _read(self) -> Note:
         return read_note(self._path, _decoder.decode, logger.warning) or {}

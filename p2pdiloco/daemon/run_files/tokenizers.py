@@ -7,6 +7,7 @@ kept; it is parsed as data. It lies beside result files, too.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,7 +139,7 @@ async def fetched_tokenizer(
 
     content = await first_that_gives("the tokenizer", peers, ask)
     if data_dir is not None:
-        keep_tokenizer(data_dir, run, content)
+        await asyncio.to_thread(keep_tokenizer, data_dir, run, content)
     return content
 
 

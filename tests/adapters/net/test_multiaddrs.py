@@ -63,14 +63,11 @@ def test_parsing_raises_nothing_else(words: list[str]) -> None:
     assert multiaddrs.parse(multiaddrs.join(parts)) == parts
 
 
-def test_everywhere_becomes_the_interfaces_and_loopback_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        multiaddrs,
-        "interface_addresses",
-        lambda family: ["127.0.0.1", "192.168.1.5", "9.9.9.9", "169.254.1.1"],
-    )
+def test_everywhere_becomes_the_interfaces_and_loopback_is_last() -> None:
+    own = {"ip4": ["127.0.0.1", "192.168.1.5", "9.9.9.9", "169.254.1.1"]}
     observed = [f"/ip4/8.8.8.8/tcp/2/p2p/{PEER}/p2p-circuit", "/ip4/192.168.1.5/tcp/31337"]
-    told = multiaddrs.reachable_order(["/ip4/0.0.0.0/tcp/31337"], ["/dns4/me.example/tcp/1"], observed, PEER)
+    announced = ["/dns4/me.example/tcp/1"]
+    told = multiaddrs.reachable_order(["/ip4/0.0.0.0/tcp/31337"], announced, observed, PEER, own)
     assert told == [
         f"{address}/p2p/{PEER}"
         for address in (

@@ -27,17 +27,17 @@ class Told:
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def pause(self) -> str:
+    async def pause(self) -> str:
         self.words.append("pause")
         return "paused"
 
-    def resume(self) -> str:
+    async def resume(self) -> str:
         raise UserError("it cannot be", "a hint")
 
     def finish(self) -> str:
         return "finishing"
 
-    def limits(self, changes: dict[str, str]) -> str:
+    async def limits(self, changes: dict[str, str]) -> str:
         self.words.append(str(changes))
         return "changed"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from daemon_kit import Neighbourhood, QuickMember, until
+from daemon_kit import Neighbourhood, QuickMember, at_once, until
 
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.control.owner import HAND_OVER_AT_MOST_S, NodeControls
@@ -74,7 +74,7 @@ class Owner:
         self.wall = 1_800_000_000.0
         self.stop = asyncio.Event()
         given = NodeSettings(data_dir=folder, **settings)
-        machine = OwnersMachine(lambda: self.plugged, SimpleNamespace())  # type: ignore[arg-type]
+        machine = OwnersMachine(lambda: self.plugged, SimpleNamespace(), begin=at_once)  # type: ignore[arg-type]
         self.controls = NodeControls(given, self.stop, machine, lambda: self.wall)
         self.now = 0.0
         self.controls._now = lambda: self.now  # type: ignore[method-assign]
@@ -92,23 +92,23 @@ async def test_a_pause_is_handed_over_holds_over_a_restart_and_ends(tmp_path: Pa
     owner = Owner(tmp_path)
     owner.controls.attach(owner.reins)
     assert owner.after(2) == "" and not owner.reins.wish.rests
-    assert owner.controls.pause().startswith("paused: what was made is handed over")
+    assert (await owner.controls.pause()).startswith("paused: what was made is handed over")
     assert owner.reins.wish.rests and owner.reins.notes == ["paused"]
     assert not owner.controls.state().rest.handed_over  # type: ignore[union-attr]
     owner.reins.handed_over = True
     assert owner.after(1) == "paused" and owner.controls.state().rest.handed_over  # type: ignore[union-attr]
-    assert "already" in owner.controls.pause()
+    assert "already" in await owner.controls.pause()
     assert not owner.controls.away.is_set() and not owner.stop.is_set(), "it stays a member"
-    owner.controls.close()
+    await owner.controls.close()
 
     again = Owner(tmp_path)
     again.wall += 3600
     again.controls.attach(again.reins)
     assert again.reins.wish.rests, "before its learner starts"
     assert again.controls.rest_row().since == owner.wall - 1, "since it was asked for"  # type: ignore[union-attr]
-    assert again.controls.resume() == "resumed: the learner goes on"
+    assert await again.controls.resume() == "resumed: the learner goes on"
     assert not again.reins.wish.rests and again.reins.notes == ["paused", "no"]
-    assert again.controls.resume() == "not paused: nothing to do"
+    assert await again.controls.resume() == "not paused: nothing to do"
 
 
 async def test_a_resume_does_not_outrule_what_else_keeps_it(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ async def test_a_resume_does_not_outrule_what_else_keeps_it(tmp_path: Path) -> N
     owner.controls.attach(owner.reins)
     owner.plugged = False
     assert owner.after(20) == "battery"
-    owner.controls.pause()
+    await owner.controls.pause()
     assert owner.after(1) == "paused"
-    assert owner.controls.resume().startswith("resumed, but idle: on battery since ")
+    assert (await owner.controls.resume()).startswith("resumed, but idle: on battery since ")
     assert owner.reins.wish.rests
 
 
@@ -127,14 +127,14 @@ async def test_finish_waits_for_the_hand_over_and_not_for_ever(tmp_path: Path) -
     owner.controls.attach(owner.reins)
     assert "within 120 s" in owner.controls.finish()
     assert owner.after(int(HAND_OVER_AT_MOST_S) - 2) == "finishing" and not owner.stop.is_set()
-    assert owner.controls.resume().startswith("resumed")
+    assert (await owner.controls.resume()).startswith("resumed")
     assert owner.after(int(HAND_OVER_AT_MOST_S)) == "" and not owner.stop.is_set(), "taken back"
     owner.controls.finish()
     owner.reins.handed_over = True
     owner.after(1)
     assert owner.stop.is_set()
     with pytest.raises(UserError, match="leaves already"):
-        owner.controls.resume()
+        await owner.controls.resume()
     other = Owner(tmp_path)
     other.controls.attach(other.reins)
     other.controls.finish()
@@ -196,12 +196,12 @@ async def test_a_budget_that_is_raised_calls_it_back(tmp_path: Path) -> None:
     owner.controls.detach()
     waiting = asyncio.ensure_future(owner.controls.may_join())
     await asyncio.sleep(0)
-    said = owner.controls.limits({"max-transfer": "1GB/month"})
+    said = await owner.controls.limits({"max-transfer": "1GB/month"})
     assert "a start with --max-transfer 100kB/month, as this one, wins over it" in said
     assert await asyncio.wait_for(waiting, 1.0)
     owner.reins.carried = (50, 0)  # another transport's, which counts from nothing
     owner.controls.attach(owner.reins)
-    owner.controls.close()
+    await owner.controls.close()
     again = Owner(tmp_path, max_transfer="100kB/month")
     assert again.controls.transfer_row().sent_bytes == 100_050
     waiting = asyncio.ensure_future(again.controls.may_join())
@@ -216,7 +216,7 @@ async def test_a_session_ends_with_its_budget(tmp_path: Path) -> None:
     owner.reins.carried, owner.reins.handed_over = (100_000, 0), True
     owner.after(2)
     assert owner.stop.is_set() and not owner.controls.away.is_set()
-    owner.controls.close()
+    await owner.controls.close()
     again = Owner(tmp_path, max_transfer="100kB/month", learner_socket=tmp_path / "s")
     with pytest.raises(UserError, match="this month's transfer is used up"):
         await again.controls.may_join()
@@ -228,11 +228,11 @@ async def test_limits_hold_at_once_and_at_the_next_start(
     owner = Owner(tmp_path, max_download="50Mbit")
     owner.controls.attach(owner.reins)
     assert owner.reins.link == Link(float("inf"), 50e6)
-    said = owner.controls.limits({"max-upload": "5Mbit", "min-step-s": "0.5", "max-download": "none"})
+    said = await owner.controls.limits({"max-upload": "5Mbit", "min-step-s": "0.5", "max-download": "none"})
     assert owner.reins.link == Link(5e6, float("inf")) and owner.reins.wish.min_step_s == 0.5
     assert "max-upload is 5Mbit now (kept for later starts)" in said
     with pytest.raises(ConfigError):
-        owner.controls.limits({"hours": "22-7", "max-upload": "fast"})
+        await owner.controls.limits({"hours": "22-7", "max-upload": "fast"})
     assert {r.name: r.comes_from for r in owner.controls.state().limits if r.value} == {
         "max-upload": "limits",
         "min-step-s": "limits",
@@ -251,12 +251,12 @@ async def test_a_limit_that_nothing_tells_of_is_refused_while_it_runs(tmp_path: 
     owner = Owner(tmp_path)
     owner.plugged = None  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="does not tell whether it is on battery"):
-        owner.controls.limits({"not-on-battery": "yes"})
+        await owner.controls.limits({"not-on-battery": "yes"})
     with pytest.raises(ConfigError, match="does not tell whether it is on battery"):
         NodeControls(
             NodeSettings(data_dir=tmp_path, not_on_battery=True), owner.stop, OwnersMachine(lambda: None)
         )
-    assert owner.controls.limits({}) == "nothing to change"
+    assert await owner.controls.limits({}) == "nothing to change"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ async def test_a_damaged_file_of_wishes_is_set_aside(tmp_path: Path, content: by
     else:
         (tmp_path / FILE).mkdir()
     owner = Owner(tmp_path)
-    assert owner.controls.pause().startswith("paused") and (tmp_path / f"{FILE}.corrupt").exists()
+    assert (await owner.controls.pause()).startswith("paused") and (tmp_path / f"{FILE}.corrupt").exists()
 
 
 async def test_a_mistake_in_the_watch_of_wishes_is_a_bug_and_ends_the_program(
@@ -300,7 +300,7 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         two.report.owned_by(controls)
         logging.getLogger("p2pdiloco").addHandler(two.diary._recent)
         controls.attach(MemberReins(two))
-        controls.pause()
+        await controls.pause()
         assert two.learner.wish.rests and two.report.word == "idle"
         two.learner.contribute(0)  # what it had
         await until(lambda: one.chain_of(0).watermark(two.core.shared.me).sequence == 2, "its work merged")
@@ -325,14 +325,14 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         assert two.learner.commands.count(ch.Evaluate()) == evaluated
         two.link_teller.judge()
         await until(lambda: two.core.shared.uplink.bits_per_s == 0, "offices to be others'")
-        controls.resume()
+        await controls.resume()
         _says(two, False)
         await until(lambda: two.core.shared.learning, "it to train")
         assert two.report.word == "training" and not two.learner.wish.rests
         two.link_teller.judge()
         await until(lambda: two.core.shared.uplink.bits_per_s > 0, "its uplink to count")
         await around.round(one, two)
-        controls.limits({"max-upload": "5Mbit"})
+        await controls.limits({"max-upload": "5Mbit"})
         assert two.meters.limits.upload_bits_per_s == 5e6
         assert msgspec.json.encode(controls.state())
-        controls.close()
+        await controls.close()

@@ -99,13 +99,13 @@ def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
             guest = False
 
             async def stop(self, path: Path | None, timeout_s: float) -> None:
-                linked.link.save()
+                await linked.link.save()
                 for answers in self.saves:
                     linked.tell(answers)
 
         host = EndingHost()
         linked = Linked(host)
-        linked.link.save()
+        await linked.link.save()
         host.saves = [ch.StateSaved(Path("state"), False), ch.StateSaved(Path("state"), True, last=True)]
         assert await linked.link.stop(1.0)
         assert host.commands == [ch.Save(Path("none")), ch.StopStepping()]
@@ -259,14 +259,14 @@ async def test_a_state_is_asked_for_when_the_last_one_is_written() -> None:
     linked = Linked(host)
     saves = lambda: sum(isinstance(command, ch.Save) for command in host.commands)  # noqa: E731
     for _ in range(3):
-        linked.link.save()
+        await linked.link.save()
     assert saves() == 1
     linked.tell(ch.StateSaved(Path("state"), True))
-    linked.link.save()
+    await linked.link.save()
     assert saves() == 2
     linked.tell(LearnerExited(1, "killed"))
     linked.tell(ch.Ready("cpu", 1, 1, 0, False))
-    linked.link.save()
+    await linked.link.save()
     assert saves() == 3
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from daemon_kit import at_once
 
 from p2pdiloco.config.owner.hours import parse_hours
 from p2pdiloco.config.owner.own_limits import OwnLimits, bounds_of
@@ -88,7 +89,7 @@ def test_a_rest_is_not_shorter_than_what_it_costs():
 
 def test_what_takes_a_while_to_read_is_read_seldom():
     looks = []
-    source = Seldom(SimpleNamespace(look=looks.append))
+    source = Seldom(SimpleNamespace(look=looks.append), at_once)
     for second in range(11):
         source.look(WALL + second)
     source.look(WALL - 86400)  # the clock is set back

@@ -4,6 +4,7 @@ import datetime
 import json
 
 import pytest
+from daemon_kit import at_once
 
 from p2pdiloco.daemon.rest.transfer_book import (
     AHEAD_BYTES,
@@ -20,13 +21,13 @@ NOV, DEC = (datetime.datetime(2026, month, 28, 12).timestamp() for month in (11,
 
 def test_bytes_are_counted_over_lives(tmp_path):
     for life in (1, 2):
-        book = TransferBook(tmp_path)
+        book = TransferBook(tmp_path, at_once)
         book.begin()
         for look in range(1, 4):
             book.look((look * 1000, look * 100), float(look), NOV + look)
         assert book.month(NOV) == Counts(life * 3000, life * 300)
         book.close()
-    again = TransferBook(tmp_path)
+    again = TransferBook(tmp_path, at_once)
     again.begin()  # another transport counts from nothing
     again.look((5, 5), 1.0, NOV)
     assert again.month(NOV).total == 6610 and again.month(DEC).total == 0
@@ -34,18 +35,18 @@ def test_bytes_are_counted_over_lives(tmp_path):
 
 @pytest.mark.parametrize("rate", [10_000, 5_000_000, 300_000_000])
 def test_a_kill_costs_the_owner_some_bytes_and_never_gives_any(tmp_path, rate):
-    book, moved = TransferBook(tmp_path), 0
+    book, moved = TransferBook(tmp_path, at_once), 0
     book.begin()
     for look in range(1, 50):
         moved = look * rate
         book.look((moved // 50, moved - moved // 50), float(look), NOV + look)
-        kept = TransferBook(tmp_path).month(NOV).total  # as after SIGKILL
+        kept = TransferBook(tmp_path, at_once).month(NOV).total  # as after SIGKILL
         assert moved <= kept <= moved + max(AHEAD_BYTES, 5 * rate)
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_disk_is_written_seldom(tmp_path):
-    book = TransferBook(tmp_path)
+    book = TransferBook(tmp_path, at_once)
     book.begin()
     book.look((1000, 1000), 1.0, NOV)
     before = (tmp_path / FILE).stat().st_mtime_ns
@@ -55,7 +56,7 @@ def test_the_disk_is_written_seldom(tmp_path):
 
 
 def test_a_new_month_begins_with_nothing(tmp_path):
-    book = TransferBook(tmp_path)
+    book = TransferBook(tmp_path, at_once)
     book.begin()
     book.look((1000, 0), 1.0, NOV)
     book.look((1500, 0), 1.0 + DEC - NOV, DEC)
@@ -68,7 +69,7 @@ def test_a_new_month_begins_with_nothing(tmp_path):
 
 
 def test_years_of_months_are_kept_and_no_more(tmp_path):
-    book = TransferBook(tmp_path)
+    book = TransferBook(tmp_path, at_once)
     for month in range(MONTHS + 5):
         wall = NOV + month * 31 * 86400
         book.look((month + 1, 0), wall, wall)
@@ -77,17 +78,17 @@ def test_years_of_months_are_kept_and_no_more(tmp_path):
 
 
 def test_a_clock_that_is_set_back_gives_no_second_budget(tmp_path):
-    book = TransferBook(tmp_path)
+    book = TransferBook(tmp_path, at_once)
     book.begin()
     book.look((1000, 0), 1.0, DEC)
     book.look((1200, 0), 2.0, NOV)
     assert book.month(NOV).total >= 1200
     book.close()
-    assert TransferBook(tmp_path).month(NOV).total >= 1200
+    assert TransferBook(tmp_path, at_once).month(NOV).total >= 1200
 
 
 def test_a_clock_that_was_wrong_at_first_takes_its_bytes_along(tmp_path):
-    book = TransferBook(tmp_path)
+    book = TransferBook(tmp_path, at_once)
     book.begin()
     book.look((1000, 0), 1.0, 0.0)  # 1970, before it knows the time
     book.look((1100, 0), 2.0, NOV)
@@ -100,7 +101,7 @@ def test_a_damaged_book_is_set_aside(tmp_path, content):
         (tmp_path / FILE).mkdir()
     else:
         (tmp_path / FILE).write_bytes(content)
-    book = TransferBook(tmp_path)
+    book = TransferBook(tmp_path, at_once)
     book.begin()
     book.look((10, 10), 1.0, NOV)
     assert book.month(NOV).total == 20

@@ -1,0 +1,76 @@
+"""Guard of event loops: nothing waits for a disk, for /proc or for a driver in the thread of one.
+
+A daemon whose loop stands still sends no heartbeats, and is taken for dead after three seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+ALLOWED = {
+    # Before the transport begins.
+    ("data_dir.py", "lock"),
+    ("data_dir.py", "__enter__"),
+    ("identity.py", "load_or_create"),
+    ("own.py", "keep_invite"),
+    ("peers_file.py", "keep_joined_through"),
+    # Before the node is a member: it sends no heartbeats, and nobody counts on it.
+    ("holdings.py", "__init__"),
+    ("own.py", "own_admission"),
+    ("approval.py", "approve"),
+    ("approval.py", "check"),
+    ("runs.py", "fresh_vault"),  # of tests: a node opens a run in another thread
+    ("runs.py", "sign_run"),  # of tests: a node signs in another thread, a bootstrap in another process
+    ("signing.py", "sign_all"),
+    ("owner.py", "__init__"),
+}
+"""Functions of the package, by file, below which a start may wait."""
+READERS = ("cpu_times", "net_if_stats", "process_iter", "sensors_battery", "virtual_memory")
+
+
+def may_wait() -> bool:
+    """Tell whether this thread may: it runs no event loop of the package's, or is at an allowed place."""
+    if asyncio._get_running_loop() is None:
+        return True
+    frame: FrameType | None = sys._getframe(2)
+    ours = False
+    while frame is not None:
+        code = frame.f_code
+        if (Path(code.co_filename).name, code.co_name) in ALLOWED:
+            return True
+        ours = ours or f"{os.sep}p2pdiloco{os.sep}daemon{os.sep}" in code.co_filename
+        frame = frame.f_back
+    return not ours
+
+
+@contextmanager
+def guarded(found: Callable[[str], None]) -> Iterator[None]:
+    """Context in which `found` is told of every wait in the thread of an event loop, with its stack."""
+    places = [(os, "fsync"), (psutil.Process, "__init__"), *((psutil, name) for name in READERS)]
+    real = [(where, name, getattr(where, name)) for where, name in places if hasattr(where, name)]
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not may_wait():
+                found(f"{name} in the thread of the event loop:\n{''.join(traceback.format_stack()[-14:-1])}")
+            return function(*arguments, **named)
+
+        return call
+
+    for where, name, function in real:
+        setattr(where, name, watched(name, function))
+    try:
+        yield
+    finally:
+        for where, name, function in real:
+            setattr(where, name, function)
