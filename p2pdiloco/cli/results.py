@@ -62,6 +62,8 @@ def export(out: Path, force: bool, dtype: Dtype | None, **source: Any) -> None:
         "dtype": result.manifest.export.dtype,
         "model": result.manifest.model,
     }
+    if result.manifest.run.initial_name:
+        described["began_with"] = result.manifest.run.initial_name
     for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
         Files().save(out / name, [content], durable=True)
     # The label stays in: generate, eval and `run new --from` read the exported file too.

@@ -84,7 +84,7 @@ run_group.add_command(link)
     "source",
     type=FILE,
     metavar="MODEL",
-    help="Start from this model: a folder of Hugging Face's form, an export, or a checkpoint file.",
+    help="Start from this model: a folder of Hugging Face's form, an export, a checkpoint or GGUF file.",
 )
 @click.option(
     "--architecture",
@@ -156,6 +156,10 @@ def new(
         check_countable(manifest.data, path)
     group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
     manifest = msgspec.structs.replace(manifest, group=group)
+    if source is not None:
+        from p2pdiloco.cli.given.gguf import as_folder
+
+        source = click.get_current_context().with_resource(as_folder(source, out, tokenizer is None))
     is_given, usual = source is not None, manifest.inner.tokens_per_step
     manifest, parameters = _with_model(with_room(manifest, wish, is_given), source, architecture)
     manifest, _ = with_data(manifest, data)  # (a checkpoint brings its run's)
@@ -211,7 +215,7 @@ def _with_settings(
     path: Path | None,
     own: object,
 ) -> Manifest:
-    """Choose them, or change the preset's as wished, and say what is not as a person may expect. `content`: the
+    """Choose them, or change the preset's as wished, and say what a person may not expect. `content`: the
     tokenizer's; `path`: of data; `own`: the context that the model is made for."""
     is_chosen, counted = wish.is_chosen(is_given), 0
     if wish.epochs or (path is not None and is_chosen and not wish.has_length):

@@ -33,6 +33,8 @@ FORMAT = 4
 """Version of the schema. Version 3 held files out by name, 2 had schedules in inner steps of each learner, 1
 had one task."""
 
+MAX_NAME = 200
+
 
 class RunSection(Section, frozen=True, kw_only=True):
     name: Name
@@ -47,8 +49,8 @@ class RunSection(Section, frozen=True, kw_only=True):
     initial: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     """SHA-256 over names, shapes and bytes of the parameters that are version 0; empty: they are drawn from
     the seed. Whoever signs the run has them in a file beside run.toml, other nodes get them from peers."""
-    initial_name: Annotated[str, Meta(max_length=100)] = ""
-    """Name of these parameters, for people."""
+    initial_name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    """Name of these parameters, for people; of a GGUF file with its SHA-256."""
 
 
 class DataSection(Section, frozen=True, kw_only=True):

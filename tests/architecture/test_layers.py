@@ -117,7 +117,9 @@ THIRD_PARTY = {
     "tensors": {"msgspec", "numpy", "torch"},
     "tasks": {
         "PIL",
+        "accelerate",
         "datasets",
+        "gguf",
         "huggingface_hub",
         "msgspec",
         "numpy",

@@ -26,7 +26,7 @@ from p2pdiloco.adapters.disk.result_file import (
 from p2pdiloco.cli.given.besides import dtype_in
 from p2pdiloco.cli.given.files import CONFIG, ModelFiles
 from p2pdiloco.config.loader import manifest_from_canonical
-from p2pdiloco.config.manifest import ExportSection, Manifest
+from p2pdiloco.config.manifest import MAX_NAME, ExportSection, Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
@@ -119,7 +119,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         raise UserError(f"{source}: {first_not_finite(parameters)} has values that are not finite")
     given = parameters | constants
     run = msgspec.structs.replace(
-        manifest.run, initial=checksum(given), initial_name=clean(source.resolve().name[:100])
+        manifest.run, initial=checksum(given), initial_name=clean(source.resolve().name[:MAX_NAME])
     )
     return msgspec.structs.replace(manifest, run=run), given
 
