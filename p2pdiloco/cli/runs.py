@@ -215,8 +215,8 @@ def _with_settings(
     path: Path | None,
     own: object,
 ) -> Manifest:
-    """Choose them, or change the preset's as wished, and say what a person may not expect. `content`: the
-    tokenizer's; `path`: of data; `own`: the context that the model is made for."""
+    """Choose them, or change the preset's as wished; say which, and warn. `content`: the tokenizer's file;
+    `path`: of data; `own`: the context that the model is made for."""
     is_chosen, counted = wish.is_chosen(is_given), 0
     if wish.epochs or (path is not None and is_chosen and not wish.has_length):
         counted = count_tokens(manifest, content, path)

@@ -191,3 +191,17 @@ def test_what_contradicts_itself_is_one_sentence_and_nothing_is_written(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and words in said[0]
     assert sorted(folder.parent.iterdir()) == before
+
+
+def test_a_context_of_any_architecture_is_at_most_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    gpt2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256}
+    (folder.parent / "gpt2.json").write_text(json.dumps(gpt2 | {"n_positions": 64}))
+    given = ["--architecture", "HERE/gpt2.json", "--context"]
+    assert new(folder, *given, "65") == 2
+    assert "--context 65 is more than the model is made for, 64 tokens" in capsys.readouterr().err
+    small = made(folder, *given, "48", "--tokens", "600000", "--learning-rate", "0.001")
+    assert (small.model["context_tokens"], small.inner.tokens_per_step) == (48, 1008)
+    assert (small.inner.learning_rate, small.inner.schedule_tokens) == (1e-3, 600_000)
