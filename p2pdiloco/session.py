@@ -130,12 +130,14 @@ class Session:
         Raises:
             UserError: more tokens than the run allows for one step, no whole number of them, no number for
                 the loss (of tensors, NumPy's and Python's all will do), or the daemon broke (with its
-                reason); the losses of ten steps in a row are NaN or infinite; within `computing`.
+                reason); the losses of ten steps in a row are NaN or infinite; within `computing`. And, which
+                ends the session: a parameter is missing, has another shape or number type, or is another
+                object than the optimizer's; or what merges put into the model is gone a step later.
         """
         self._outside("step")
+        self._mailbox.begin_step()
         if self._stopped:
             return False
-        self._mailbox.begin_step()
         self._look(stepped=True)
         if self._has_ended():
             return False
@@ -173,7 +175,8 @@ class Session:
         versions wait too.
 
         Raises:
-            UserError: the daemon broke (with its reason); within another such block.
+            UserError: the daemon broke (with its reason); within another such block; parameters are others,
+                as `step` says.
         """
         self._outside("computing")
         if not self._stopped:
@@ -202,7 +205,7 @@ class Session:
         session with this folder; later calls do nothing.
 
         Raises:
-            UserError: within `computing`.
+            UserError: within `computing`; parameters are others, as `step` says: then nothing is kept.
         """
         self._outside("close")
         try:

@@ -92,13 +92,19 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         assert session.addresses and session.addresses[0] == address(mine)
         assert f'in the run own; others join with "{address(mine)}"' in capfd.readouterr().err
 
+        told, moved = list[int](), list[int]()
+        session.on_merge(lambda: told.append(session.inner_step))
+
         def step() -> bool:
             inputs = torch.randn(64, 8)
             loss = (own(inputs) - inputs @ truth).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            return session.step(tokens=64, loss=loss.item())
+            goes_on = session.step(tokens=64, loss=loss.item())
+            if session.merged:
+                moved.append(session.inner_step)
+            return goes_on
 
         def train(condition: Callable[[], Any], what: str) -> None:
             """Inner steps until something has come about."""
@@ -120,6 +126,9 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
             "both are in a merge, and Theta is measured",
         )
         assert records(mine, "evaluation")[-1].loss in losses
+        assert told[0] == 0 and told[1:] == moved, "on_merge, and merged"
+        for value in plain.parameters():  # other memory under the same names
+            value.data = value.data.clone()
         counters = session._mailbox._fragments.counters
         train(lambda: not any(c.slot_in_use for c in counters), "nothing of ours is on its way")
         taken = len(merged())

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from msgspec import Struct
 from torch import Tensor
 from torch.optim import Optimizer
@@ -111,7 +112,7 @@ class Keeping:
         known, merged = self._moves.get(fragment), self.sample(fragment)
         if known is not None and known.after is None:
             known.merged = merged
-        else:
+        elif not torch.equal(before, merged):
             self._moves[fragment] = WatchedMove(before, merged, began)
 
     def look(self) -> None:
