@@ -300,7 +300,9 @@ def check(file: Path) -> None:
         from p2pdiloco.tasks.data.tokens import FileTokenizer
 
         content = checked_tokenizer(file, manifest)
-        ids = FileTokenizer(content, manifest.data.end_of_document).vocabulary if content is not None else 0
+        data = manifest.data
+        if content is not None:
+            ids = FileTokenizer(content, data.end_of_document, data.begin_of_document).vocabulary
     if manifest.run.initial:
         from p2pdiloco.daemon.run_files.initial import given_beside
 
@@ -335,8 +337,9 @@ def check(file: Path) -> None:
 def _data_words(data: DataSection) -> str:
     what = f"hub, {data.dataset or 'each node names its own'}" if data.source == "hub" else data.source
     held = f'split "{data.heldout_split}"' if data.heldout_split else f"{data.heldout_percent} %"
+    begin = f", documents begin with {data.begin_of_document}" if data.begin_of_document else ""
     own = "; every node says where its own lies: --data PATH" if data.is_each_nodes_own else ""
-    return f"data: {what}, tokenizer {data.tokenizer}, held out {held}{own}"
+    return f"data: {what}, tokenizer {data.tokenizer}{begin}, held out {held}{own}"
 
 
 def _size(manifest: Manifest) -> str:

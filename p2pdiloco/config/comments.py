@@ -40,6 +40,7 @@ COMMENTS = {
     "data.tokenizer_revision": "The file's commit on the hub.",
     "data.tokenizer_digest": "The file's SHA-256: all nodes must have the same one.",
     "data.end_of_document": "Token between documents; empty for bytes, which have a newline there.",
+    "data.begin_of_document": "Token in front of each document and prompt; empty: none.",
     "inner.optimizer": "adamw, or muon for matrices with adamw for embeddings, head and vectors.",
     "inner.learning_rate": "Peak learning rate; of muon it may be one to four times adamw's.",
     "inner.weight_decay": "Decoupled weight decay.",

@@ -62,6 +62,10 @@ def broken_rule(manifest: Manifest) -> str | None:
             "(run new --tokenizer writes them)",
         ),
         (
+            data.tokenizer != BYTES or not data.begin_of_document,
+            f"data.begin_of_document is a token of a tokenizer file, and data.tokenizer is {BYTES}",
+        ),
+        (
             data.source == "hub" or not (data.dataset or data.heldout_split),
             'data.dataset and data.heldout_split are for data.source = "hub"',
         ),
@@ -84,8 +88,9 @@ def _is_object(text: str) -> bool:
 def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
+    data = _told(manifest.data, {"begin_of_document": ""})
     export = _told(manifest.export, {"dtype": ExportSection().dtype})
-    return _encoder.encode(_told(manifest, _CAME_LATER, export=export))
+    return _encoder.encode(_told(manifest, _CAME_LATER, data=data, export=export))
 
 
 _CAME_LATER: dict[str, Section] = {

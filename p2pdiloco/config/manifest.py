@@ -83,6 +83,9 @@ class DataSection(Section, frozen=True, kw_only=True):
     """SHA-256 of the file: with another one, the same token ids would mean other words."""
     end_of_document: Annotated[str, Meta(max_length=100)] = ""
     """The token that is put behind every document. Of bytes: a newline, stated as nothing."""
+    begin_of_document: Annotated[str, Meta(max_length=100)] = ""
+    """The token that is put in front of every document and prompt; empty: none. A model that was trained with
+    one is far from itself without it."""
 
     @property
     def is_each_nodes_own(self) -> bool:
@@ -238,5 +241,5 @@ class Manifest(Section, frozen=True, kw_only=True):
     audit: AuditSection = AuditSection()
     end: EndSection = EndSection()
     export: ExportSection = ExportSection()
-    """The last five are not in the canonical bytes where they say nothing: runs from before them keep their
-    ids."""
+    """The last five, and `data.begin_of_document`, are not in the canonical bytes where they say nothing:
+    runs from before them keep their ids."""

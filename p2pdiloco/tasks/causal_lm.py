@@ -166,11 +166,11 @@ class CausalLM(Task):
         return loss, balance
 
     def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        from p2pdiloco.tasks.data.tokens import prompt_ids
         from p2pdiloco.tasks.models.transformer import generate
 
         section, tokenizer = self.section, self.tokenizer()
-        (ids,) = tokenizer.encode([prompt.encode()])
-        start = ids.tolist() or [tokenizer.end]
+        start = prompt_ids(tokenizer, prompt)
         most = min(section.vocabulary, tokenizer.vocabulary)
         return tokenizer.decode(
             generate(model, start, tokens, section.context_tokens, most, temperature, seed)

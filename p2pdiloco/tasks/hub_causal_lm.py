@@ -151,12 +151,12 @@ class HubCausalLM(Task):
         return {"loss": self.loss(model, batch)}
 
     def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        from p2pdiloco.tasks.data.tokens import prompt_ids
         from p2pdiloco.tasks.models.transformer import generate
 
         tokenizer, context = self.tokenizer(), self.section.context_tokens
-        (ids,) = tokenizer.encode([prompt.encode()])
         most = min(self.vocabulary, tokenizer.vocabulary)
-        start = ids.tolist() or [tokenizer.end]
+        start = prompt_ids(tokenizer, prompt)
         return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
 
     def hub_files(self) -> dict[str, bytes]:

@@ -28,19 +28,19 @@ _ELSEWHERE = ("added_tokens_decoder", "model_max_length", "chat_template", "back
 def with_besides(manifest: Manifest, folder: Path) -> Manifest:
     """Add what these files say to the manifest. What is no JSON, or too large to travel, is left out with a
     word."""
-    about = _object(folder / "special_tokens_map.json") | _object(folder / "tokenizer_config.json")
+    about = object_in(folder / "special_tokens_map.json") | object_in(folder / "tokenizer_config.json")
     template = _text(folder / "chat_template.jinja") or about.get("chat_template")
     if isinstance(template, list):  # several by name: the default one
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if "auto_map" in about:  # a class of its own, which nobody else can load
         about.pop("tokenizer_class", None)
-    config = _object(folder / CONFIG)
+    config = object_in(folder / CONFIG)
     ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
     texts = {
         "token_ids": _json(ids),
         "tokenizer_config": _json({name: about[name] for name in about if name not in _ELSEWHERE}),
-        "generation_config": _json(_object(folder / "generation_config.json")),
+        "generation_config": _json(object_in(folder / "generation_config.json")),
         "chat_template": template if isinstance(template, str) else "",
     }
     for name in sorted(texts, key=lambda name: len(texts[name]), reverse=True):
@@ -69,7 +69,8 @@ def _json(found: dict[str, Any]) -> str:
     return json.dumps(kept, sort_keys=True, ensure_ascii=False) if kept else ""
 
 
-def _object(path: Path) -> dict[str, Any]:
+def object_in(path: Path) -> dict[str, Any]:
+    """Read a JSON object. What is no such file is empty, with a word."""
     text = _text(path)
     try:
         found = read_json(text) if text else {}

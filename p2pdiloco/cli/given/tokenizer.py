@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.cli.given.besides import with_besides
+from p2pdiloco.cli.given.besides import object_in, with_besides
 from p2pdiloco.cli.given.files import CONFIG, SINGLE
 from p2pdiloco.cli.given.kinds import refuse_pointer
 from p2pdiloco.cli.results import DESCRIPTION
@@ -23,7 +24,14 @@ from p2pdiloco.daemon.run_files.tokenizers import (
 )
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
-from p2pdiloco.tasks.data.tokens import FILE, FileTokenizer, digest_of, end_of_document, read_tokenizer
+from p2pdiloco.tasks.data.tokens import (
+    FILE,
+    FileTokenizer,
+    digest_of,
+    end_of_document,
+    read_tokenizer,
+    tokens_in_front,
+)
 from p2pdiloco.tasks.registry import task_of
 
 OTHER_KINDS = (
@@ -65,7 +73,12 @@ def chosen_tokenizer(
 
 def _with_bytes(manifest: Manifest) -> Manifest:
     data = msgspec.structs.replace(
-        manifest.data, tokenizer=BYTES, tokenizer_revision="", tokenizer_digest="", end_of_document=""
+        manifest.data,
+        tokenizer=BYTES,
+        tokenizer_revision="",
+        tokenizer_digest="",
+        end_of_document="",
+        begin_of_document="",
     )
     return _without_words(msgspec.structs.replace(manifest, data=data))
 
@@ -102,11 +115,12 @@ def _of_run(source: Path, manifest: Manifest, end: str) -> tuple[Manifest, bytes
 
 def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:
     path, (name, _, revision) = Path(wanted), wanted.partition("@")
+    about: dict[str, Any] = {}
     if path.exists():
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
         file = _in_folder(path) if path.is_dir() else _of_our_kind(path)
         refuse_pointer(file)
-        content = read_tokenizer(file)
+        content, about = read_tokenizer(file), object_in(file.with_name("tokenizer_config.json"))
     elif "/" in name and may_be_on_the_hub(name):
         click.echo(f"asking the hub for {FILE} of {name}", err=True)
         content = read_tokenizer(hub_file(name, FILE, revision))
@@ -114,13 +128,16 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
         raise UserError(
             f"there is no tokenizer file {wanted}", "give a path, or OWNER/NAME of the Hugging Face hub"
         )
-    end = end or end_of_document(content)
+    end, digest = end or end_of_document(content), digest_of(content)
+    # The run that a checkpoint is of has said it already.
+    is_same = digest == manifest.data.tokenizer_digest
     data = msgspec.structs.replace(
         manifest.data,
         tokenizer=FILE if name == BYTES else name,
         tokenizer_revision=revision,
-        tokenizer_digest=digest_of(content),
+        tokenizer_digest=digest,
         end_of_document=end,
+        begin_of_document=manifest.data.begin_of_document if is_same else _begin(content, about),
     )
     manifest = msgspec.structs.replace(manifest, data=data)
     vocabulary = FileTokenizer(content, end).vocabulary
@@ -134,6 +151,16 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
             f"give the model's own tokenizer, or a model whose vocabulary is {vocabulary} or more",
         )
     return manifest, content
+
+
+def _begin(content: bytes, about: dict[str, Any]) -> str:
+    """The token that the tokenizer puts in front of a text; empty, with a word: none, or several."""
+    found = tokens_in_front(content, about)
+    if len(found) > 1:
+        click.echo(f"the tokenizer begins a text with {' '.join(found)}: documents do without", err=True)
+    elif found:
+        click.echo(f"documents begin with {found[0]}, as the tokenizer begins a text", err=True)
+    return found[0] if len(found) == 1 else ""
 
 
 def _of_model(source: Path) -> str | None:

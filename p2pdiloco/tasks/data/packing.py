@@ -47,29 +47,36 @@ class Windows:
 
 
 class Packer:
-    """Tokens of documents, each with the token that ends it behind."""
+    """Tokens of documents, each with the token that ends it behind, and in front the one that begins it, if
+    there is one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._waiting: list[tuple[bytes, bool]] = []
-        """Pieces of documents, and whether a document ends with one."""
+        self._waiting: list[tuple[bytes, bool, bool]] = []
+        """Pieces of documents, and whether a document begins and ends with one."""
+        # Where one token does both, the end of a document is the begin of the next.
+        is_other = tokenizer.begin is not None and tokenizer.begin != tokenizer.end
+        self._begin = [tokenizer.begin] if is_other else []
         self._waiting_bytes = 0
         self._parts: list[Tokens] = []
 
-    def add(self, document: bytes, ends: bool = True) -> None:
-        """Add the next document, UTF-8. `ends`: False, it is a part, and the document goes on behind it."""
+    def add(self, document: bytes, ends: bool = True, begins: bool = True) -> None:
+        """Add the next document, UTF-8. `ends`: False, it is a part, and the document goes on behind it;
+        `begins`: False, it is a part, and the document began before it."""
         stop, is_last = 0, False
         while not is_last:
             start, stop = stop, cut(document, stop, stop + ENCODED_TOGETHER_BYTES)
             is_last = stop == len(document)
-            self._waiting.append((document[start:stop], is_last and ends))
+            self._waiting.append((document[start:stop], begins and start == 0, is_last and ends))
             self._waiting_bytes += stop - start
             if self._waiting_bytes >= ENCODED_TOGETHER_BYTES:
                 self._encode()
 
     def _encode(self) -> None:
-        encoded = self._tokenizer.encode([piece for piece, _ in self._waiting])
-        for tokens, (_, ends) in zip(encoded, self._waiting, strict=True):
+        encoded = self._tokenizer.encode([piece for piece, _, _ in self._waiting])
+        for tokens, (_, begins, ends) in zip(encoded, self._waiting, strict=True):
+            if begins and self._begin:
+                self._parts.append(np.array(self._begin, dtype=tokens.dtype))
             self._parts.append(tokens)
             if ends:
                 self._parts.append(np.array([self._tokenizer.end], dtype=tokens.dtype))

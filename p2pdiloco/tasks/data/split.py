@@ -31,6 +31,8 @@ class DocumentPiece(NamedTuple):
     text: bytes
     ends: bool = True
     """True: the document ends with this part."""
+    begins: bool = True
+    """True: it begins with this part."""
 
 
 def hash64(text: str) -> int:
@@ -53,12 +55,12 @@ def pieces(text: bytes, percent: int) -> Iterator[DocumentPiece]:
         first, end = (at + place for place in _heldout_part(text[at:stop], percent))
         if first < end:
             if given < first:
-                yield DocumentPiece(False, text[given:first], False)
-            yield DocumentPiece(True, text[first:end], end == len(text))
+                yield DocumentPiece(False, text[given:first], False, given == 0)
+            yield DocumentPiece(True, text[first:end], end == len(text), first == 0)
             given = end
         at = stop
     if given < len(text):
-        yield DocumentPiece(False, text[given:])
+        yield DocumentPiece(False, text[given:], True, given == 0)
 
 
 def cut(text: bytes, start: int, most: int) -> int:

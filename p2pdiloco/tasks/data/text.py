@@ -51,8 +51,8 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
     else:
         found = _some(_pieces(section, Path(path), left), path, left)
     train, heldout = Packer(tokenizer), Packer(tokenizer)
-    for held, text, ends in found:
-        (heldout if held else train).add(text, ends)
+    for held, text, ends, begins in found:
+        (heldout if held else train).add(text, ends, begins)
     trained, held_out = Windows(train.take(), context_tokens), heldout.take()
     if not len(held_out):
         raise DataError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,6 +43,8 @@ class Tokenizer(Protocol):
     """Upper bound of the ids, which are below it."""
     end: int
     """Id of the token that is put behind every document."""
+    begin: int | None
+    """Id of the token that is put in front of every document and prompt; None: there is none."""
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
         """Ids of every document (UTF-8), without special tokens."""
@@ -56,6 +58,7 @@ class ByteTokenizer:
 
     vocabulary = BYTE_VALUES
     end = ord("\n")
+    begin: int | None = None
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
         return [np.frombuffer(document, dtype=np.uint8) for document in documents]
@@ -67,9 +70,9 @@ class ByteTokenizer:
 class FileTokenizer:
     """A `tokenizers` JSON file."""
 
-    def __init__(self, content: bytes, end_of_document: str) -> None:
+    def __init__(self, content: bytes, end_of_document: str, begin_of_document: str = "") -> None:
         """Raises:
-        UserError: `tokenizers` is not installed, the file is none of its, or lacks the token."""
+        UserError: `tokenizers` is not installed, the file is none of its, or lacks one of the tokens."""
         self._backend = _parsed(content)
         self._backend.no_padding()
         self._backend.no_truncation()
@@ -82,6 +85,9 @@ class FileTokenizer:
                 f"it has {', '.join(_usual_ends(self._backend)) or 'none of the usual ones'}",
             )
         self.end: int = end
+        self.begin: int | None = self._backend.token_to_id(begin_of_document) if begin_of_document else None
+        if begin_of_document and self.begin is None:
+            raise UserError(f'the tokenizer has no token "{begin_of_document}" (data.begin_of_document)')
         self._type = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
@@ -115,6 +121,35 @@ def end_of_document(content: bytes) -> str:
             "the tokenizer has none of the tokens that usually end a document", "give --end-of-document TOKEN"
         )
     return found[0]
+
+
+def tokens_in_front(content: bytes, about: Mapping[str, Any]) -> list[str]:
+    """List the tokens that this file's tokenizer puts in front of a text by itself. `about`: the content of
+    the tokenizer_config.json that belongs to it, which goes before the file.
+
+    Raises:
+        UserError: it is no tokenizer file.
+    """
+    backend = _parsed(content)
+    token, stated = about.get("bos_token"), about.get("add_bos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if stated is False:
+        return []
+    if stated is True and isinstance(token, str) and backend.token_to_id(token) is not None:
+        return [token]
+    what = "the tokenizer cannot encode a text"
+    plain = _asked(what, lambda: backend.encode("a", add_special_tokens=False))
+    whole = _asked(what, lambda: backend.encode("a", add_special_tokens=True))
+    places = range(len(whole.ids) - len(plain.ids) + 1) if plain.ids else ()
+    at = next((at for at in places if whole.ids[at : at + len(plain.ids)] == plain.ids), 0)
+    return list(whole.tokens[:at])
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Ids of a text that a model goes on with, one at least."""
+    (ids,) = tokenizer.encode([prompt.encode()])
+    front = [] if tokenizer.begin is None else [tokenizer.begin]
+    return front + ids.tolist() or [tokenizer.end]
 
 
 def _parsed(content: bytes) -> Any:
@@ -217,7 +252,7 @@ def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int)
     content = checked_content(section, content)
     if content is None:
         return ByteTokenizer()
-    found = FileTokenizer(content, section.end_of_document)
+    found = FileTokenizer(content, section.end_of_document, section.begin_of_document)
     if found.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary is {vocabulary}, but the tokenizer {section.tokenizer} has "

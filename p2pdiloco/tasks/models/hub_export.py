@@ -33,7 +33,8 @@ def hub_files(
     tokenizer = checked_content(manifest.data, tokenizer)
     told = manifest.export
     end = manifest.data.end_of_document
-    special = _special(tokenizer, end) if tokenizer else {}
+    begin = manifest.data.begin_of_document
+    special = _special(tokenizer, end, begin or end) if tokenizer else {}
     ids = dict.fromkeys(TOKEN_IDS) | ({name: number for name, (_, number) in special.items()})
     ids = _object(told.token_ids) or ids
     names = {name.removesuffix("_id"): token for name, (token, _) in special.items()}
@@ -59,14 +60,14 @@ def _object(text: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not name.endswith("_file")}
 
 
-def _special(tokenizer: bytes, end: str) -> dict[str, tuple[str, int]]:
-    """Special tokens, with their ids, of a tokenizer of which only the end of a document is known. What is
+def _special(tokenizer: bytes, end: str, begin: str) -> dict[str, tuple[str, int]]:
+    """Special tokens, with their ids, of a tokenizer of which only a document's ends are known. What is
     padded needs no token of its own; who has one uses it."""
     ids = _ids(tokenizer)
-    if end not in ids:
+    if end not in ids or begin not in ids:
         return {}
     pad = next((token for token in _PADS if token in ids), end)
-    return dict(zip(TOKEN_IDS, ((token, ids[token]) for token in (end, end, pad)), strict=True))
+    return dict(zip(TOKEN_IDS, ((token, ids[token]) for token in (begin, end, pad)), strict=True))
 
 
 def _ids(tokenizer: bytes) -> dict[str, int]:

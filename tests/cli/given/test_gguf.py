@@ -50,7 +50,7 @@ def test_a_file_is_the_model_that_it_was_made_of(
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert manifest.run.initial_name == f"tiny.gguf sha256:{digest}"
     assert manifest.run.task == ("causal-lm" if family == "llama" else "hf-causal-lm")
-    assert manifest.data.end_of_document == "</s>"
+    assert (manifest.data.begin_of_document, manifest.data.end_of_document) == ("<s>", "</s>")
     assert sorted(path.name for path in tmp_path.iterdir()) == (
         ["run.initial.safetensors", "run.tokenizer.json", "run.toml", "tiny.gguf"]
     )
