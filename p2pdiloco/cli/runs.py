@@ -157,9 +157,9 @@ def new(
     group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
     manifest = msgspec.structs.replace(manifest, group=group)
     if source is not None:
-        from p2pdiloco.cli.given.gguf import as_folder
+        from p2pdiloco.cli.given.model import opened
 
-        source = click.get_current_context().with_resource(as_folder(source, out, tokenizer is None))
+        source = opened(source, out, tokenizer is None)
     is_given, usual = source is not None, manifest.inner.tokens_per_step
     manifest, parameters = _with_model(with_room(manifest, wish, is_given), source, architecture)
     manifest, _ = with_data(manifest, data)  # (a checkpoint brings its run's)

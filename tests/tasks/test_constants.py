@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-async def test_they_are_in_version_0_in_every_instance_and_in_the_export(
+def test_they_are_in_version_0_in_every_instance_and_in_the_export(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = logits(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
@@ -97,7 +98,8 @@ async def test_they_are_in_version_0_in_every_instance_and_in_the_export(
     assert torch.equal(opened.constants[BIAS], signed.constants[BIAS])
     content = kept.read_bytes()
     giver = Giver(content[8 + int.from_bytes(content[:8], "little") :])
-    alone = await initial.given_constants(giver, signed.id, signed.manifest, ["peer"])  # type: ignore[arg-type]
+    asking = initial.given_constants(giver, signed.id, signed.manifest, ["peer"])  # type: ignore[arg-type]
+    alone = asyncio.run(asking)
     assert torch.equal(alone[BIAS], signed.constants[BIAS]) and giver.given_bytes == 16
     # The export.
     out = tmp_path / "out"

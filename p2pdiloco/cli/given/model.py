@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import msgspec
-import numpy as np
 
 from p2pdiloco.adapters.disk.result_file import (
     KEY,
@@ -25,6 +24,7 @@ from p2pdiloco.adapters.disk.result_file import (
 )
 from p2pdiloco.cli.given.besides import dtype_in
 from p2pdiloco.cli.given.files import CONFIG, ModelFiles
+from p2pdiloco.cli.given.gguf import as_folder
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import MAX_NAME, ExportSection, Manifest
 from p2pdiloco.config.models import table
@@ -106,7 +106,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     surplus = {n for n in found.keys() - wanted.keys() if not n.endswith(NOT_PARAMETERS)}
     refuse_surplus(surplus, str(source))
     if manifest.model.get("tied_head") and HEAD in surplus:  # a tied head is saved twice by some
-        if not np.array_equal(found[HEAD], found.get(EMBEDDING, found[HEAD])):
+        if EMBEDDING in found and checksum({"": found[HEAD]}) != checksum({"": found[EMBEDDING]}):
             raise untied(str(source), HEAD)
         surplus -= {HEAD}
     wrong = [n for n, shape in wanted.items() if n not in found or found[n].shape != shape] + sorted(surplus)
@@ -158,6 +158,11 @@ def with_given_model(source: Path | None, architecture: str, base: Manifest) -> 
         manifest.run, initial=checksum(arrays), initial_name=f"new {config.get('model_type')}"[:100]
     )
     return msgspec.structs.replace(manifest, run=run), arrays
+
+
+def opened(source: Path | None, out: Path, tokenizer: bool) -> Path | None:
+    """Make what is at `source` a file or folder that is read here, until the command's end (`as_folder`)."""
+    return click.get_current_context().with_resource(as_folder(source, out, tokenizer))
 
 
 def _say(words: str) -> None:

@@ -28,7 +28,7 @@ _TEXT, _ARRAY = 8, 9
 
 
 class GgufHeader(Struct, frozen=True):
-    """What the header says."""
+    """Header of a file: entries, and tensors."""
 
     values: dict[str, Any]
     """Numbers and texts by key; of arrays their lengths."""

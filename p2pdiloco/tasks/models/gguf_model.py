@@ -103,12 +103,12 @@ def _loaded(folder: str, header: GgufHeader, words: str, say: Callable[[str], No
     unread = _unread_tensors(header, model)
     if unread:
         raise UserError(f"{words} has {unread[0]}, {_UNREAD}", _INSTEAD)
-    # What was in codes is in fp32: it is saved as any other model.
-    model.hf_quantizer = None
-    model.is_quantized = False
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    return model.float()
+    # What was in codes is in fp32 now, and saved as any other model: this one would not be.
+    with torch.device("meta"):
+        plain = factory.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    return plain
 
 
 def _architectures() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a model's files hold and the model does not: harmless, said in one line, or refused.
+"""Rules for what a model's files hold and the model does not: harmless, said in one line, or refused.
 
 A loader that ignores the names it does not know takes codes of quantised weights for the weights, and
 drops scales, adapters and biases. So each name is accounted for. Plain data, but for the model that
