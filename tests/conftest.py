@@ -45,11 +45,11 @@ def _levels_of_logs() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _loops_that_never_wait() -> Iterator[None]:
-    """Event loops that never wait for a disk (`loop_guard`)."""
+def waits_of_loops() -> Iterator[list[str]]:
+    """Waits for a disk, /proc or a driver in a loop's thread (`loop_guard`): there must be none."""
     found: list[str] = []
     with guarded(found.append):
-        yield
+        yield found
     assert not found, found[0]
 
 

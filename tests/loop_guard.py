@@ -29,12 +29,15 @@ ALLOWED = {
     ("own.py", "own_admission"),
     ("approval.py", "approve"),
     ("approval.py", "check"),
-    ("runs.py", "fresh_vault"),  # of tests: a node opens a run in another thread
-    ("runs.py", "sign_run"),  # of tests: a node signs in another thread, a bootstrap in another process
+    ("runs.py", "room_for"),
+    # Of tests: a node signs in another thread, a bootstrap in another process.
+    ("runs.py", "sign_run"),
     ("signing.py", "sign_all"),
     ("owner.py", "__init__"),
 }
 """Functions of the package, by file, below which a start may wait."""
+ROOMS = ("/p2pdiloco/daemon/", "/p2pdiloco/adapters/net/", "/p2pdiloco/web/")
+"""Rooms of what a daemon's loop runs."""
 READERS = ("cpu_times", "net_if_stats", "process_iter", "sensors_battery", "virtual_memory")
 
 
@@ -48,7 +51,7 @@ def may_wait() -> bool:
         code = frame.f_code
         if (Path(code.co_filename).name, code.co_name) in ALLOWED:
             return True
-        ours = ours or f"{os.sep}p2pdiloco{os.sep}daemon{os.sep}" in code.co_filename
+        ours = ours or any(room in code.co_filename for room in ROOMS)
         frame = frame.f_back
     return not ours
 

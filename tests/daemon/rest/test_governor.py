@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import os
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import psutil
@@ -252,3 +253,25 @@ def test_a_machine_in_use_rests_until_it_was_quiet(tmp_path):
     assert source.look(desk.now).ends == "nobody has used it for 10 min"
     desk.now += 1
     assert source.look(desk.now) is None
+
+
+def test_a_reading_that_hangs_leaves_the_last_value_and_is_the_only_one():
+    begun, plugged = [], [False]
+
+    def begin(work):
+        begun.append((work, Future()))
+        return begun[-1][1]
+
+    source = Seldom(Battery(lambda: plugged[0]), begin)
+    assert source.look(WALL) is None and source.look(WALL + 3 * LOOK_EVERY_S) is None
+    assert len(begun) == 1, "one at a time"
+    work, done = begun[0]
+    done.set_result(work())
+    assert source.look(WALL + 3 * LOOK_EVERY_S).reason is RestReason.BATTERY
+    plugged[0] = True
+    for second in range(100):  # the driver does not answer
+        assert source.look(WALL + 20 + second).reason is RestReason.BATTERY
+    assert len(begun) == 2
+    begun[1][1].set_exception(RuntimeError("a mistake of ours"))
+    with pytest.raises(RuntimeError):
+        source.look(WALL + 200)

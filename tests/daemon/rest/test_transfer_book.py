@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from concurrent.futures import Future
 
 import pytest
 from daemon_kit import at_once
@@ -106,3 +107,24 @@ def test_a_damaged_book_is_set_aside(tmp_path, content):
     book.look((10, 10), 1.0, NOV)
     assert book.month(NOV).total == 20
     assert json.loads((tmp_path / FILE).read_text())["months"]
+
+
+def test_while_a_slow_disk_writes_bytes_are_counted_and_nothing_else_is_written(tmp_path):
+    begun = []
+
+    def begin(work):
+        begun.append((work, Future()))
+        return begun[-1][1]
+
+    book = TransferBook(tmp_path, begin)
+    book.begin()
+    for look in range(1, 30):
+        book.look((look * 20_000_000, 0), float(look), NOV + look)
+    assert len(begun) == 1 and book.month(NOV).sent == 29 * 20_000_000
+    work, done = begun[0]
+    done.set_result(work())
+    book.look((600_000_000, 0), 30.0, NOV + 30)
+    assert len(begun) == 2, "what came meanwhile is written next"
+    begun[1][1].set_result(begun[1][0]())
+    book.close()
+    assert TransferBook(tmp_path, begin).month(NOV).sent == 600_000_000
