@@ -19,9 +19,10 @@ from p2pdiloco.config.presets import for_other_model, for_run, without_end
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
-from p2pdiloco.tasks.models.description import carried, describe
+from p2pdiloco.tasks.models.description import Description, carried, describe
 from p2pdiloco.tasks.models.parameters import named_parameters, uncompiled
 from p2pdiloco.tasks.own_loop import NAME, section_of
+from p2pdiloco.tensors.spec import TensorSpec
 
 
 def new_run(
@@ -59,13 +60,7 @@ def new_run(
         raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
     model = uncompiled(model)
     parts = describe(model)
-    specs = [spec for spec in parts.parameters if frozen or spec.name in parts.trained]
-    if not specs:
-        raise UserError(
-            "the model has no parameters that are trained (requires_grad)",
-            "new_run takes the module that is trained",
-        )
-    specs += parts.averageable if average_statistics else ()
+    specs = _merged(parts, frozen, average_statistics)
     for name in own_buffers:
         if name not in parts.constants:
             raise UserError(f"own_buffers: the model has no buffer {name}, or it is none of its constants")
@@ -97,11 +92,20 @@ def new_run(
             file.write(text)
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror}") from error
-    left = parts.left_out([spec.name for spec in specs] + list(fixed))
-    if left:
+    if left := parts.left_out([spec.name for spec in specs] + list(fixed)):
         have = f"{len(specs)} tensors ({sum(spec.numel for spec in specs):,} elements)"
         say(f"the run has {have} of the model; {'; '.join(left)}")
     return out
+
+
+def _merged(parts: Description, frozen: bool, average_statistics: bool) -> list[TensorSpec]:
+    specs = [spec for spec in parts.parameters if frozen or spec.name in parts.trained]
+    if not specs:
+        raise UserError(
+            "the model has no parameters that are trained (requires_grad)",
+            "new_run takes the module that is trained",
+        )
+    return [*specs, *(parts.averageable if average_statistics else ())]
 
 
 def say(sentence: str) -> None:

@@ -317,8 +317,7 @@ class LearnerLink:
                 encoded = await self._compute.run(self._compute.encode, fragment, copied.base_buffer)
             except ValueError as error:
                 if slot.first_not_finite():
-                    what = {"fragment": fragment, "error": str(error)}
-                    logger.error("fragment %(fragment)d: parameters are kept out: %(error)s", what)
+                    logger.error("fragment %d: parameters are kept out: %s", fragment, error)
                 not_finite = True
         if not await self._use_up() or life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice

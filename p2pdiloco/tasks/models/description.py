@@ -36,7 +36,7 @@ class Description(Struct, frozen=True):
     statistics: dict[str, Tensor]
     """Persistent buffers that forward passes in training change: of batch, instance and spectral norm."""
     constants: dict[str, Tensor]
-    """All other persistent buffers."""
+    """Persistent buffers of all other kinds."""
 
     @property
     def averageable(self) -> tuple[TensorSpec, ...]:
