@@ -30,6 +30,7 @@ ALLOWED = {
     ("approval.py", "approve"),
     ("approval.py", "check"),
     ("runs.py", "room_for"),
+    ("visitor.py", "visit"),  # a command is no daemon
     # Of tests: a node signs in another thread, a bootstrap in another process.
     ("runs.py", "sign_run"),
     ("signing.py", "sign_all"),
