@@ -29,7 +29,7 @@ def refuse_other_kinds(source: Path) -> None:
         return
     if source.is_dir() and any(file.suffix in (".safetensors", ".gguf") for file in files):
         return
-    pickled = next((file for file in files if file.suffix.lower() in _PICKLES), None)
+    pickled = next((file for file in files if file.suffix.lower() in _PICKLES and file.exists()), None)
     if pickled is not None:
         raise UserError(
             f"{pickled} is a pickle, which may execute code when it is read, so it is not read here",
