@@ -1,5 +1,6 @@
 # make demo    the main job: a swarm on this machine, one syncer killed on the way   (ARGS="--seconds 60")
 # make test    everything that CI runs
+# make slow    what takes long: every architecture of transformers, given models between real nodes
 # make check   format, lint, types, architecture
 # make docs    the documents as a site, in build/site (open index.html there)
 # make release source archive and wheel of the last commit, checked and tried, in dist/
@@ -14,7 +15,7 @@ export MPLBACKEND := Agg
 # Empty is "no": where Python may not keep what it compiled, each of a swarm's processes compiles the package.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test check docs release clean
+.PHONY: help demo test slow check docs release clean
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
 
@@ -30,6 +31,9 @@ check: $(STAMP)
 
 test: $(STAMP)
 	@scripts/test $(VENV) $(ARGS)
+
+slow: $(STAMP)
+	@$(VENV)/bin/python -m pytest -q -n 2 $(ARGS) tests/slow
 
 docs: $(STAMP)
 	@$(VENV)/bin/python -m sphinx -q -E -W --keep-going -c docs . build/site

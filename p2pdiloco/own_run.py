@@ -61,21 +61,21 @@ def new_run(
     model = uncompiled(model)
     parts = describe(model)
     specs = _merged(parts, frozen, average_statistics)
-    for name in own_buffers:
-        if name not in parts.constants:
-            raise UserError(f"own_buffers: the model has no buffer {name}, or it is none of its constants")
+    if unknown := [name for name in own_buffers if name not in parts.constants]:
+        raise UserError(f"own_buffers: the model has no buffer {unknown[0]}, or it is none of its constants")
     constants = carried({n: value for n, value in parts.constants.items() if n not in own_buffers})
     found = named_parameters(model) | parts.statistics
     arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
     if first_not_finite(arrays):
         raise UserError(f"the parameter {first_not_finite(arrays)} has values that are not finite")
     fixed = {name: value.numpy() for name, value in constants.items()}
+    kind = type(model).__name__[:100]
     base = without_end(for_other_model(for_run("tiny", name)))
     try:
         manifest = msgspec.structs.replace(
             base,
             run=msgspec.structs.replace(
-                base.run, task=NAME, initial=checksum(arrays | fixed), initial_name=type(model).__name__[:100]
+                base.run, task=NAME, initial=checksum(arrays | fixed), initial_name=kind
             ),
             model=table(section_of(specs)) | constants_table(fixed),
             inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens_per_step),
@@ -87,15 +87,19 @@ def new_run(
     manifest = with_schedule(_accepted(manifest, out), schedule_steps)
     text = render_toml(_accepted(manifest, out))
     save_tensors(initial_beside(out), arrays | fixed, {})  # first: a run.toml is never without them
+    _write(out, text)
+    if left := parts.left_out([spec.name for spec in specs] + list(fixed)):
+        have = f"{len(specs)} tensors ({sum(spec.numel for spec in specs):,} elements)"
+        say(f"the run has {have} of the model; {'; '.join(left)}")
+    return out
+
+
+def _write(out: Path, text: str) -> None:
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror}") from error
-    if left := parts.left_out([spec.name for spec in specs] + list(fixed)):
-        have = f"{len(specs)} tensors ({sum(spec.numel for spec in specs):,} elements)"
-        say(f"the run has {have} of the model; {'; '.join(left)}")
-    return out
 
 
 def _merged(parts: Description, frozen: bool, average_statistics: bool) -> list[TensorSpec]:

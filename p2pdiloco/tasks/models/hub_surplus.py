@@ -97,8 +97,10 @@ def check_loaded(
     unused = {name for name in left if not name.endswith(_TABLES)}
     refuse_surplus(unused, words)
     state = model.state_dict()
-    whole = {name for name, value in state.items() if not value.is_floating_point()}
-    refuse_codes({name: kind for name, kind in types.items() if name not in left | whole}, words)
+    # (by the last part of their names: files may call the modules otherwise)
+    whole = {_last(name) for name, value in state.items() if not value.is_floating_point()}
+    taken = types.keys() - left
+    refuse_codes({name: types[name] for name in sorted(taken) if _last(name) not in whole}, words)
     missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if missing:
         raise UserError(f"{words} has no usable parameter {missing[0]}")
@@ -112,6 +114,10 @@ def check_loaded(
     if unused:
         count = f"{len(unused)} tensors" if len(unused) > 1 else "1 tensor"
         say(f"not used by the causal model: {count} of {words}, the first {min(unused)}")
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _unused(model: nn.Module, unexpected: Collection[str], types: Mapping[str, str]) -> set[str]:

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from p2pdiloco.cli.main import run
+from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.models.hub_surplus import check_loaded
 
 transformers: Any = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -161,3 +163,15 @@ def test_files_that_are_no_weights_are_called_what_they_are(
         if source == folder or not name.startswith(("adapter", "README")):
             assert new(source) == 2
             assert words in capsys.readouterr().err
+
+
+def test_a_table_of_whole_numbers_that_the_model_has_is_no_code() -> None:
+    """Files may call its module otherwise."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("expert_of", torch.zeros(2, dtype=torch.int64))
+    report: dict[str, list[str]] = {"unexpected_keys": [], "missing_keys": [], "mismatched_keys": []}
+    said: list[str] = []
+    check_loaded(model, report, {"gate.expert_of": "I64", "weight": "F32"}, "it", said.append)
+    assert not said
+    with pytest.raises(UserError, match="it is quantised: weight is of type I64"):
+        check_loaded(model, report, {"gate.expert_of": "I64", "weight": "I64"}, "it", said.append)
