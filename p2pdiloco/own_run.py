@@ -20,7 +20,7 @@ from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_f
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
 from p2pdiloco.tasks.models.description import Description, carried, describe
-from p2pdiloco.tasks.models.parameters import named_parameters, uncompiled
+from p2pdiloco.tasks.models.parameters import named_parameters, unwrapped
 from p2pdiloco.tasks.own_loop import NAME, section_of
 from p2pdiloco.tensors.spec import TensorSpec
 
@@ -58,7 +58,7 @@ def new_run(
     out = Path(path)
     if out.exists():
         raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
-    model = uncompiled(model)
+    model = unwrapped(model)
     parts = describe(model)
     specs = _merged(parts, frozen, average_statistics)
     if unknown := [name for name in own_buffers if name not in parts.constants]:

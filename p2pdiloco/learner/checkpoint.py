@@ -28,6 +28,7 @@ from p2pdiloco.learner.fragments import FragmentCounters, Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import kind, set_moments
 from p2pdiloco.notes import clear_folder_at, set_aside
+from p2pdiloco.tasks.models.parameters import plain_parameters
 
 FORMAT = 2
 
@@ -189,7 +190,7 @@ def _sync(path: Path) -> None:
 
 
 def _schema(training: Training, fragments: int) -> str:
-    shapes = [(name, list(p.shape)) for name, p in training.model.named_parameters()]
+    shapes = [(name, list(p.shape)) for name, p in plain_parameters(training.model)]
     return hashlib.sha256(msgspec.json.encode((fragments, shapes))).hexdigest()
 
 

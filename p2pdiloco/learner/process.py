@@ -136,7 +136,7 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
         share = parts.ranks.share(())
         evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
     elif told.kind == "amend":
-        training.amend(parts.ranks.hear_amendments())
+        training.amend(parts.ranks.hear_amendments(told))
     elif told.kind == "back" and isinstance(held, HeldShares):
         held.bring_back()
     else:
@@ -150,7 +150,7 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     if rank == 0 and options.compile_cache is not None:
         bound_cache(options.compile_cache)  # others wait to be met below: none of them compiles yet
     threads = configure(device, options.threads or threads_of(count, device))
-    ranks = ALONE if folder is None else Distributed(rank, count, folder, device)
+    ranks = ALONE if folder is None else Distributed.meet(rank, count, folder, device)
     path = options.tokenizer_path
     task = task_of(manifest, None if path is None else read_tokenizer(path))
     own = None if options.data_path is None else str(options.data_path)
@@ -197,7 +197,7 @@ def _place(
         params = named_parameters(model)
         return HeldParameters(params) if ranks is ALONE else HeldCopies(params, ranks)
     shard(model, device, options.precision)
-    held = HeldShares(model, ranks)
+    held = HeldShares(dict(model.named_parameters()), ranks)
     print(f"rank {ranks.rank} has {held.numel()} of {numel} parameters", file=sys.stderr, flush=True)
     return held
 

@@ -163,8 +163,8 @@ def gather(params: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor) ->
     [layout.numel]."""
     invariant(out.shape == (layout.numel,), "gather needs a flat buffer of the fragment's size")
     for piece in layout.pieces:
-        rows = _rows(params, piece)
-        out[piece.fragment_offset :][: piece.numel].view(rows.shape).copy_(rows)
+        part = rows(params, piece)
+        out[piece.fragment_offset :][: piece.numel].view(part.shape).copy_(part)
 
 
 @torch.no_grad()
@@ -172,11 +172,11 @@ def scatter(src: Tensor, layout: FragmentLayout, params: Mapping[str, Tensor]) -
     """Copy a flat fp32 fragment, `src` [layout.numel], in place into the named parameters."""
     invariant(src.shape == (layout.numel,), "scatter needs a flat buffer of the fragment's size")
     for piece in layout.pieces:
-        rows = _rows(params, piece)
-        rows.copy_(src[piece.fragment_offset :][: piece.numel].view(rows.shape))
+        part = rows(params, piece)
+        part.copy_(src[piece.fragment_offset :][: piece.numel].view(part.shape))
 
 
-def _rows(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
+def rows(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
     """Rows of a piece, in their own memory and shape: their elements need not lie in logical order there."""
     tensor = params[piece.tensor].data
     if not tensor.dim():

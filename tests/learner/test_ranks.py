@@ -46,7 +46,7 @@ def trained(ranks):
 def be(rank, meeting, log, answer):
     sys.stderr = log.open("w", buffering=1)
     with closing(answer):
-        found = trained(Distributed(rank, 2, meeting, torch.device("cpu")))
+        found = trained(Distributed.meet(rank, 2, meeting, torch.device("cpu")))
         answer.send({name: value.tolist() for name, value in found.items()})
 
 

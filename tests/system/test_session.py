@@ -129,7 +129,7 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         assert told[0] == 0 and told[1:] == moved, "on_merge, and merged"
         for value in plain.parameters():  # other memory under the same names
             value.data = value.data.clone()
-        counters = session._mailbox._fragments.counters
+        counters = session._role.mailbox._fragments.counters
         train(lambda: not any(c.slot_in_use for c in counters), "nothing of ours is on its way")
         taken = len(merged())
         with session.computing():  # a long inner step: others' versions do not wait for its end
@@ -171,7 +171,7 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         train(lambda: ending.poll() is not None, "the owner's word")
         assert ending.returncode == 0
         until(lambda: not step(), "the run's end")
-        assert session._mailbox._fragments.all_merged
+        assert session._role.mailbox._fragments.all_merged
         made = session.inner_step
         assert not step() and session.inner_step == made
     assert "left" in str(records(mine, "shutdown"))

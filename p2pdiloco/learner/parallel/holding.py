@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from p2pdiloco.learner.optimizer.build import Optimizer, moments
 from p2pdiloco.learner.parallel.sharding import own, rows_of
-from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, scatter
+from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, rows, scatter
 
 if TYPE_CHECKING:
     from p2pdiloco.learner.parallel.ranks import Ranks
@@ -31,6 +31,7 @@ class HeldParameters:
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         """Take parameters, which are changed in place, on whatever device they are."""
         self._params = params
+        self._stash: list[Tensor] = []
         self.on_cuda = any(parameter.is_cuda for parameter in params.values())
 
     def gather(self, layout: FragmentLayout, out: Tensor) -> None:
@@ -40,6 +41,19 @@ class HeldParameters:
     def scatter(self, flat: Tensor, layout: FragmentLayout) -> None:
         """Copy a fragment, fp32 (layout.numel,), into the parameters."""
         scatter(flat, layout, self._params)
+
+    @torch.no_grad()
+    def set_aside(self) -> None:
+        """Keep what this process has, in the machine's memory, until `bring_back`: others are put in their
+        place."""
+        self._stash = [own(parameter).to("cpu", copy=True) for parameter in self._params.values()]
+
+    @torch.no_grad()
+    def bring_back(self) -> None:
+        """Undo `set_aside`."""
+        for parameter, kept in zip(self._params.values(), self._stash, strict=True):
+            own(parameter).copy_(kept)
+        self._stash = []
 
     def moments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
         """Moments as `learner.optimizer.build.moments` gives them."""
@@ -62,8 +76,7 @@ class HeldCopies(HeldParameters):
     def put(self, layout: FragmentLayout) -> None:
         """Do every rank's part of `scatter`."""
         for piece in layout.pieces:
-            part = self._params[piece.tensor].view(-1)[piece.tensor_offset :][: piece.numel]
-            self._ranks.broadcast(part)
+            self._ranks.broadcast(rows(self._params, piece))
 
 
 class RankSpan(Struct, frozen=True):
@@ -81,11 +94,9 @@ class HeldShares(HeldParameters):
 
     whole = False
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        parameters = dict(model.named_parameters())
-        super().__init__(parameters)
+    def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
+        super().__init__(params)
         self._ranks = ranks
-        self._stash: list[Tensor] = []
 
     def numel(self) -> int:
         """Elements that this rank has."""
@@ -145,18 +156,6 @@ class HeldShares(HeldParameters):
                 own(self._params[span.tensor]).view(-1)[span.local_offset :][: span.numel].copy_(part)
 
     @torch.no_grad()
-    def set_aside(self) -> None:
-        """Keep this rank's part in the machine's memory until `bring_back`: others are put in their place."""
-        self._stash = [own(parameter).to("cpu", copy=True) for parameter in self._params.values()]
-
-    @torch.no_grad()
-    def bring_back(self) -> None:
-        """Undo `set_aside`."""
-        for parameter, kept in zip(self._params.values(), self._stash, strict=True):
-            own(parameter).copy_(kept)
-        self._stash = []
-
-    @torch.no_grad()
     def _take(self, parts: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor | None) -> None:
         me = self._ranks.rank
         for rank in range(self._ranks.count) if out is not None else (me,):
@@ -165,7 +164,7 @@ class HeldShares(HeldParameters):
                 continue
             if rank == me:
                 views = [parts[s.tensor].reshape(-1)[s.local_offset :][: s.numel] for s in spans]
-                packed = torch.cat(views)
+                packed = torch.cat(views).float()
             else:
                 packed = self._ranks.receive(rank, sum(span.numel for span in spans))
             if out is None:
@@ -181,9 +180,9 @@ class HeldShares(HeldParameters):
         """Spans that a rank has of a fragment, in the fragment's order."""
         for piece in layout.pieces:
             parameter = self._params[piece.tensor]
-            rows = parameter.shape[0]
-            row_numel = parameter.numel() // rows
-            low, high = (row * row_numel for row in rows_of(rank, self._ranks.count, rows))
+            count = parameter.shape[0]
+            row_numel = parameter.numel() // count
+            low, high = (row * row_numel for row in rows_of(rank, self._ranks.count, count))
             start = max(low, piece.tensor_offset)
             end = min(high, piece.tensor_offset + piece.numel)
             if start < end:

@@ -36,6 +36,8 @@ from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.device import accelerators, device_count
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from p2pdiloco.tasks.task import Batch
 
 BUCKET_NUMEL = 1 << 24
@@ -57,7 +59,10 @@ class RankLost(P2PDilocoError):
     """Error: another process of this learner is gone."""
 
 
-OrderKind = Literal["end", "step", "restore", "put", "take", "moments", "aside", "evaluate", "back", "amend"]
+OrderKind = Literal[
+    "end", "step", "restore", "put", "take", "moments", "aside", "evaluate", "back", "amend",
+    "plan", "wait", "answer", "fail",
+]  # fmt: skip
 
 
 class Order(Struct, frozen=True):
@@ -66,9 +71,11 @@ class Order(Struct, frozen=True):
     kind: OrderKind
     """Thing to do: a step, or the end; take over the saved state; put or take a fragment's parameters;
     collect the moments; set the parameters aside, evaluate others, and bring them back
-    (`learner.parallel.holding`); go by other amendments."""
+    (`learner.parallel.holding`); go by other amendments. In a program's session (`learner.program.ranks`)
+    also: plan fragments; wait on; go on with the answer, or end with the error, that follows."""
     number: int = 0
-    """Number of a fragment; with a step, the tokens that the run has consumed."""
+    """Number of a fragment; of bytes that follow; with a step, the tokens that the run has
+    consumed."""
     learners: int = 1
     """Learners of the run, with a step: by these, too, every rank decides whether compiling pays."""
 
@@ -104,15 +111,24 @@ class Ranks:
         """Share rank 0's batch (others give none) with all, on the CPU."""
         return batch
 
+    def tell(self, kind: OrderKind, message: object) -> None:
+        """Tell the other ranks, if there are any, a message (msgpack takes it) with an order, as rank 0."""
+        if self.count > 1 and self.rank == 0:
+            data = _encode(message)
+            self.order(kind, len(data))
+            self.pass_on(data, len(data))
+
     def tell_amendments(self, amendments: tuple[Amendment, ...]) -> None:
         """Tell the other ranks, if there are any, by which amendments to go, as rank 0."""
-        if self.count > 1 and self.rank == 0:
-            self.order("amend")
-            self.share((torch.frombuffer(bytearray(_encode(amendments)), dtype=torch.uint8),))
+        self.tell("amend", amendments)
 
-    def hear_amendments(self) -> tuple[Amendment, ...]:
-        """Hear from rank 0 by which amendments to go."""
-        return _decode(bytes(self.share(())[0].tolist()))
+    def hear_amendments(self, told: Order) -> tuple[Amendment, ...]:
+        """Hear from rank 0 by which amendments to go, which it told."""
+        return _decode(self.pass_on(b"", told.number))
+
+    def pass_on(self, data: bytes, count: int, source: int = 0) -> bytes:
+        """Pass one rank's bytes (others give none), so many, on to all."""
+        return data
 
     def broadcast(self, tensor: Tensor) -> None:
         """Send rank 0's tensor to every rank's device."""
@@ -128,20 +144,34 @@ class Ranks:
 
 
 class Distributed(Ranks):
-    """Ranks by torch.distributed: NCCL (or what the device has), and gloo on the CPU beside it for
-    boundaries."""
+    """Ranks by torch.distributed: NCCL (or what the device has) for tensors, and what the CPU has, gloo, for
+    words at boundaries."""
 
-    def __init__(self, rank: int, count: int, folder: Path, device: torch.device) -> None:
-        """Meet the other ranks. `folder`: where they meet, the same for all.
+    def __init__(
+        self,
+        group: ProcessGroup | None,
+        control: ProcessGroup | None,
+        device: torch.device,
+        words: str = "cpu",
+    ) -> None:
+        """Take two groups of the same ranks (None: of all): `group` carries tensors, on `device`; `control`
+        carries words, on the device `words`."""
+        from torch import distributed
+
+        super().__init__(distributed.get_rank(group), distributed.get_world_size(group))
+        self._distributed = distributed
+        self.group, self._control = group, control
+        self._device, self._words = device, words
+
+    @classmethod
+    def meet(cls, rank: int, count: int, folder: Path, device: torch.device) -> Distributed:
+        """Meet the other processes of a learner. `folder`: where they meet, the same for all.
 
         Raises:
             RankLost: one of them does not come.
         """
         from torch import distributed
 
-        super().__init__(rank, count)
-        self._distributed = distributed
-        self._device = device
         loopback = "lo0" if os.uname().sysname == "Darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
@@ -151,12 +181,13 @@ class Distributed(Ranks):
             distributed.init_process_group(
                 backend, store=store, rank=rank, world_size=count, timeout=PATIENCE
             )
-            self._control = distributed.new_group(backend="gloo", timeout=PATIENCE)
+            control = distributed.new_group(backend="gloo", timeout=PATIENCE)
             # Both have their connections from here on: nobody needs the file any more.
             distributed.all_reduce(torch.zeros(1, device=device))
-            distributed.barrier(self._control)
+            distributed.barrier(control)
         except RuntimeError as error:
             raise RankLost(f"the processes of this learner do not find each other: {error}") from error
+        return cls(None, control, device)
 
     def deal(self, take: Callable[[], Batch], samples: int) -> Batch:
         mine = slice(samples * self.rank // self.count, samples * (self.rank + 1) // self.count)
@@ -168,14 +199,14 @@ class Distributed(Ranks):
         for tensor in batch:
             described += [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
         words[: len(described)] = torch.tensor(described)
-        self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
+        self._tell_all(words)
         count, *rest = words.tolist()
         parts = []
         for index in range(count):
             dtype, dims, *rest = rest
             shape, rest = rest[:dims], rest[dims:]
             tensor = batch[index].contiguous() if batch else torch.empty(shape, dtype=DTYPES[dtype])
-            self._call(lambda tensor=tensor: self._distributed.broadcast(tensor, 0, self._control))
+            self._tell_all(tensor)
             parts.append(tensor)
         return tuple(parts)
 
@@ -203,25 +234,48 @@ class Distributed(Ranks):
             at += tensor.numel()
 
     def broadcast(self, tensor: Tensor) -> None:
-        self._call(lambda: self._distributed.broadcast(tensor, src=0))
+        carried = tensor.to(self._device).contiguous()
+        self._call(lambda: self._distributed.broadcast(carried, src=self.named(0), group=self.group))
+        if self.rank and carried is not tensor:
+            tensor.copy_(carried)
 
     def send(self, rank: int, tensor: Tensor) -> None:
-        self._call(lambda: self._distributed.send(tensor, rank))
+        carried = tensor.to(self._device)
+        self._call(lambda: self._distributed.send(carried, self.named(rank), self.group))
 
     def receive(self, rank: int, numel: int) -> Tensor:
         found = torch.empty(numel, device=self._device)
-        self._call(lambda: self._distributed.recv(found, rank))
+        self._call(lambda: self._distributed.recv(found, self.named(rank), self.group))
         return found
 
     def order(self, kind: OrderKind, number: int = 0, learners: int = 1) -> None:
-        words = torch.tensor([get_args(OrderKind).index(kind), number, learners])
-        self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
+        words = torch.tensor([get_args(OrderKind).index(kind), number, learners], device=self._words)
+        self._tell_all(words)
 
     def next_order(self) -> Order:
-        words = torch.zeros(3, dtype=torch.int64)
-        self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
+        words = torch.zeros(3, dtype=torch.int64, device=self._words)
+        self._tell_all(words)
         kind, number, learners = words.tolist()
         return Order(get_args(OrderKind)[kind], number, learners)
+
+    def pass_on(self, data: bytes, count: int, source: int = 0) -> bytes:
+        letters = torch.frombuffer(bytearray(data or bytes(count)), dtype=torch.uint8).to(self._words)
+        self._tell_all(letters, source)
+        return bytes(letters.tolist())
+
+    def gather(self, *words: float) -> list[list[float]]:
+        """Gather every rank's words, as many from each: by rank, the same for all."""
+        mine = torch.tensor(words, dtype=torch.float64, device=self._words)
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        self._call(lambda: self._distributed.all_gather(found, mine, group=self._control))
+        return [each.tolist() for each in found]
+
+    def _tell_all(self, words: Tensor, source: int = 0) -> None:
+        self._call(lambda: self._distributed.broadcast(words, self.named(source), group=self._control))
+
+    def named(self, rank: int) -> int:
+        """Name a rank as torch wants it: by its number among all processes."""
+        return rank if self.group is None else self._distributed.get_global_rank(self.group, rank)
 
     def all_say(self, yes: bool) -> bool:
         """Tell whether every rank says yes."""

@@ -20,17 +20,21 @@ from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.parallel.ranks import ALONE, Ranks
 from p2pdiloco.learner.program.keeping import Keeping
 from p2pdiloco.learner.program.parameters import ProgramParameters
+from p2pdiloco.learner.program.ranks import global_loss
 from p2pdiloco.tasks.own_loop import NAME
 
 
 class ProgramTraining(TrainingCounts):
     """Training of the program's own loop, as mailbox and checkpoints ask for it."""
 
-    def __init__(self, section: InnerSection, model: nn.Module, groups: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, section: InnerSection, model: nn.Module, groups: list[dict[str, Any]], ranks: Ranks = ALONE
+    ) -> None:
         super().__init__()
-        self.section, self.model = section, model
+        self.section, self.model, self.ranks = section, model, ranks
         # Its moments are the program's to save: none are kept here.
         self.optimizer = SimpleNamespace(kind=NAME, param_groups=groups, state={})
         self.skipped_steps = 0
@@ -98,14 +102,17 @@ class ProgramMailbox(Mailbox):
         """Measure the global parameters in the program's model, which has its own again afterwards."""
         if self._measure is None:
             return None
-        own = {name: value.clone() for name, value in self._parameters.tensors().items()}
-        self._fragments.scatter_bases(self._parameters.tensors())
-        self._parameters.settle()
-        try:
-            return Evaluation(float(self._measure()), 0, {})
-        finally:
-            for name, value in self._parameters.tensors().items():
-                value.copy_(own[name])
+        ranks = self._training.ranks
+        return Evaluation(global_loss(ranks, self._fragments, self._parameters, self._measure), 0, {})
+
+    def part(self) -> None:
+        """Talk to other ranks no more: this one's parameters are those that count. It must have them all."""
+        self._training.ranks, self._fragments.held = ALONE, self._parameters
+
+    def attend(self, timeout_s: float) -> None:
+        """Wait so long for commands, and obey them; other ranks hear that this one lives."""
+        super().attend(timeout_s)
+        self._training.ranks.order("wait")
 
     def _save(self, path: Path, last: bool = False) -> None:
         """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""

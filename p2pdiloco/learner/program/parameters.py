@@ -20,10 +20,14 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.program.buffers import ProgramConstants
 from p2pdiloco.tasks.models.description import VARIANCE, persistent_buffers
+from p2pdiloco.learner.parallel.sharding import is_shared_out, own
+from p2pdiloco.tasks.models.parameters import plain_parameters
 from p2pdiloco.tensors.layout import FragmentLayout
 
 SAMPLE = 1024
 """Elements of a fragment's sample."""
+FEW = 8
+"""Parameters of which a few elements are compared between copies, and elements of each, at most."""
 
 
 class HasGroups(Protocol):
@@ -72,7 +76,10 @@ class ProgramParameters(HeldParameters):
         buffers are those of statistics that the run merges, too. The run's constants go into the model."""
         self._constants = ProgramConstants(model, constants)
         self._model, self._optimizer = model, optimizer
-        trainable, names = dict(model.named_parameters()), list(names)
+        self._cut = _cut(model)
+        for module in self._cut:
+            module.reshard()
+        trainable, names = dict(plain_parameters(model)), list(names)
         self._with_buffers = not trainable.keys() >= set(names)
         self._places = _Places(model, self._with_buffers)
         found = self._found()
@@ -102,8 +109,10 @@ class ProgramParameters(HeldParameters):
         return {name: value.data for name, value in self._parameters.items()}
 
     def sample(self, layout: FragmentLayout) -> Tensor:
-        """Copy some elements of a fragment, spread evenly over it: fp32 (at most `SAMPLE`,), on the CPU."""
-        return torch.cat([torch.take(value.data, at).float() for value, at in self._places_in(layout)]).cpu()
+        """Copy some elements of a fragment, spread evenly over it: fp32 (at most `SAMPLE`,), on the CPU. Where
+        rank 0 has a part of it, of that part."""
+        found = [torch.take(own(value.data), at).float() for value, at in self._places_in(layout)]
+        return torch.cat(found).cpu() if found else torch.empty(0)
 
     def sample_gradient(self, layout: FragmentLayout) -> Tensor | None:
         """Copy the gradients of the same elements, 0 where there is none; None: there are none at all."""
@@ -113,7 +122,7 @@ class ProgramParameters(HeldParameters):
         parts = [
             torch.zeros(at.shape, device=at.device)
             if gradient is None or gradient.layout != torch.strided
-            else torch.take(gradient, at).float()
+            else torch.take(own(gradient), at).float()
             for gradient, at in found
         ]
         return torch.cat(parts).cpu()
@@ -126,12 +135,23 @@ class ProgramParameters(HeldParameters):
             for piece in layout.pieces:
                 at = spread - piece.fragment_offset
                 at = at[(at >= 0) & (at < piece.numel)] + piece.tensor_offset
+                at = at[at < own(self._parameters[piece.tensor]).numel()]  # rank 0 has the first rows
                 if len(at):
                     places[piece.tensor] = at
         for name, at in places.items():
             value = self._parameters[name]
             places[name] = at.to(value.device)
             yield value, places[name]
+
+    def few(self) -> list[float]:
+        """Copy a few elements of a few parameters, by which copies are compared; of shares none."""
+        chosen = list(self._parameters.values())
+        chosen = chosen[:: max(1, len(chosen) // FEW)][:FEW]
+        if any(map(is_shared_out, chosen)):
+            return []
+        flat = [value.data.reshape(-1) for value in chosen]
+        parts = [values[:: max(1, len(values) // FEW)][:FEW].to(self.device).float() for values in flat]
+        return list[float](torch.cat(parts).tolist())
 
     def look(self) -> None:
         """Look all parameters up by name, at a boundary. What is there now is used until the next call.
@@ -141,6 +161,8 @@ class ProgramParameters(HeldParameters):
                 have; one that the run lacks is trained now; or a constant of the run was changed.
         """
         self._constants.look()
+        for module in self._cut:  # FSDP2 may have collected whole parameters for a pass
+            module.reshard()
         if not self._places.same():
             self._look_up()
         for (name, kind), value in zip(self._kinds.items(), self._parameters.values(), strict=True):
@@ -168,17 +190,12 @@ class ProgramParameters(HeldParameters):
                         "optimizer of the new parameters",
                     )
                 self._parameters[name] = value
-        named = self._model.named_parameters()
-        self._others = [value for name, value in named if name not in self._kinds]
-        self._places = _Places(self._model, self._with_buffers)
+        self._others = [value for name, value in plain_parameters(self._model) if name not in self._kinds]
+        self._places, self._cut = _Places(self._model, self._with_buffers), _cut(self._model)
 
     def _found(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = dict(self._model.named_parameters())
+        found: dict[str, Tensor] = dict(plain_parameters(self._model))
         return found | persistent_buffers(self._model) if self._with_buffers else found
-
-    def scatter(self, flat: Tensor, layout: FragmentLayout) -> None:
-        super().scatter(flat, layout)
-        self.settle()
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -198,8 +215,13 @@ class ProgramParameters(HeldParameters):
         )
 
 
+def _cut(model: nn.Module) -> list[Any]:
+    """List the modules that FSDP2 has cut up (`fully_shard`)."""
+    return [m for m in model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
+
+
 def _trained_beside(model: nn.Module, names: Mapping[str, object]) -> Iterator[str]:
-    return (n for n, value in model.named_parameters() if value.requires_grad and n not in names)
+    return (n for n, value in plain_parameters(model) if value.requires_grad and n not in names)
 
 
 def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:

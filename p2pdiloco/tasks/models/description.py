@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from p2pdiloco.errors import StorageError, UserError, first_line
 from p2pdiloco.tasks.constants import KINDS, Constant
-from p2pdiloco.tasks.models.parameters import tensor_specs
+from p2pdiloco.tasks.models.parameters import WITHIN, plain_parameters, tensor_specs
 from p2pdiloco.tasks.task import Task
 from p2pdiloco.tensors.spec import TensorSpec
 
@@ -78,7 +78,7 @@ def describe(model: nn.Module) -> Description:
     statistics = [name for name in _statistics_of(model) if name in kept]
     return Description(
         tensor_specs(model),
-        frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad),
+        frozenset(name for name, parameter in plain_parameters(model) if parameter.requires_grad),
         {name: kept[name] for name in statistics},
         {name: value for name, value in kept.items() if name not in statistics},
     )
@@ -93,7 +93,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
             if buffer is None or name in module._non_persistent_buffers_set or id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            kept[f"{prefix}.{name}".removeprefix(".")] = buffer
+            kept[_plain(prefix, name)] = buffer
     return kept
 
 
@@ -105,8 +105,12 @@ def _statistics_of(model: nn.Module) -> list[str]:
             names = _STATISTICS
         elif type(module).__name__ == "_SpectralNorm":  # (a private class of torch's)
             names = ("_u", "_v")
-        found += [f"{prefix}.{name}".removeprefix(".") for name in names]
+        found += [_plain(prefix, name) for name in names]
     return found
+
+
+def _plain(prefix: str, name: str) -> str:
+    return WITHIN.sub("", f"{prefix}.{name}".removeprefix("."))
 
 
 def carried(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+import re
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +12,32 @@ from p2pdiloco.config.manifest import Dtype
 from p2pdiloco.errors import UserError
 from p2pdiloco.tensors.spec import TensorSpec
 
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+"""Classes that take a module in, and where they have it. By name: importing the first one imports torch's
+compiler, which takes as long as torch."""
+WITHIN = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
+"""Words that wrappers of modules inside a model put into names."""
 
-def uncompiled(model: nn.Module) -> nn.Module:
-    """The module that was given to `torch.compile`, if this is what that made of one: parameters are the
-    same, and have the names that they have elsewhere."""
-    # By its name: importing its class would import torch's compiler, which takes as long as torch.
-    if type(model).__name__ != "OptimizedModule":
-        return model
-    return cast(nn.Module, getattr(model, "_orig_mod", model))
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that was given to `torch.compile`, DistributedDataParallel, or both, if this is what they
+    made of one: parameters are the same, and have the names that they have elsewhere."""
+    while (inside := WRAPPERS.get(type(model).__name__)) and isinstance(
+        getattr(model, inside, None), nn.Module
+    ):
+        model = getattr(model, inside)
+    return model
+
+
+def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and parameters, as `nn.Module.named_parameters` gives them of the model before modules in it were
+    compiled or wrapped."""
+    return ((WITHIN.sub("", name), parameter) for name, parameter in model.named_parameters())
 
 
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Name -> the parameter's tensor itself. A parameter with two names (a tied one) has its first."""
-    return {name: parameter.data for name, parameter in model.named_parameters()}
+    return {name: parameter.data for name, parameter in plain_parameters(model)}
 
 
 _DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,5 +63,5 @@ def tensor_specs(model: nn.Module) -> tuple[TensorSpec, ...]:
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return tuple(
         TensorSpec(name, tuple(parameter.shape), embedding=id(parameter) in tables)
-        for name, parameter in model.named_parameters()
+        for name, parameter in plain_parameters(model)
     )

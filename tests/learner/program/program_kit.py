@@ -95,7 +95,7 @@ class PaperDaemon:
 
 
 def begin(monkeypatch, daemon, model, optimizer, **more):
-    monkeypatch.setattr("p2pdiloco.session.SessionDaemon", lambda folder: daemon)
+    monkeypatch.setattr("p2pdiloco.session_node.SessionDaemon", lambda folder: daemon)
     return Session(model, optimizer, "paper", data_dir="none", **more)
 
 

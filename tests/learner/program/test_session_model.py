@@ -31,7 +31,7 @@ def test_merges_reach_the_memory_that_parameters_have_then(monkeypatch, model, d
 
         assert train(session, daemon, step, 4 * INNER_STEPS) > 4
         assert all(float(mine.mean()) > 0 for mine in daemon.contributed), "not zeros"
-        place = session._mailbox._fragments
+        place = session._role.mailbox._fragments
         assert all(float(place.displacement(index).abs().max()) < 0.2 for index in range(2)), "merges came"
 
 
@@ -83,7 +83,7 @@ def test_what_is_not_finite_is_kept_out_and_said_once(monkeypatch, model, daemon
     with begin(monkeypatch, daemon, model, None) as session:
         model[0].bias.data[3] = torch.nan
         train(session, daemon, lambda: 0.5, 4 * INNER_STEPS + 1)
-        counters = session._mailbox._fragments.counters
+        counters = session._role.mailbox._fragments.counters
         assert not any(one.slot_in_use for one in counters)
         assert all(one.unmerged_steps == 4 * INNER_STEPS + 1 for one in counters), "nothing is lost"
     said = [line for line in capsys.readouterr().err.splitlines() if "not finite" in line]

@@ -51,7 +51,7 @@ def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
     session._training = SimpleNamespace(
         section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
     )
-    session._mailbox = SimpleNamespace(
+    session._role.mailbox = SimpleNamespace(
         moved=False, begin_step=lambda: None, let_go=False, stopping=False, boundary=lambda report: True
     )
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_program_that_heard_the_end_hears_that_the_run_was_made_longer():
         moved=False, begin_step=lambda: None, let_go=True, stopping=False, boundary=lambda report: True
     )
     mailbox.attend = lambda timeout_s: None
-    session._mailbox = mailbox
+    session._role.mailbox = mailbox
     assert not session.step(64, 0.5)
     mailbox.attend = lambda timeout_s: setattr(mailbox, "let_go", False)
     assert session.step(64, 0.5)
