@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, SupportsFloat, SupportsInt
+from typing import Self, SupportsFloat, SupportsInt
 
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from p2pdiloco.config.folders import expanded
@@ -24,9 +25,6 @@ from p2pdiloco.learner.program.follower import Follower
 from p2pdiloco.learner.program.ranks import ProgramRanks, begin, ranks_of, total
 from p2pdiloco.session_node import SessionNode
 from p2pdiloco.tasks.models.parameters import unwrapped
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
 """Errors that `int` and `float` raise for text, NaN, infinity, and tensors of several numbers."""
@@ -237,5 +235,5 @@ def _whole(tokens: SupportsInt) -> int:
 def _real(loss: SupportsFloat) -> float:
     """Take a loss in whatever type as Python's own number. Raises: UserError."""
     with contextlib.suppress(*NO_NUMBER):
-        return float(loss)
+        return float(loss.detach() if isinstance(loss, Tensor) else loss)
     raise UserError(f"Session.step: loss must be a number, it is {loss!r:.80}")

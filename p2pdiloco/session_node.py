@@ -79,7 +79,7 @@ class SessionNode:
             self._end(0.0)
             raise
         self._daemon.tell_addresses(start.manifest.run.name)
-        return self._answer(True, self.addresses)
+        return self._answer(True, self.addresses if self._ranks.count > 1 else ())
 
     def step(self, tokens: int, mean: float) -> Answer:
         """Count an inner step, and do what the swarm asks for. Raises: UserError."""
@@ -97,7 +97,6 @@ class SessionNode:
             goes_on = self.mailbox.boundary(StepReport(self._training.inner_step, mean, tokens))
         except ChannelBroken as error:
             raise self._broke(error) from error
-        self.parameters.settle()
         self.stopped = self.mailbox.stopping
         return self._answer(goes_on)
 

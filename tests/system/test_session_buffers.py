@@ -55,9 +55,9 @@ def test_constants_come_from_the_run_and_statistics_are_merged(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            before = session._mailbox._fragments.bases[0].number
+            before = session._role.mailbox._fragments.bases[0].number
             assert session.step(tokens=64, loss=loss)
-            merges += session._mailbox._fragments.bases[0].number > before
+            merges += session._role.mailbox._fragments.bases[0].number > before
     command = [sys.executable, "-m", "p2pdiloco", "checkpoint", "--data-dir", str(node), "--out", str(out)]
     assert subprocess.run(command, capture_output=True).returncode == 0
     found = load_file(out)

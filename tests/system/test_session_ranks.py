@@ -1,4 +1,4 @@
-"""`p2pdiloco.Session` in programs of two processes, the example with DDP, accelerate and FSDP2, watched at every step.
+"""`p2pdiloco.Session` in programs of two processes: the example, in each of its forms, watched at every step.
 
 Both make the same calls. Whatever a merge puts into one is in the other, and the model computes with it.
 """

@@ -248,6 +248,7 @@ def test_merged_statistics_and_constants_in_a_program_s_model() -> None:
     parameters = ProgramParameters(model, names)
     (layout,) = plan_fragments([spec for spec in describe(model).of_run(names) if spec.name in names], 1)
     parameters.scatter(torch.full((12,), -1.0), layout)
+    parameters.settle()
     assert model.norm.running_mean.tolist() == [-1.0] * 4
     assert model.norm.running_var.tolist() == [0.0] * 4, "momentum takes no variance below zero"
     model.norm.bias.requires_grad_(False)  # (the run lacks it)

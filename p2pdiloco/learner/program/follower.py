@@ -82,12 +82,10 @@ class Follower:
         while (told := self._ranks.next_order()).kind != "fail":
             if told.kind == "answer":
                 answer = _answer_of(self._ranks.pass_on(b"", told.number))
-                self.parameters.settle()
                 self.stopped = answer.stopped
                 return answer
             if told.kind == "evaluate":
                 assert self._evaluate is not None
-                self.parameters.settle()
                 try:
                     measured(self._ranks, self._evaluate)
                 except Exception as error:  # noqa: BLE001 (raised below, when rank 0 ends the call)
@@ -104,6 +102,7 @@ class Follower:
                 self._take_plan(_plan_of(self._ranks.pass_on(b"", number)))
             case "put":
                 self._held.put(self._layouts[number])
+                self.parameters.settle()
             case "take":
                 assert isinstance(self._held, HeldShares)
                 self._held.take(self._layouts[number])

@@ -95,6 +95,7 @@ class ProgramMailbox(Mailbox):
             return
         before = self._keeping.sample(command.fragment)
         super()._obey(command)
+        self._parameters.settle()
         self._keeping.moved(command.fragment, before)
         self.moved = True
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.parallel.holding import HeldParameters
+from p2pdiloco.learner.parallel.sharding import is_shared_out, own
 from p2pdiloco.learner.program.buffers import ProgramConstants
 from p2pdiloco.tasks.models.description import VARIANCE, persistent_buffers
-from p2pdiloco.learner.parallel.sharding import is_shared_out, own
 from p2pdiloco.tasks.models.parameters import plain_parameters
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -109,8 +109,8 @@ class ProgramParameters(HeldParameters):
         return {name: value.data for name, value in self._parameters.items()}
 
     def sample(self, layout: FragmentLayout) -> Tensor:
-        """Copy some elements of a fragment, spread evenly over it: fp32 (at most `SAMPLE`,), on the CPU. Where
-        rank 0 has a part of it, of that part."""
+        """Copy some elements of a fragment, spread evenly over it: fp32 (at most `SAMPLE`,), on the CPU. Of
+        what is shared out it is this rank's part."""
         found = [torch.take(own(value.data), at).float() for value, at in self._places_in(layout)]
         return torch.cat(found).cpu() if found else torch.empty(0)
 

@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import Struct
-from torch import nn
+from torch import Tensor, nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.fragments import Fragments
@@ -29,6 +30,8 @@ from p2pdiloco.learner.parallel.holding import HeldCopies, HeldParameters, HeldS
 from p2pdiloco.learner.parallel.ranks import ALONE, Distributed, RankLost, Ranks
 from p2pdiloco.learner.parallel.sharding import is_shared_out
 from p2pdiloco.learner.program.parameters import FEW, ProgramParameters
+from p2pdiloco.tasks.constants import Constant
+from p2pdiloco.tasks.models.description import listed
 from p2pdiloco.tasks.models.parameters import tensor_specs
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -116,7 +119,7 @@ def ranks_of(group: ProcessGroup | None, model: nn.Module) -> Ranks:
     return Distributed(group, group, device if direct else torch.device("cpu"), words)
 
 
-def _check_shares(parameters: Mapping[str, nn.Parameter], ranks: Sequence[int]) -> None:
+def _check_shares(parameters: Mapping[str, Tensor], ranks: Sequence[int]) -> None:
     """Check that every parameter is cut by rows over these ranks. Raises: UserError."""
     for name, parameter in parameters.items():
         found: Any = parameter
@@ -256,8 +259,8 @@ def global_loss(
     try:
         for fragment in range(len(fragments)):
             fragments.reset_to_base(fragment)
-        ranks.order("evaluate")
         parameters.settle()
+        ranks.order("evaluate")
         return measured(ranks, measure)
     finally:
         ranks.order("back")

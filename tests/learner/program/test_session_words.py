@@ -5,11 +5,15 @@ import pydoc
 import typing
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 import p2pdiloco
+from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
+from p2pdiloco.learner.program.mailbox import ProgramTraining
 from p2pdiloco.session import Session
+from p2pdiloco.session_node import SessionNode
 
 USED = {
     "step",
@@ -43,41 +47,38 @@ def test_everything_that_programs_call_is_typed():
     assert names["step"] is bool and names["addresses"] == tuple[str, ...]
 
 
+def node_of(mailbox):
+    """A session's node without a daemon, at its steps."""
+    node = object.__new__(SessionNode)
+    node.stopped, node._lost, node._before, node.mailbox = False, 0, 0, mailbox
+    inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=64)
+    node._training = ProgramTraining(inner, None, [])
+    return node
+
+
 def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
-    session = object.__new__(Session)
-    session._computing = session._stopped = False
-    session._lost = 0
-    session._parameters = session._keeping = SimpleNamespace(look=lambda: None)
-    session._training = SimpleNamespace(
-        section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
-    )
-    session._role.mailbox = SimpleNamespace(
-        moved=False, begin_step=lambda: None, let_go=False, stopping=False, boundary=lambda report: True
+    node = node_of(
+        SimpleNamespace(
+            moved=False, begin_step=lambda: None, let_go=False, stopping=False, boundary=lambda report: True
+        )
     )
     for _ in range(2):
         for loss in [float("nan"), float("inf"), float("-inf")] * 3:
-            assert session.step(64, loss)
-        assert session.step(64, 0.5), "a finite one begins anew"
+            assert node.step(64, loss).goes_on
+        assert node.step(64, 0.5).goes_on, "a finite one begins anew"
     for _ in range(9):
-        assert session.step(64, float("nan"))
+        assert node.step(64, float("nan")).goes_on
     with pytest.raises(UserError, match="no finite number in 10 steps in a row, the last is nan") as caught:
-        session.step(64, float("nan"))
+        node.step(64, float("nan"))
     assert "diverged" in caught.value.hint
 
 
 def test_a_program_that_heard_the_end_hears_that_the_run_was_made_longer():
-    session = object.__new__(Session)
-    session._computing = session._stopped = False
-    session._lost = 0
-    session._parameters = session._keeping = SimpleNamespace(look=lambda: None)
-    session._training = SimpleNamespace(
-        section=SimpleNamespace(tokens_per_step=64), count=lambda tokens: None, inner_step=0
-    )
     mailbox = SimpleNamespace(
         moved=False, begin_step=lambda: None, let_go=True, stopping=False, boundary=lambda report: True
     )
     mailbox.attend = lambda timeout_s: None
-    session._role.mailbox = mailbox
-    assert not session.step(64, 0.5)
+    node = node_of(mailbox)
+    assert not node.step(64, 0.5).goes_on
     mailbox.attend = lambda timeout_s: setattr(mailbox, "let_go", False)
-    assert session.step(64, 0.5)
+    assert node.step(64, 0.5).goes_on
