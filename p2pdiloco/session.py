@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, SupportsFloat, SupportsInt
 
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -107,9 +108,12 @@ class Session:
             UserError: more tokens than the run allows for one step, no whole number of them, no number for
                 the loss (of tensors, NumPy's and Python's all will do), or the daemon broke (with its
                 reason); the losses of ten steps in a row are NaN or infinite; within `computing`; another
-                rank is gone, or has other parameters than the first.
+                rank is gone, or has other parameters than the first. And, which ends the session: a parameter
+                is missing, has another shape or number type, or is another object than the optimizer's; or
+                what merges put into the model is gone a step later.
         """
         self._outside("step")
+        self._answer = replace(self._answer, merged=False)
         if self._role.stopped:
             return False
 
@@ -131,7 +135,8 @@ class Session:
         versions wait too.
 
         Raises:
-            UserError: the daemon broke (with its reason); within another such block.
+            UserError: the daemon broke (with its reason); within another such block; parameters are others,
+                as `step` says.
         """
         self._outside("computing")
         if self._role.stopped:
@@ -149,7 +154,8 @@ class Session:
         session with this folder; later calls do nothing. Of several ranks all close together.
 
         Raises:
-            UserError: within `computing`; ranks are in different calls.
+            UserError: within `computing`; ranks are in different calls; parameters are others, as `step` says:
+                then nothing is kept.
         """
         self._outside("close")
         try:

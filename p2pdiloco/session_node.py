@@ -155,6 +155,7 @@ class SessionNode:
                     self.mailbox.attend(POLL_S)
                 if self._channel is not None:
                     self._channel.drain(self._leave_s)
+        self.stopped = True  # a daemon that is told twice to end leaves in no good order
         return self._answer(False)
 
     def part(self) -> None:

@@ -94,7 +94,7 @@ OWN = {
     },
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the numbers of the release. `cli`,
-`session`, `session_daemon`, `own_run` and `__main__` compose everything. `core.api` is data, not
+`session`, `session_node`, `session_daemon`, `own_run` and `__main__` compose everything. `core.api` is data, not
 behaviour; `core.contributions.stride` is a rule that learner and simulator must share; the daemon knows the
 learner's channel, never its loop's inside."""
 
@@ -161,7 +161,8 @@ THIRD_PARTY = {
         "uvloop",
         "wandb",
     },
-    "session": {"torch"},
+    "session": {"msgspec", "torch"},
+    "session_node": {"torch"},
     "session_daemon": {"psutil"},
     "own_run": {"msgspec", "torch"},
     "__main__": set(),

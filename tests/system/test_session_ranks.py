@@ -46,8 +46,9 @@ class Watched(Session):
         assert self.addresses == same(self.addresses) and self.addresses[0].startswith("/ip4/127.0.0.1/")
 
     def _measure(self) -> float:
-        self._found.append(float(self._answers().square().mean()))
-        return self._found[-1] + torch.distributed.get_rank()
+        wrong = self._answers() - HELD_OUT @ (torch.arange(8.0) / 8)
+        self._found.append(float(wrong.square().mean()))
+        return self._found[-1] + 2 * torch.distributed.get_rank()  # the mean is 1 more
 
     def step(self, tokens: Any, loss: Any) -> bool:
         """A step, and what is expected of it."""
@@ -134,7 +135,7 @@ def be(
 
 
 @contextmanager
-def two(*arguments: Any, folder: Path) -> Iterator[list[multiprocessing.process.BaseProcess]]:
+def two(*arguments: Any, folder: Path, tag: str) -> Iterator[list[multiprocessing.process.BaseProcess]]:
     """Two processes, which have what they do in their logs."""
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(
@@ -144,7 +145,8 @@ def two(*arguments: Any, folder: Path) -> Iterator[list[multiprocessing.process.
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    environment = meeting | {name: os.environ[name] for name in (TAG, "TMPDIR")}
+    # The server that forks has none of this in its own environment: it stays.
+    environment = meeting | {TAG: tag, "TMPDIR": os.environ["TMPDIR"]}
     ranks: list[multiprocessing.process.BaseProcess] = []
     try:
         for rank in range(2):
@@ -158,10 +160,7 @@ def two(*arguments: Any, folder: Path) -> Iterator[list[multiprocessing.process.
             one.join()
 
 
-def test_every_process_of_a_program_has_what_was_merged(
-    swept_swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TAG, swept_swarm.tag)
+def test_every_process_of_a_program_has_what_was_merged(swept_swarm: Swarm, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     for way, kind, ends in (
         ("accelerate", Dies, [DIED, DIED]),  # its daemon stays, for the next
@@ -170,12 +169,12 @@ def test_every_process_of_a_program_has_what_was_merged(
     ):
         logs = tmp_path / way
         logs.mkdir()
-        with two(way, folder, kind, folder=logs) as ranks:
+        with two(way, folder, kind, folder=logs, tag=swept_swarm.tag) as ranks:
             for one in ranks:
                 one.join(PATIENCE_S)
             said = "\n".join(path.read_text() for path in sorted(logs.iterdir()))
             assert [one.exitcode for one in ranks] == ends, said
     lines = read_log(folder / "node" / "events.jsonl")
-    assert [line.reason for line in of_kind(lines, "shutdown")] == ["left", "left"]
+    assert ["left" in line.reason for line in of_kind(lines, "shutdown")] == [True, True]
     losses = [line.loss for line in of_kind(lines, "evaluation")]
-    assert losses[-1] < losses[0] / 2
+    assert 0.0 < losses[-1] - 1.0 < (losses[0] - 1.0) / 2
