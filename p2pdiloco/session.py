@@ -154,8 +154,8 @@ class Session:
         session with this folder; later calls do nothing. Of several ranks all close together.
 
         Raises:
-            UserError: within `computing`; ranks are in different calls; parameters are others, as `step` says:
-                then nothing is kept.
+            UserError: within `computing`; ranks are in different calls; parameters are others, as `step`
+                says: then nothing is kept.
         """
         self._outside("close")
         try:

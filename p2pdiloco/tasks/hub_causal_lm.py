@@ -23,6 +23,7 @@ from p2pdiloco.tasks.constants import Listed, broken_constants
 from p2pdiloco.tasks.models.hub_bounds import bounded
 from p2pdiloco.tasks.models.hub_config import (
     CONTEXTS,
+    PAD,
     broken_config,
     harmless,
     longest,
@@ -179,7 +180,7 @@ def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
     config |= {
         key: without_dropout(key, value)
         for key, value in whole.items()
-        if key in (*CONTEXTS, "vocab_size") or without_dropout(key, value) != value
+        if key in (*CONTEXTS, "vocab_size", PAD) or without_dropout(key, value) != value
     }
     context_tokens = min(context_tokens, longest(config) or context_tokens)
     from p2pdiloco.tasks.models.parameters import tensor_specs

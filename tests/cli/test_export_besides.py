@@ -17,7 +17,7 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, ExportSection
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.daemon.run_files.result import result_of
+from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
@@ -163,7 +163,7 @@ def test_an_export_has_the_type_of_the_model_that_it_began_with(tmp_path: Path, 
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16", "without a word, too"
     # It is a result file like others.
     result = str(folder / "model.safetensors")
-    assert run(["eval", "--checkpoint", result, "--device", "cpu"]) == 0
+    assert run(["eval", "--checkpoint", result, "--tokens", "64", "--device", "cpu"]) == 0
     again = new(tmp_path, "again", "--from", str(folder))
     assert load_manifest(again).run.initial == load_manifest(toml).run.initial
     assert load_manifest(again).export == load_manifest(toml).export
@@ -201,6 +201,43 @@ def test_a_stranger_s_words_name_no_files() -> None:
     files = hub_files(msgspec.structs.replace(MICRO, export=told), {}, 64, None)
     about = json.loads(files["tokenizer_config.json"])
     assert about["eos_token"] == END and "vocab_file" not in about
+
+
+@pytest.mark.parametrize(
+    ("theirs", "known", "written"),
+    [
+        ({"bos_token_id": 0, "pad_token_id": 1}, {}, {"bos_token_id": 0, "pad_token_id": 1}),
+        ({"eos_token_id": 2, "pad_token_id": 1}, {"eos_token_id": 7, "pad_token_id": 9},
+         {"eos_token_id": 7, "pad_token_id": 1}),
+        ({"pad_token_id": None}, {"pad_token_id": 9, "bos_token_id": None}, {"pad_token_id": 9}),
+    ],
+)  # fmt: skip
+def test_an_architecture_keeps_the_ids_that_it_needs(
+    theirs: dict[str, Any], known: dict[str, Any], written: dict[str, Any]
+) -> None:
+    """Some count positions by the padding's, and configs of some take no id for none."""
+    manifest = msgspec.structs.replace(MICRO, export=ExportSection(token_ids=json.dumps(known)))
+    files = hub_files(manifest, theirs, 64, None)
+    assert json.loads(files["config.json"]) == written | {"dtype": "float32"}
+
+
+@pytest.mark.parametrize("stated", [{}, {"pad_token_id": 1}])
+def test_what_counts_positions_by_its_padding_comes_back(tmp_path: Path, stated: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = {"model_type": "roberta", "is_decoder": True, "vocab_size": 320} | sizes | stated
+    config |= {"max_position_embeddings": 80}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    tokenizer = theirs(tmp_path / "theirs") / "tokenizer.json"  # with a padding token of its own
+    for name in (str(tokenizer), "bytes"):
+        toml = new(tmp_path, f"r{len(name)}", "--architecture", str(file), "--tokenizer", name)
+        out = exported(toml, tmp_path / f"o{len(name)}")
+        model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+        ours = load_result(out / "model.safetensors").model(torch.device("cpu")).eval()
+        ids = torch.tensor([[65, 257, 1, 66]])
+        with torch.no_grad():
+            torch.testing.assert_close(model(ids).logits, ours(ids).logits, rtol=1e-5, atol=1e-6)
 
 
 def test_a_list_of_words_and_none_but_the_end_s_padding() -> None:

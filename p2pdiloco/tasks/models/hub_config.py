@@ -18,6 +18,8 @@ LEFT_OUT = (
 """Keys of config.json that are not about the architecture."""
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Keys by which architectures state the longest context that they are made for."""
+PAD = "pad_token_id"
+"""Key of the token that pads: some architectures count positions by it."""
 LEAST_COUNT = 1024
 """Layers, and anything else, that may be stated however small the model is: so many cost nothing worth
 speaking of."""

@@ -13,11 +13,11 @@ from typing import Any
 from p2pdiloco.config.manifest import Dtype, Manifest
 from p2pdiloco.config.models import BYTE_VALUES
 from p2pdiloco.tasks.data.tokens import FILE, checked_content
-from p2pdiloco.tasks.models.hub_config import harmless
+from p2pdiloco.tasks.models.hub_config import PAD, harmless
 
 LONG_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Names by which config.json has types of numbers."""
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKEN_IDS = ("bos_token_id", "eos_token_id", PAD)
 _PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
 
 
@@ -35,8 +35,9 @@ def hub_files(
     end = manifest.data.end_of_document
     begin = manifest.data.begin_of_document
     special = _special(tokenizer, end, begin or end) if tokenizer else {}
-    ids = dict.fromkeys(TOKEN_IDS) | ({name: number for name, (_, number) in special.items()})
-    ids = _object(told.token_ids) or ids
+    ids = _object(told.token_ids) or {name: number for name, (_, number) in special.items()}
+    ids = {name: number for name, number in ids.items() if number is not None}
+    kept = {PAD: config[PAD]} if config.get(PAD) is not None else {}
     names = {name.removesuffix("_id"): token for name, (token, _) in special.items()}
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -44,10 +45,9 @@ def hub_files(
         "model_max_length": context_tokens,
     }
     files = {
-        "config.json": config | ids | {"dtype": LONG_NAMES[told.dtype]},
+        "config.json": config | ids | kept | {"dtype": LONG_NAMES[told.dtype]},
         "tokenizer_config.json": about,
-        "generation_config.json": _object(told.generation_config)
-        or {name: number for name, number in ids.items() if number is not None},
+        "generation_config.json": _object(told.generation_config) or ids,
     }
     written = {name: json.dumps(content, indent=2).encode() for name, content in files.items()}
     if told.chat_template:

@@ -79,6 +79,10 @@ def llama_config(section: CausalLMSection) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "dtype": "float32",
+        # Else they would be those of Llama's first tokenizer.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
     }
