@@ -95,7 +95,7 @@ class Keeping:
         while isinstance(wrapped := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = wrapped
         if isinstance(optimizer, Optimizer):
-            self._hook = optimizer.register_step_pre_hook(lambda *_: self._look_at_gradients())
+            self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def close(self) -> None:
         """Let go of the optimizer."""
@@ -140,6 +140,14 @@ class Keeping:
             self._undone += 1
             if began or self._undone >= IN_A_ROW:
                 raise undone(began)
+
+    def _before_step(self, *_: object) -> None:
+        # A compiled step, or one that becomes a graph of a GPU, must not look at values.
+        if torch.compiler.is_compiling():
+            return
+        if self._parameters.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
+        self._look_at_gradients()
 
     def _look_at_gradients(self) -> None:
         for fragment, move in self._moves.items():

@@ -35,6 +35,22 @@ def test_merges_reach_the_memory_that_parameters_have_then(monkeypatch, model, d
         assert all(float(place.displacement(index).abs().max()) < 0.2 for index in range(2)), "merges came"
 
 
+def test_an_adapter_s_base_is_the_program_s_own(tmp_path, monkeypatch, capsys):
+    model = network()
+    model[0].requires_grad_(False)
+    daemon = PaperDaemon(tmp_path, model, lambda base: -0.5 * torch.ones_like(base))
+    before = [value.clone() for value in model[0].parameters()]
+    with begin(monkeypatch, daemon, model, torch.optim.SGD(model[2].parameters(), 0.1)) as session:
+        daemon.post(Evaluate())
+        assert train(session, daemon, lambda: 0.5, 3 * INNER_STEPS) > 2
+        assert all(map(torch.equal, before, model[0].parameters()))
+        assert model[2].bias.item() > 0.1
+        model[0].weight.requires_grad_(True)
+        with pytest.raises(UserError, match=r"0\.weight is trained now .* frozen=True"):
+            session.step(64, 0.5)
+    assert "2 frozen parameters (544 elements) are not in the run" in capsys.readouterr().err
+
+
 def computing(session):
     with session.computing():
         pytest.fail("not begun")
