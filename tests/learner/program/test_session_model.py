@@ -46,7 +46,7 @@ def test_an_adapter_s_base_is_the_program_s_own(tmp_path, monkeypatch, capsys):
         assert all(map(torch.equal, before, model[0].parameters()))
         assert model[2].bias.item() > 0.1
         model[0].weight.requires_grad_(True)
-        with pytest.raises(UserError, match=r"0\.weight is trained now .* frozen=True"):
+        with pytest.raises(UserError, match=r"0\.weight is trained now .* the run does not have it"):
             session.step(64, 0.5)
     assert "2 frozen parameters (544 elements) are not in the run" in capsys.readouterr().err
 
