@@ -115,6 +115,10 @@ class Fragments:
         for stride in self._strides:
             stride.rarer(every * self._period)
 
+    def go_on_with(self, held: HeldParameters) -> None:
+        """Hold the parameters so from now on: the values are the same."""
+        self.held = held
+
     def count_step(self, tokens: int) -> None:
         """Count an inner step over `tokens` tokens that has changed theta."""
         for counters in self.counters:

@@ -94,7 +94,8 @@ OWN = {
     },
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the numbers of the release. `cli`, `session`,
-`session_node`, `session_daemon`, `own_run` and `__main__` compose everything. `core.api` is data, not behaviour; `core.contributions.stride` is a rule that learner and simulator must share; the daemon knows the
+`session_node`, `session_daemon`, `own_run` and `__main__` compose everything. `core.api` is data, not
+behaviour; `core.contributions.stride` is a rule that learner and simulator must share; the daemon knows the
 learner's channel, never its loop's inside."""
 
 THIRD_PARTY = {

@@ -52,9 +52,7 @@ class LearnerLink:
         self._learner_count = LearnerCount(swarm)
         self._slots = [Slot() for _ in compute.vault.layouts]
         self._state_path = state_path
-        self._post = post
-        self._tell = tell
-        self._spawn = spawn
+        self._post, self._tell, self._spawn = post, tell, spawn
         self._life = 0
         """Number of learner processes: what was started for an earlier one is dropped."""
         self._ready = self._gives_up = self._appraises = False
@@ -317,7 +315,8 @@ class LearnerLink:
                 encoded = await self._compute.run(self._compute.encode, fragment, copied.base_buffer)
             except ValueError as error:
                 if slot.first_not_finite():
-                    logger.error("fragment %d: parameters are kept out: %s", fragment, error)
+                    what = {"fragment": fragment, "error": str(error)}
+                    logger.error("fragment %(fragment)d: parameters are kept out: %(error)s", what)
                 not_finite = True
         if not await self._use_up() or life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice

@@ -48,8 +48,8 @@ DIGEST_BYTES = 6
 _encode = msgspec.msgpack.encode
 
 
-class Answer(Struct, frozen=True):
-    """Answer of rank 0 to a call, for all ranks."""
+class StepAnswer(Struct, frozen=True):
+    """StepAnswer of rank 0 to a call, for all ranks."""
 
     goes_on: bool
     stopped: bool
@@ -70,7 +70,7 @@ class Failure(Struct, frozen=True):
     """True: later calls do nothing."""
 
 
-class Plan(Struct, frozen=True):
+class RunPlan(Struct, frozen=True):
     """Parameters of the run, its fragments, and the constants of its model."""
 
     names: tuple[str, ...]
@@ -322,7 +322,7 @@ class ProgramRanks:
         except RankLost as error:
             raise self._lose(error) from error
 
-    def call(self, do: Callable[[], Answer]) -> Answer:
+    def call(self, do: Callable[[], StepAnswer]) -> StepAnswer:
         """Do this rank's part of a call. The first one's answer, or error, is that of all."""
         try:
             answer = do()

@@ -27,7 +27,7 @@ from p2pdiloco.lab.swarm.event_log import of_kind, read_log
 from p2pdiloco.session import Session
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
-PROGRAM = Path(__file__).parents[2] / "docs/examples/several_processes/train.py"
+PROGRAM = Path(__file__).parents[3] / "docs/examples/several_processes/train.py"
 PATIENCE_S = 90.0
 ENOUGH = 3
 """Merges of a program's life."""

@@ -22,7 +22,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
-PROGRAM = Path(__file__).parents[2] / "docs/examples/own_loop/train.py"
+PROGRAM = Path(__file__).parents[3] / "docs/examples/own_loop/train.py"
 PATIENCE_S = 90.0
 torch.set_num_threads(1)
 
