@@ -33,7 +33,7 @@ test: $(STAMP)
 	@scripts/test $(VENV) $(ARGS)
 
 slow: $(STAMP)
-	@$(VENV)/bin/python -m pytest -q -n 2 $(ARGS) tests/slow
+	@nice -n 5 $(VENV)/bin/python -m pytest -q -n 2 $(ARGS) tests/slow
 
 docs: $(STAMP)
 	@$(VENV)/bin/python -m sphinx -q -E -W --keep-going -c docs . build/site
