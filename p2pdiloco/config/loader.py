@@ -72,7 +72,7 @@ def broken_rule(manifest: Manifest) -> str | None:
         *(
             (_is_object(text), f"export.{name} must be a JSON object, or empty")
             for name, text in msgspec.structs.asdict(manifest.export).items()
-            if name not in ("chat_template", "dtype")
+            if name not in ("chat_template", "dtype", "context_tokens")
         ),
     )
     return next((sentence for holds, sentence in rules if not holds), None)
@@ -89,7 +89,7 @@ def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
     data = _told(manifest.data, {"begin_of_document": ""})
-    export = _told(manifest.export, {"dtype": ExportSection().dtype})
+    export = _told(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
     return _encoder.encode(_told(manifest, _CAME_LATER, data=data, export=export))
 
 

@@ -221,6 +221,8 @@ class ExportSection(Section, frozen=True, kw_only=True):
     """Template by which its tokenizer writes a conversation (Jinja)."""
     dtype: Dtype = "fp32"
     """Type of its parameters, by its config.json; exports have it, too."""
+    context_tokens: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+    """Tokens that it is made for, where that is more than the run trains on; exports say so."""
 
 
 class Manifest(Section, frozen=True, kw_only=True):

@@ -89,6 +89,15 @@ def loaded(folder: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
+def test_an_export_is_made_for_as_many_tokens_as_the_model_was(tmp_path: Path, architecture: str) -> None:
+    source = theirs(tmp_path / "theirs", architecture)
+    short = new(tmp_path, "short", "--from", str(source), "--context", "64")
+    assert load_manifest(short).model["context_tokens"] == 64
+    model, tokenizer = loaded(exported(short, tmp_path / "out"))
+    assert model.config.max_position_embeddings == tokenizer.model_max_length == 128
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
 def test_an_export_generates_stops_and_pads_as_the_model_did_that_it_began_with(
     tmp_path: Path, architecture: str
 ) -> None:

@@ -37,7 +37,7 @@ from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
 from p2pdiloco.tasks.models.description import carried, describe
-from p2pdiloco.tasks.models.hub_config import read_json
+from p2pdiloco.tasks.models.hub_config import longest, read_json
 from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of, with_defaults
 from p2pdiloco.tasks.models.hub_surplus import (
     NOT_PARAMETERS,
@@ -86,7 +86,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     else:
         config = _config(source)
         refuse_quantised(config, str(source))
-        export = ExportSection(dtype=dtype_in(config))
+        export = ExportSection(dtype=dtype_in(config), context_tokens=_made_for(config))
         manifest = _of_config(config, msgspec.structs.replace(base, export=export))
     task = task_of(_fitting(manifest))
     manifest = task.manifest
@@ -223,6 +223,12 @@ def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
     if difference_from_ours(config):
         return _of_hub(config, base)
     return msgspec.structs.replace(base, run=run, model=table(section_of(config, context)))
+
+
+def _made_for(config: dict[str, Any]) -> int:
+    """Tokens that a model of this configuration is made for; 0: it does not say."""
+    found = longest(with_defaults(config))
+    return found if 0 < found < 1 << 31 else 0
 
 
 def _of_hub(config: dict[str, Any], base: Manifest) -> Manifest:

@@ -85,7 +85,8 @@ def _with_bytes(manifest: Manifest) -> Manifest:
 
 def _without_words(manifest: Manifest) -> Manifest:
     """The manifest without what belongs to another tokenizer."""
-    export = ExportSection(dtype=manifest.export.dtype)
+    told = manifest.export
+    export = ExportSection(dtype=told.dtype, context_tokens=told.context_tokens)
     return msgspec.structs.replace(manifest, export=export)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from p2pdiloco.config.manifest import Dtype, Manifest
 from p2pdiloco.config.models import BYTE_VALUES
 from p2pdiloco.tasks.data.tokens import FILE, checked_content
-from p2pdiloco.tasks.models.hub_config import PAD, harmless
+from p2pdiloco.tasks.models.hub_config import CONTEXTS, PAD, harmless
 
 LONG_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Names by which config.json has types of numbers."""
@@ -38,11 +38,14 @@ def hub_files(
     ids = _object(told.token_ids) or {name: number for name, (_, number) in special.items()}
     ids = {name: number for name, number in ids.items() if number is not None}
     kept = {PAD: config[PAD]} if config.get(PAD) is not None else {}
+    made_for = max(context_tokens, told.context_tokens)
+    if config.get(CONTEXTS[0]) == context_tokens:
+        config = config | {CONTEXTS[0]: made_for}
     names = {name.removesuffix("_id"): token for name, (token, _) in special.items()}
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **(_object(told.tokenizer_config) or {"clean_up_tokenization_spaces": False} | names),
-        "model_max_length": context_tokens,
+        "model_max_length": made_for,
     }
     files = {
         "config.json": config | ids | kept | {"dtype": LONG_NAMES[told.dtype]},
