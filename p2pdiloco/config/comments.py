@@ -80,5 +80,5 @@ COMMENTS = {
     "export.generation_config": "Its generation_config.json: when to stop, how to choose tokens.",
     "export.chat_template": "Its chat template.",
     "export.dtype": "Type of its parameters, and of those that are exported.",
-    "export.context_tokens": "Tokens that it is made for, as exports say; 0: what the run trains on.",
+    "export.context_tokens": "Tokens that it is made for, as exports say; 0: as many as the run trains on.",
 }

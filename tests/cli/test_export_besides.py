@@ -143,7 +143,7 @@ def test_a_run_of_its_own_ends_where_its_documents_do(tmp_path: Path) -> None:
     # The model's own words are of its own tokenizer only.
     for other in (str(file), "bytes"):
         given = new(tmp_path, f"o{len(other)}", "--from", str(file.parent), "--tokenizer", other)
-        assert load_manifest(given).export == ExportSection()
+        assert load_manifest(given).export == ExportSection(context_tokens=128)
     model, tokenizer = loaded(exported(new(tmp_path, "bytes"), tmp_path / "bytes"))
     assert tokenizer.eos_token is None and model.generation_config.eos_token_id is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def load_labels(folder: Path, tmp_path: Path) -> tuple:
     return load_result(out).labels
 
 
-async def test_a_node_writes_the_tokenizer_beside_its_results(tmp_path: Path, tokens: Path) -> None:
+def test_a_node_writes_the_tokenizer_beside_its_results(tmp_path: Path, tokens: Path) -> None:
     node(tmp_path, "one", tokens)
     signed, vault = sign_run(tmp_path / "one.toml", Identity.generate())
     compute = Compute(vault, None)
@@ -153,11 +154,11 @@ async def test_a_node_writes_the_tokenizer_beside_its_results(tmp_path: Path, to
         writer = ResultWriter(signed, compute, io, plan, tokens, lambda *words: said.append(words))
         folder.mkdir()
         folder.chmod(0o750)
-        await writer.save()
+        asyncio.run(writer.save())
         (beside,) = folder.glob("tokenizer-*.json")
         assert beside.stat().st_mode & 0o777 == 0o640, "for whom the folder is for"
         beside.write_text("somebody's")
-        await writer.save()
+        asyncio.run(writer.save())
     compute.close()
     (result,) = folder.glob("*.safetensors")
     assert [saved for _, saved in said] == [True, False] and "is not the tokenizer" in said[1][0]
