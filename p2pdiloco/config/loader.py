@@ -165,6 +165,8 @@ def render_toml(manifest: Manifest, section: type[ModelSection]) -> str:
             table_name = key.section
             lines += ["", f"# {TABLES[table_name]}", f"[{table_name}]"]
         owner = getattr(manifest, table_name) if table_name else manifest
+        if isinstance(owner, dict) and key.name not in owner:
+            continue  # it came later, and says nothing
         value = owner[key.name] if isinstance(owner, dict) else getattr(owner, key.name)
         lines.append(f"# {comments.get(key.path, key.name)} ({key.words})")
         lines.append(f"{key.name} = {as_toml(value)}")

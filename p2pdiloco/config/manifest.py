@@ -222,7 +222,7 @@ class ExportSection(Section, frozen=True, kw_only=True):
     dtype: Dtype = "fp32"
     """Type of its parameters, by its config.json; exports have it, too."""
     context_tokens: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
-    """Tokens that it is made for, by its config.json; exports say so, though runs train on fewer. 0: unknown."""
+    """Tokens that it is made for, by its config.json; exports say so. 0: as many as the run trains on."""
 
 
 class Manifest(Section, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ CAUSAL_NOISE = 1e-5
 way."""
 
 
-class HubSection(ModelSection, frozen=True, kw_only=True):
+class HubSection(ModelSection, frozen=True, kw_only=True, omit_defaults=True):
     """Config of the architecture, and what follows from it."""
 
     comments: ClassVar[dict[str, str]] = {

@@ -30,7 +30,7 @@ _FORM = re.compile(r"([^\s]{1,200}) (-|[0-9]{1,12}(?:x[0-9]{1,12}){0,7})( embedd
 _WHY = "the run is trained by programs with a loop of their own"
 
 
-class OwnLoopSection(ModelSection, frozen=True, kw_only=True):
+class OwnLoopSection(ModelSection, frozen=True, kw_only=True, omit_defaults=True):
     """Names and shapes of the parameters."""
 
     comments: ClassVar[dict[str, str]] = {

@@ -118,8 +118,10 @@ def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
 
 def constants_table(constants: Arrays) -> dict[str, list[str] | str]:
     """Write the keys of a `[model]` table that list these constants, with the checksum of their values."""
+    if not constants:
+        return {}
     listed = [text_of(Constant(name, array.shape, array.dtype.name)) for name, array in constants.items()]
-    return {"constants": listed, "constants_sum": checksum(constants) if constants else ""}
+    return {"constants": listed, "constants_sum": checksum(constants)}
 
 
 def version_0_from(file: Path, offset: int, whole: bool = False) -> tuple[bytes, memoryview] | PullRefusal:

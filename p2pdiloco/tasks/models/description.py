@@ -183,7 +183,7 @@ def instance_of(task: Task, constants: Mapping[str, Tensor]) -> nn.Module:
         UserError: as `Task.model`; or it has other constants than the run.
     """
     model = task.model()
-    if "constants" in task.manifest.model:
+    if hasattr(task.section, "constants"):
         put_constants(model, constants)
         surplus = describe(model).constants.keys() - constants.keys()
         if surplus:
