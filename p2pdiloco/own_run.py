@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import nn
+from torch import Tensor, nn
 
-from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
+from p2pdiloco.adapters.disk.result_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
 from p2pdiloco.config.presets import for_other_model, for_run, without_end
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.learner.parallel.sharding import is_shared_out
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
 from p2pdiloco.tasks.models.description import Description, carried, describe
 from p2pdiloco.tasks.models.parameters import named_parameters, unwrapped
@@ -64,10 +65,7 @@ def new_run(
     if unknown := [name for name in own_buffers if name not in parts.constants]:
         raise UserError(f"own_buffers: the model has no buffer {unknown[0]}, or it is none of its constants")
     constants = carried({n: value for n, value in parts.constants.items() if n not in own_buffers})
-    found = named_parameters(model) | parts.statistics
-    arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
-    if first_not_finite(arrays):
-        raise UserError(f"the parameter {first_not_finite(arrays)} has values that are not finite")
+    arrays = _values(named_parameters(model) | parts.statistics, specs)
     fixed = {name: value.numpy() for name, value in constants.items()}
     kind = type(model).__name__[:100]
     base = without_end(for_other_model(for_run("tiny", name)))
@@ -92,6 +90,16 @@ def new_run(
         have = f"{len(specs)} tensors ({sum(spec.numel for spec in specs):,} elements)"
         say(f"the run has {have} of the model; {'; '.join(left)}")
     return out
+
+
+def _values(found: Mapping[str, Tensor], specs: Sequence[TensorSpec]) -> Arrays:
+    """Copy tensors of a model, fp32. Raises: UserError (they are cut up, or not finite)."""
+    if any(map(is_shared_out, found.values())):
+        raise UserError("the model is cut up (fully_shard)", "new_run comes before that, in one process")
+    arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
+    if first_not_finite(arrays):
+        raise UserError(f"the parameter {first_not_finite(arrays)} has values that are not finite")
+    return arrays
 
 
 def _write(out: Path, text: str) -> None:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.parallel.ranks import Distributed
-from p2pdiloco.learner.program.follower import LaterRank
+from p2pdiloco.learner.program.following import FollowingRank
 from p2pdiloco.learner.program.ranks import ProgramRanks, begin, ranks_of, total
 from p2pdiloco.session_node import SessionNode
 from p2pdiloco.tasks.models.parameters import unwrapped
@@ -83,9 +83,9 @@ class Session:
         self._on_merge: list[Callable[[], object]] = []
         ranks = ranks_of(group, inside)
         begin(ranks, inside, evaluate is not None, timeout_s)
-        self._role: SessionNode | LaterRank
+        self._role: SessionNode | FollowingRank
         if isinstance(ranks, Distributed) and ranks.rank:
-            self._role = LaterRank(ranks, inside, optimizer, evaluate)
+            self._role = FollowingRank(ranks, inside, optimizer, evaluate)
         else:
             self._role = SessionNode(folder, inside, evaluate, ranks)
         self._ranks = ProgramRanks(ranks, self._role)

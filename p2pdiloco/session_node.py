@@ -27,7 +27,7 @@ from p2pdiloco.learner.parallel.ranks import Ranks
 from p2pdiloco.learner.program.keeping import Keeping
 from p2pdiloco.learner.program.mailbox import ProgramMailbox, ProgramTraining
 from p2pdiloco.learner.program.parameters import ProgramParameters
-from p2pdiloco.learner.program.ranks import RunPlan, StepAnswer, hold, packed
+from p2pdiloco.learner.program.ranks import CallAnswer, RunPlan, hold, packed
 from p2pdiloco.own_run import compare, say
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
 from p2pdiloco.tasks.constants import constants_of
@@ -56,7 +56,7 @@ class SessionNode:
 
     def begin(
         self, optimizer: Optimizer | None, run: str | Path, words: Sequence[str], timeout_s: float
-    ) -> StepAnswer:
+    ) -> CallAnswer:
         """Reach the daemon, or start one with these flags, and become its learner.
 
         Raises:
@@ -81,7 +81,7 @@ class SessionNode:
         self._daemon.tell_addresses(start.manifest.run.name)
         return self._answer(True, self.addresses if self._ranks.count > 1 else ())
 
-    def step(self, tokens: int, mean: float) -> StepAnswer:
+    def step(self, tokens: int, mean: float) -> CallAnswer:
         """Count an inner step, and do what the swarm asks for. Raises: UserError."""
         self.mailbox.begin_step()
         if self._has_ended():
@@ -145,7 +145,7 @@ class SessionNode:
             self._daemon.terminate()
             raise
 
-    def leave(self) -> StepAnswer:
+    def leave(self) -> CallAnswer:
         """Let the daemon leave in good order, with what was not contributed."""
         self.mailbox.begin_step()
         if self._daemon.terminate():
@@ -182,9 +182,9 @@ class SessionNode:
         """Addresses of the node, the best first."""
         return self._daemon.addresses()
 
-    def _answer(self, goes_on: bool, addresses: tuple[str, ...] = ()) -> StepAnswer:
+    def _answer(self, goes_on: bool, addresses: tuple[str, ...] = ()) -> CallAnswer:
         training = self._training
-        return StepAnswer(
+        return CallAnswer(
             goes_on,
             self.stopped,
             self.mailbox.moved,

@@ -115,8 +115,8 @@ class Fragments:
         for stride in self._strides:
             stride.rarer(every * self._period)
 
-    def go_on_with(self, held: HeldParameters) -> None:
-        """Hold the parameters so from now on: the values are the same."""
+    def hold(self, held: HeldParameters) -> None:
+        """Take theta from there, from now on: the same, held in another way."""
         self.held = held
 
     def count_step(self, tokens: int) -> None:

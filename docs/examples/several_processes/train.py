@@ -23,7 +23,7 @@ if rank == 0 and not join and not (folder / "run.toml").exists():  # before the 
     p2pdiloco.new_run(model, folder / "run.toml", "own", tokens_per_step=most, inner_steps=16, fragments=2)
 
 if way == "fsdp2":
-    for part in (model[0], model[2], model):
+    for part in (model[0], model):
         fully_shard(part).set_force_sum_reduction_for_comms(device == "cpu")  # gloo has no means
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 if way == "ddp":

@@ -109,7 +109,7 @@ class ProgramMailbox(Mailbox):
     def part(self) -> None:
         """Talk to other ranks no more: this one's parameters are those that count. It must have them all."""
         self._training.ranks = ALONE
-        self._fragments.go_on_with(self._parameters)
+        self._fragments.hold(self._parameters)
 
     def attend(self, timeout_s: float) -> None:
         """Wait so long for commands, and obey them; other ranks hear that this one lives."""

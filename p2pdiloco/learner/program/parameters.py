@@ -104,10 +104,6 @@ class ProgramParameters(HeldParameters):
         """The Parameters and statistics themselves, by name, as they were last looked up."""
         return self._parameters
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Name -> the memory that the parameter has now."""
-        return {name: value.data for name, value in self._parameters.items()}
-
     def sample(self, layout: FragmentLayout) -> Tensor:
         """Copy some elements of a fragment, spread evenly over it: fp32 (at most `SAMPLE`,), on the CPU. Of
         what is shared out it is this rank's part."""

@@ -48,8 +48,8 @@ DIGEST_BYTES = 6
 _encode = msgspec.msgpack.encode
 
 
-class StepAnswer(Struct, frozen=True):
-    """StepAnswer of rank 0 to a call, for all ranks."""
+class CallAnswer(Struct, frozen=True):
+    """CallAnswer of rank 0 to a call, for all ranks."""
 
     goes_on: bool
     stopped: bool
@@ -113,10 +113,16 @@ def ranks_of(group: ProcessGroup | None, model: nn.Module) -> Ranks:
     if count == 1 and not any(map(is_shared_out, parameters)):
         return ALONE
     device = parameters[0].device if parameters else torch.device("cpu")
-    carriers = dict(word.split(":") for word in distributed.get_backend_config(group).split(","))
+    carriers = _carriers(group)
     direct = carriers.get(device.type, "gloo") != "gloo"
     words = "cpu" if "cpu" in carriers else str(device)
     return Distributed(group, group, device if direct else torch.device("cpu"), words)
+
+
+def _carriers(group: ProcessGroup | None) -> dict[str, str]:
+    """Find what carries tensors in a group, by the kind of device that they are on."""
+    words = torch.distributed.get_backend_config(group).split(",")
+    return dict(word.split(":") for word in words)
 
 
 def _check_shares(parameters: Mapping[str, Tensor], ranks: Sequence[int]) -> None:
@@ -148,9 +154,11 @@ def begin(ranks: Ranks, model: nn.Module, evaluates: bool, timeout_s: float) -> 
         return
     distributed = torch.distributed
     assert isinstance(ranks, Distributed)
-    if distributed.get_backend(ranks.group) == "gloo":
+    if _carriers(ranks.group).get("cpu") == "gloo":
+        group = ranks.group or distributed.group.WORLD
+        assert group is not None
         try:
-            distributed.monitored_barrier(ranks.group, datetime.timedelta(seconds=timeout_s))
+            group.monitored_barrier(datetime.timedelta(seconds=timeout_s), wait_all_ranks=False)  # type: ignore[attr-defined]
         except RuntimeError as error:
             raise UserError(
                 f"not all {ranks.count} ranks of this program began their Session within {timeout_s:g} s: "
@@ -322,7 +330,7 @@ class ProgramRanks:
         except RankLost as error:
             raise self._lose(error) from error
 
-    def call(self, do: Callable[[], StepAnswer]) -> StepAnswer:
+    def call(self, do: Callable[[], CallAnswer]) -> CallAnswer:
         """Do this rank's part of a call. The first one's answer, or error, is that of all."""
         try:
             answer = do()
@@ -337,7 +345,7 @@ class ProgramRanks:
 
     def part(self) -> None:
         """Go on without the others, if there are any."""
-        if self._ranks is not ALONE:
+        if self._ranks.count > 1:
             self._ranks = ALONE
             self._role.part()
 

@@ -12,15 +12,15 @@ from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner.parallel.holding import HeldCopies, HeldShares
 from p2pdiloco.learner.parallel.ranks import Distributed
 from p2pdiloco.learner.program.parameters import HasGroups, ProgramParameters
-from p2pdiloco.learner.program.ranks import Failure, RunPlan, StepAnswer, hold, measured, unpacked
+from p2pdiloco.learner.program.ranks import CallAnswer, Failure, RunPlan, hold, measured, unpacked
 from p2pdiloco.tensors.layout import FragmentLayout
 
-_answer_of = msgspec.msgpack.Decoder(StepAnswer).decode
+_answer_of = msgspec.msgpack.Decoder(CallAnswer).decode
 _failure_of = msgspec.msgpack.Decoder(Failure).decode
 _plan_of = msgspec.msgpack.Decoder(RunPlan).decode
 
 
-class LaterRank:
+class FollowingRank:
     """Part of every rank but the first in a session: it obeys orders in every call."""
 
     def __init__(
@@ -41,13 +41,13 @@ class LaterRank:
         self.addresses: tuple[str, ...] = ()
         """Addresses of the node when the session began."""
 
-    def begin(self, *_: object) -> StepAnswer:
+    def begin(self, *_: object) -> CallAnswer:
         """Begin as rank 0 does. Raises: UserError, RankLost."""
         answer = self._obey()
         self.addresses = answer.addresses
         return answer
 
-    def step(self, tokens: int, mean: float) -> StepAnswer:
+    def step(self, tokens: int, mean: float) -> CallAnswer:
         """Do this rank's part of a boundary. Raises: UserError, RankLost."""
         return self._obey()
 
@@ -59,7 +59,7 @@ class LaterRank:
         """Look the parameters up as they are now. Raises: UserError."""
         self.parameters.look()
 
-    def leave(self) -> StepAnswer:
+    def leave(self) -> CallAnswer:
         """Help the first rank to leave. Raises: UserError, RankLost."""
         return self._obey()
 
@@ -71,7 +71,7 @@ class LaterRank:
         """End, after `leave`, or without it."""
         self.stopped = True
 
-    def _obey(self) -> StepAnswer:
+    def _obey(self) -> CallAnswer:
         """Obey orders until rank 0 has an answer.
 
         Raises:
