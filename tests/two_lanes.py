@@ -12,7 +12,7 @@ from xdist.workermanage import WorkerController
 WAITING = ["system", "adapters/net", "daemon", "learner", "adapters"]
 COMPUTING = [
     *("lab/simulation", "bench", "tasks", "cli", "lab", "adapters/disk", "core", "tensors", "daemon/display"),
-    *("credits", "web", "config", "architecture"),
+    *("credits", "web", "config", "architecture", "slow"),
 ]
 """Long tests first: at the end nobody waits long for the other, and only then two swarms may share the
 processors."""

@@ -83,12 +83,11 @@ def _run(*arguments: str) -> None:
 def _saved(kind: str, folder: Path) -> nn.Module | None:
     """Save a model with random weights and buffers as `transformers` does; None: the library itself builds
     none, and the folder has its config only."""
-    folder.mkdir()
+    config = tiny(kind)
+    config.save_pretrained(folder)
     try:
-        config = tiny(kind)
-        config.save_pretrained(folder)
         model: nn.Module = FACTORY.from_config(config, dtype=torch.float32).eval()
-    except Exception:  # noqa: BLE001 (whatever an architecture thinks of its own defaults)
+    except Exception:  # noqa: BLE001 (whatever an architecture thinks of its config)
         return None
     with torch.no_grad():
         for parameter in model.parameters():

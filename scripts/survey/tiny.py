@@ -26,7 +26,7 @@ _SIZES = (
     (r"(n_routed_|num_|num_local_|moe_num_|n_)experts", 4),
     (r"(moe_)?(num_experts_per_tok(en)?|topk|top_k(_experts)?|moe_k)|num_selected_experts", 2),
     (r".*lora_rank", 16),
-    (r"n_group|topk_group|n_groups", 1),
+    (r"n_group|topk_group|n_groups|first_k_dense_replace", 1),
 )
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
@@ -39,7 +39,8 @@ _DOTS3_NOTE = {
     "per_layer_config": {"1": _SLIDING},
 }
 _QWEN4 = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8}
-_QWEN4 |= {"indexer_compress_ratio": 2}
+_QWEN4 |= {"indexer_compress_ratio": 2, "ple_layer_ids": [1], "ple_embed_dim": 64, "split_ngram_parts": 2}
+_QWEN4 |= {"eos_token_id": 2, "ngram_vocab_size_base": 64, "make_ngram_vocab_size_divisible_by": 8}
 
 OTHERWISE: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"n_group": 2, "num_expert_group": 2},
@@ -65,6 +66,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _MAMBA | {"layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 0},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "longcat_flash": {"head_dim": 8, "qk_rope_head_dim": 8, "qk_head_dim": 24, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
