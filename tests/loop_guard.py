@@ -6,6 +6,7 @@ A daemon whose loop stands still sends no heartbeats, and is taken for dead afte
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
 import traceback
@@ -39,17 +40,25 @@ ALLOWED = {
 """Functions of the package, by file, below which a start may wait."""
 ROOMS = ("/p2pdiloco/daemon/", "/p2pdiloco/adapters/net/", "/p2pdiloco/web/")
 """Rooms of what a daemon's loop runs."""
+TESTS = Path(__file__).parent
 READERS = ("cpu_times", "net_if_stats", "process_iter", "sensors_battery", "virtual_memory")
 
 
 def may_wait() -> bool:
-    """Tell whether this thread may: it runs no event loop of the package's, or is at an allowed place."""
+    """Tell whether this thread may: it runs no event loop of the package's, is at an allowed place, or a test
+    called what waits itself, with no coroutine of the package between."""
     if asyncio._get_running_loop() is None:
         return True
     frame: FrameType | None = sys._getframe(2)
-    ours = False
+    ours = coroutine = False
     while frame is not None:
         code = frame.f_code
+        if TESTS in Path(code.co_filename).parents and code.co_filename != __file__:
+            if not coroutine:
+                return True
+        else:
+            is_package = f"{os.sep}p2pdiloco{os.sep}" in code.co_filename
+            coroutine = coroutine or (is_package and bool(code.co_flags & inspect.CO_COROUTINE))
         if (Path(code.co_filename).name, code.co_name) in ALLOWED:
             return True
         ours = ours or any(room in code.co_filename for room in ROOMS)

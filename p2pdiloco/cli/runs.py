@@ -15,14 +15,6 @@ import msgspec
 from p2pdiloco.adapters.disk.outputs import try_file
 from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.given.data import check_countable, count_tokens, with_data
-from p2pdiloco.cli.given.said import lines_of, warnings_of
-from p2pdiloco.cli.given.settings import (
-    for_existing,
-    length_of,
-    with_changes,
-    with_context,
-    with_room,
-)
 from p2pdiloco.cli.given.wish import TrainingWish, with_wish
 from p2pdiloco.cli.membership.link import link
 from p2pdiloco.cli.membership.notices import amend
@@ -160,6 +152,8 @@ def new(
         from p2pdiloco.cli.given.model import opened
 
         source = opened(source, out, tokenizer is None)
+    from p2pdiloco.cli.given.settings import with_context, with_room
+
     is_given, usual = source is not None, manifest.inner.tokens_per_step
     manifest, parameters = _with_model(with_room(manifest, wish, is_given), source, architecture)
     manifest, _ = with_data(manifest, data)  # (a checkpoint brings its run's)
@@ -217,6 +211,9 @@ def _with_settings(
 ) -> Manifest:
     """Choose them, or change the preset's as wished; say which, and warn. `content`: the tokenizer's file;
     `path`: of data; `own`: the context that the model is made for."""
+    from p2pdiloco.cli.given.said import lines_of, warnings_of
+    from p2pdiloco.cli.given.settings import for_existing, length_of, with_changes
+
     is_chosen, counted = wish.is_chosen(is_given), 0
     if wish.epochs or (path is not None and is_chosen and not wish.has_length):
         counted = count_tokens(manifest, content, path)

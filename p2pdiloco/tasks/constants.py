@@ -12,14 +12,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from msgspec import Meta, Struct
 
 from p2pdiloco.tensors.spec import TensorSpec
 
 MAX_CONSTANTS = 4096
-KINDS = ("float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Types of elements, by the name that torch and NumPy share. Half-width floats become float32."""
+KINDS = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+"""Types of elements by the name that torch and NumPy share, with their bytes. Shorter floats are widened."""
 LEAST_BYTES = 16 << 20
 """Size of constants that any model may have; else they are at most as large as the parameters in fp32."""
 Listed = Annotated[list[Annotated[str, Meta(max_length=320)]], Meta(max_length=MAX_CONSTANTS)]
@@ -37,7 +36,7 @@ class Constant(Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Size of its values in bytes."""
-        return math.prod(self.shape) * np.dtype(self.kind).itemsize
+        return math.prod(self.shape) * KINDS[self.kind]
 
 
 def constants_of(model: Mapping[str, Any]) -> tuple[Constant, ...]:

@@ -23,6 +23,9 @@ async def test_a_wait_is_found_in_the_thread_of_a_loop_alone(
 ) -> None:
     await asyncio.to_thread(work_of(name, tmp_path))
     assert not waits_of_loops
-    work_of(name, tmp_path)()
+    work_of(name, tmp_path)()  # a test's own: no coroutine of the package is between
+    assert not waits_of_loops
+    asyncio.get_running_loop().call_soon(work_of(name, tmp_path))
+    await asyncio.sleep(0)
     assert waits_of_loops[0].startswith(f"{name} in the thread of the event loop:")
     waits_of_loops.clear()

@@ -220,7 +220,7 @@ def test_one_process_begins_the_folder_anew_before_the_others_may_compile(tmp_pa
         raise Met
 
     monkeypatch.setattr(process, "bound_cache", lambda folder: done.append(folder))
-    monkeypatch.setattr(process, "Distributed", meet)
+    monkeypatch.setattr(process.Distributed, "meet", meet)
     options = LearnerOptions(peer="", device="cpu", compile="always", compile_cache=tmp_path)
     for rank in (0, 1):
         with pytest.raises(Met):
@@ -239,6 +239,7 @@ def test_all_processes_decide_by_the_same_number_of_steps_that_are_left(monkeypa
             wire.append(words.clone())
 
     ranks._distributed, ranks._control = SimpleNamespace(broadcast=broadcast), None
+    ranks.group, ranks._words = None, torch.device("cpu")
     leader, follower = alone(0)[0], alone(0)[0]
     leader.run_is_at(5000, learners=7)
     ranks.order("step", leader.run_tokens, leader.learners)
