@@ -17,6 +17,8 @@ from msgspec import Meta, Struct
 from p2pdiloco.tensors.spec import TensorSpec
 
 MAX_CONSTANTS = 4096
+RESERVED = "__metadata__"
+"""Name that no tensor in a safetensors file has."""
 KINDS = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 """Types of elements by the name that torch and NumPy share, with their bytes. Shorter floats are widened."""
 LEAST_BYTES = 16 << 20
@@ -50,8 +52,12 @@ def text_of(constant: Constant) -> str:
     return f"{constant.name} {'x'.join(map(str, constant.shape)) or '-'} {constant.kind}"
 
 
-def broken_constants(texts: Sequence[str], parameters: Sequence[TensorSpec]) -> str | None:
-    """Say what is wrong with such a list beside these parameters, as half a sentence; None: nothing."""
+def broken_constants(model: Mapping[str, Any], parameters: Sequence[TensorSpec]) -> str | None:
+    """Say what is wrong with the list in a `[model]` table beside these parameters, as half a sentence; None:
+    nothing."""
+    texts = model.get("constants") or ()
+    if bool(texts) != bool(model.get("constants_sum")):
+        return "model.constants and model.constants_sum must be stated together"
     for text in texts:
         if not _FORM.fullmatch(text):
             return f'model.constants has "{text}", which is not a name, a shape and a type'
@@ -59,8 +65,11 @@ def broken_constants(texts: Sequence[str], parameters: Sequence[TensorSpec]) -> 
     names = [c.name for c in constants] + [spec.name for spec in parameters]
     if len({*names}) < len(names):
         return "model.constants has a name twice, or that of a parameter"
-    # Room for them is made before their sum can be compared.
-    if sum(c.nbytes for c in constants) > max(LEAST_BYTES, 4 * sum(spec.numel for spec in parameters)):
+    if RESERVED in names:
+        return f"model.constants has the name {RESERVED}, which files of parameters use"
+    # Room for them is made before their sum can be compared. (Of what is empty, too, strides are computed.)
+    most = max(LEAST_BYTES, 4 * sum(spec.numel for spec in parameters))
+    if sum(math.prod(max(1, size) for size in c.shape) * KINDS[c.kind] for c in constants) > most:
         return "model.constants takes more bytes than the parameters"
     return None
 

@@ -101,7 +101,7 @@ class HubCausalLM(Task):
             broken = broken_shapes(self.section.parameters)
             if not broken:
                 specs = self.specs()
-                broken = broken_constants(self.section.constants, specs)
+                broken = broken_constants(self.manifest.model, specs)
             if not broken:
                 largest = max((size for spec in specs for size in spec.shape), default=0)
                 broken = broken_config(found, len(specs), context, largest)

@@ -54,9 +54,7 @@ class OwnLoop(Task):
     def broken_rule(self) -> str | None:
         if not self.manifest.run.initial:
             return "run.initial must name version 0: p2pdiloco.new_run writes such a run.toml"
-        return broken_shapes(self.section.parameters) or broken_constants(
-            self.section.constants, self.specs()
-        )
+        return broken_shapes(self.section.parameters) or broken_constants(self.manifest.model, self.specs())
 
     def specs(self) -> tuple[TensorSpec, ...]:
         return specs_from_texts(self.section.parameters)

@@ -20,7 +20,8 @@ SOURCES = ("embedded", "files", "jsonl", "parquet")
 HUB = "hub:"
 _KEPT = (
     *("field", "shuffle_samples", "heldout_percent"),
-    *("tokenizer", "tokenizer_revision", "tokenizer_digest", "end_of_document"),
+    *("tokenizer", "tokenizer_revision", "tokenizer_digest"),
+    *("end_of_document", "begin_of_document"),
 )
 """Keys of `[data]` that are not about one source."""
 

@@ -21,6 +21,7 @@ from p2pdiloco.config.outer import (
     expected_members,
     for_given,
     for_length,
+    with_schedule,
     with_tokens,
 )
 from p2pdiloco.daemon.display.wording import count
@@ -119,6 +120,8 @@ def with_changes(manifest: Manifest, wish: TrainingWish, counted: int) -> Manife
     if wish.learning_rate is not None:
         inner = msgspec.structs.replace(manifest.inner, learning_rate=wish.learning_rate)
         manifest = msgspec.structs.replace(manifest, inner=inner)
+    if wish.length is not None and wish.context is not None:  # inner steps have other tokens by now
+        manifest = with_schedule(manifest, LENGTHS[wish.length].steps)
     tokens = (wish.epochs or 0) * counted or wish.tokens
     return with_tokens(manifest, tokens) if tokens else manifest
 

@@ -321,7 +321,7 @@ class LearnerLink:
         if not await self._use_up() or life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
         if not slot.encoded() or void or not_finite:
-            if not_finite:
+            if not_finite and not slot.void:  # an overwrite frees it by itself
                 self._host.send(ch.FreeSlot(fragment, not_finite))
             self._post(ev.NothingToContribute(fragment))
             return

@@ -261,7 +261,7 @@ class Distributed(Ranks):
     def pass_on(self, data: bytes, count: int, source: int = 0) -> bytes:
         letters = torch.frombuffer(bytearray(data or bytes(count)), dtype=torch.uint8).to(self._words)
         self._tell_all(letters, source)
-        return bytes(letters.tolist())
+        return letters.cpu().numpy().tobytes()
 
     def gather(self, *words: float) -> list[list[float]]:
         """Gather every rank's words, as many from each: by rank, the same for all."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.models.description import carried, put_constants
+from p2pdiloco.tasks.models.description import persistent_buffers, put_constants
+from p2pdiloco.tasks.models.parameters import plain_name
 
 
 class ProgramConstants:
@@ -18,8 +18,10 @@ class ProgramConstants:
     def __init__(self, model: nn.Module, constants: Mapping[str, Tensor]) -> None:
         """Put them into the model. Raises: UserError (it lacks one)."""
         put_constants(model, constants)
-        self._constants = constants
-        modules = dict(model.named_modules())
+        # As the model's own number types hold them.
+        kept = persistent_buffers(model)
+        self._constants = {name: kept[name].detach().clone() for name in constants}
+        modules = {plain_name(path): module for path, module in model.named_modules()}
         paths = [(name, *name.rpartition(".")[::2]) for name in constants]
         self._places = [(name, modules[path], key) for name, path, key in paths]
         self._seen = self._marks()
@@ -31,7 +33,7 @@ class ProgramConstants:
             if mark == seen:
                 continue
             value = getattr(module, key, None)
-            if value is None or not torch.equal(carried({name: value})[name], self._constants[name]):
+            if not _same(value, self._constants[name]):
                 raise UserError(
                     f"the buffer {name} was changed, which is a constant of the run's model",
                     f'if training changes it, write the run with new_run(…, own_buffers=["{name}"]): it is '
@@ -46,3 +48,11 @@ class ProgramConstants:
             None if value is None or value.is_inference() else (id(value), value.data_ptr(), value._version)
             for value in found
         ]
+
+
+def _same(value: Tensor | None, known: Tensor) -> bool:
+    """Tell whether a buffer has these values, wherever it is by now (NaN is NaN)."""
+    if value is None or value.is_meta or value.shape != known.shape:
+        return False
+    here = value.detach().to(known.device)
+    return bool(((here == known) | ((here != here) & (known != known))).all())

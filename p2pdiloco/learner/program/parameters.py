@@ -141,7 +141,8 @@ class ProgramParameters(HeldParameters):
 
     def few(self) -> list[float]:
         """Copy a few elements of a few parameters, by which copies are compared; of shares none."""
-        chosen = list(self._parameters.values())
+        # (statistics are each rank's own until they are merged)
+        chosen = [value for value in self._parameters.values() if isinstance(value, nn.Parameter)]
         chosen = chosen[:: max(1, len(chosen) // FEW)][:FEW]
         if any(map(is_shared_out, chosen)):
             return []
@@ -156,7 +157,6 @@ class ProgramParameters(HeldParameters):
             UserError: one is missing, has another shape or number type, or is one that the optimizer does not
                 have; one that the run lacks is trained now; or a constant of the run was changed.
         """
-        self._constants.look()
         for module in self._cut:  # FSDP2 may have collected whole parameters for a pass
             module.reshard()
         if not self._places.same():
@@ -166,6 +166,7 @@ class ProgramParameters(HeldParameters):
                 raise _changed(name, kind, value)
         if any(value.requires_grad for value in self._others):
             raise self._unknown()
+        self._constants.look()
 
     def _look_up(self) -> None:
         found = self._found()

@@ -70,6 +70,10 @@ class Failure(Struct, frozen=True):
     """True: later calls do nothing."""
 
 
+class SessionOver(UserError):
+    """Error that ends the session in all ranks: in one of them it has ended already."""
+
+
 class RunPlan(Struct, frozen=True):
     """Parameters of the run, its fragments, and the constants of its model."""
 
@@ -180,12 +184,15 @@ def begin(ranks: Ranks, model: nn.Module, evaluates: bool, timeout_s: float) -> 
             )
 
 
-def meet(ranks: Ranks, call: str, say: Callable[[], Sequence[float]]) -> list[Sequence[float]]:
+def meet(
+    ranks: Ranks, call: str, say: Callable[[], Sequence[float]], has_ended: Callable[[], bool] = bool
+) -> list[Sequence[float]]:
     """Come together with all ranks in a call: what each says, by rank, in at most `WORDS` numbers. All say as
-    many.
+    many. `has_ended`: whether what `say` raised has ended the session in this rank.
 
     Raises:
         UserError: by what `say` raised in some rank, in all of them; or ranks are in different calls.
+        SessionOver: it has ended the session there.
         RankLost: one of them is gone.
     """
     if not isinstance(ranks, Distributed):
@@ -194,7 +201,7 @@ def meet(ranks: Ranks, call: str, say: Callable[[], Sequence[float]]) -> list[Se
     try:
         said += say()
     except UserError as error:
-        data, cause = _encode(failure(error)), error
+        data, cause = _encode(failure(error, has_ended())), error
     found = ranks.gather(CALLS.index(call), len(data), *said, *[0.0] * (WORDS - len(said)))
     for rank, (there, length, *_) in enumerate(found):
         if there != found[0][0]:
@@ -204,7 +211,7 @@ def meet(ranks: Ranks, call: str, say: Callable[[], Sequence[float]]) -> list[Se
             )
         if length:
             told = _failure_of(ranks.pass_on(data, int(length), rank))
-            raise UserError(told.sentence, told.hint) from cause
+            raise (SessionOver if told.stopped else UserError)(told.sentence, told.hint) from cause
     return [words[2 : 2 + len(said)] for words in found]
 
 
@@ -326,7 +333,10 @@ class ProgramRanks:
         if self._gone is not None and call == "Session.step":
             raise self._gone
         try:
-            return meet(self._ranks, call, say)
+            return meet(self._ranks, call, say, lambda: self._role.stopped)
+        except SessionOver:
+            self.part()
+            raise
         except RankLost as error:
             raise self._lose(error) from error
 

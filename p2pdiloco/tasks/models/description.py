@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from p2pdiloco.errors import StorageError, UserError, first_line
 from p2pdiloco.tasks.constants import KINDS, Constant
-from p2pdiloco.tasks.models.parameters import WITHIN, plain_parameters, tensor_specs
+from p2pdiloco.tasks.models.parameters import plain_name, plain_parameters, tensor_specs
 from p2pdiloco.tasks.task import Task
 from p2pdiloco.tensors.spec import TensorSpec
 
@@ -110,7 +110,7 @@ def _statistics_of(model: nn.Module) -> list[str]:
 
 
 def _plain(prefix: str, name: str) -> str:
-    return WITHIN.sub("", f"{prefix}.{name}".removeprefix("."))
+    return plain_name(f"{prefix}.{name}".removeprefix("."))
 
 
 def carried(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,7 +32,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Names and parameters, as `nn.Module.named_parameters` gives them of the model before modules in it were
     compiled or wrapped."""
-    return ((WITHIN.sub("", name), parameter) for name, parameter in model.named_parameters())
+    return ((plain_name(name), parameter) for name, parameter in model.named_parameters())
+
+
+def plain_name(name: str) -> str:
+    """Name of a parameter, buffer or module as it was before modules were compiled or wrapped. The wrapper
+    and what it took in have one name; of modules the latter comes last."""
+    return WITHIN.sub("", f"{name}.")[:-1]
 
 
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:

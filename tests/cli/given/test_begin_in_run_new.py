@@ -74,6 +74,7 @@ def test_it_is_taken_from_a_models_folder_and_said(
         assert words.convert_ids_to_tokens(words("a")["input_ids"]) == [BEGIN, "a"]
         # An export and a checkpoint say what their run did.
         assert new(tmp_path / "again.toml", "--from", str(out)) == BEGIN
+        assert new(tmp_path / "again.toml", "--from", str(out), "--data", "jsonl") == BEGIN
     text = (tmp_path / "r.toml").read_text()
     (tmp_path / "without.toml").write_text(
         text.replace(f'begin_of_document = "{BEGIN}"', 'begin_of_document = ""')
