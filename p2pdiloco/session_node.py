@@ -74,9 +74,11 @@ class SessionNode:
                     os.close(descriptor)
                     raise
             self.mailbox, self._training = self._attach(start, descriptor, optimizer)
-        except BaseException:
+        except BaseException as error:
             self.stopped = True
             self._end(0.0)
+            if isinstance(error, UserError):
+                raise error from None  # its sentence says it all
             raise
         self._daemon.tell_addresses(start.manifest.run.name)
         return self._answer(True, self.addresses if self._ranks.count > 1 else ())

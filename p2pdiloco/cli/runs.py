@@ -142,6 +142,7 @@ def new(
         return
     if not name:
         raise UserError("the run needs a name: p2pdiloco run new NAME", "or be asked for all: --guide")
+    manifest_from_table(msgspec.to_builtins(for_run(preset, name, seed)), "the new run")  # the name, first
     wish.check(source is not None)
     manifest, path = with_data(for_run(preset, name, seed), data)
     if wish.epochs is not None:

@@ -255,7 +255,7 @@ def test_a_model_that_cannot_be_started_from(tmp_path: Path, capsys: pytest.Capt
     assert "there is no tuned.initial.safetensors beside it" in capsys.readouterr().err
     name = "model.norm.weight"
     cases = [
-        (arrays | {name: arrays[name][:3]}, {}, f"the first is {name}"),
+        (arrays | {name: arrays[name][:3]}, {}, f"the parameter {name} has shape (3,), not (32,)"),
         (arrays | {name: arrays[name] * float("inf")}, {}, "not finite"),
         (arrays, {"attention_bias": True}, "has no usable parameter model.layers."),
         (arrays, {"rope_parameters": {"rope_type": "llama3"}}, "transformers cannot build"),

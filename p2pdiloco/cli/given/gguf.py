@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from p2pdiloco.cli.given.files import ENDING
+from p2pdiloco.cli.given.kinds import refuse_pointer
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.printable import clean
 from p2pdiloco.tasks.models.gguf_header import is_gguf
@@ -51,6 +52,9 @@ def as_folder(source: Path | None, out: Path, tokenizer: bool) -> Iterator[Path 
 def _is_gguf(source: Path) -> bool:
     """Raises: UserError (it is a folder with such files and no others)."""
     if not source.is_dir():
+        if source.suffix == SUFFIX and source.exists() and not is_gguf(source):
+            refuse_pointer(source)
+            raise UserError(f"{source} is no GGUF file: it does not begin as one does", "get it again")
         return is_gguf(source)
     found = sorted(source.glob(f"*{SUFFIX}"))
     if found and not any(source.glob(f"*{ENDING}")):

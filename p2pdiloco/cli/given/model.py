@@ -8,6 +8,7 @@ safetensors). What is of Llama's or Mixtral's form becomes causal-lm, the rest h
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         if EMBEDDING in found and checksum({"": found[HEAD]}) != checksum({"": found[EMBEDDING]}):
             raise untied(str(source), HEAD)
         surplus -= {HEAD}
-    wrong = [n for n, shape in wanted.items() if n not in found or found[n].shape != shape] + sorted(surplus)
-    if wrong:
-        raise UserError(
-            f"{source}: {len(wrong)} parameters are not those of {manifest.run.task}, the first is {wrong[0]}"
-        )
+    _compare(source, wanted, {name: array.shape for name, array in found.items()}, sorted(surplus))
     parameters = {spec.name: found[spec.name] for spec in specs}
     if first_not_finite(parameters):
         raise UserError(f"{source}: {first_not_finite(parameters)} has values that are not finite")
@@ -163,6 +160,28 @@ def with_given_model(source: Path | None, architecture: str, base: Manifest) -> 
 def opened(source: Path | None, out: Path, tokenizer: bool) -> Path | None:
     """Make what is at `source` a file or folder that is read here, until the command's end (`as_folder`)."""
     return click.get_current_context().with_resource(as_folder(source, out, tokenizer))
+
+
+def _compare(
+    source: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    surplus: Sequence[str],
+) -> None:
+    """Compare parameters by name and shape. Raises: UserError (it names the first of each kind of fault)."""
+    missing = [name for name in wanted if name not in found]
+    others = [name for name in wanted if name in found and found[name] != wanted[name]]
+    for names, what in (
+        (missing, "is missing"),
+        (others, f"has shape {found[others[0]]}, not {wanted[others[0]]}" if others else ""),
+        (surplus, "has no place in the model that config.json describes"),
+    ):
+        if names:
+            more = f", and so for {len(names) - 1} more" if names[1:] else ""
+            raise UserError(
+                f"{source}: the parameter {names[0]} {what}{more}",
+                "give the whole folder, with the config.json that belongs to its weights",
+            )
 
 
 def _say(words: str) -> None:

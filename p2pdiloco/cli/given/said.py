@@ -47,11 +47,17 @@ def _rate_words(manifest: Manifest, wish: TrainingWish) -> str:
 
 def _length_words(manifest: Manifest, length: RunLength) -> str:
     inner = manifest.inner
+    text = "; the text is Python's own library, --data names yours" if _is_embedded(manifest) else ""
+    merges = counted(expected_merges(manifest), "merge")
     return (
         f"length: {count(inner.schedule_tokens)} tokens ({length.words}), that is "
         f"{inner_steps_of(manifest)} steps of {inner.tokens_per_step} by each of "
-        f"{counted(expected_members(manifest), 'member')}: {counted(expected_merges(manifest), 'merge')}"
+        f"{counted(expected_members(manifest), 'member')}: {merges}{text}"
     )
+
+
+def _is_embedded(manifest: Manifest) -> bool:
+    return manifest.data.source == "embedded" and manifest.model.get("context_tokens") is not None
 
 
 def _outer_words(manifest: Manifest) -> str:

@@ -69,7 +69,7 @@ def length_of(wish: TrainingWish, counted: int, path: Path | None) -> RunLength:
         return RunLength(epochs * counted, 0, f"{what} {times}, {count(counted)} tokens each")
     name = wish.length or _LENGTH[wish.kind]
     return RunLength(
-        0, LENGTHS[name].steps, f"{'as' if wish.length else 'no data are named:'} --length {name}"
+        0, LENGTHS[name].steps, f"{'as' if wish.length else 'no --data PATH is named:'} --length {name}"
     )
 
 

@@ -23,6 +23,7 @@ from p2pdiloco.daemon.run_files.tokenizers import (
     tokenizers_of_result,
 )
 from p2pdiloco.errors import UserError
+from p2pdiloco.printable import clean
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.data.tokens import (
     FILE,
@@ -175,7 +176,7 @@ def _of_model(source: Path) -> str | None:
     if (folder / DESCRIPTION).exists() or (folder is not source and not (folder / CONFIG).exists()):
         return None
     if not (folder / FILE).exists() and _other_kind(folder) is None:
-        click.echo(f"{folder} has no tokenizer: text is read as raw bytes", err=True)
+        click.echo(f"{clean(folder.name)} has no tokenizer: text is read as raw bytes", err=True)
         return None
     return str(_in_folder(folder))
 

@@ -153,4 +153,7 @@ def test_data_that_are_cut_off_and_a_folder_of_such_files(
     file.write_text("version https://git-lfs.github.com/spec/v1\n")
     assert new(file) == 2
     assert "is a pointer of git-lfs" in capsys.readouterr().err
+    file.write_bytes(b"GGU")
+    assert new(file) == 2
+    assert "is no GGUF file" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]

@@ -79,7 +79,7 @@ def test_a_file_of_somebodys_folder_brings_its_tokenizer_and_none_is_said(
     (folder / "tokenizer.json").unlink()
     capsys.readouterr()
     assert new(folder) == 0
-    assert f"{folder} has no tokenizer: text is read as raw bytes" in capsys.readouterr().err
+    assert f"{folder.name} has no tokenizer: text is read as raw bytes" in capsys.readouterr().err
     assert load_manifest(folder.parent / "run.toml").data.tokenizer == "bytes"
     assert run(["run", "new", "r", "--tokenizer", "bytes", "--out", str(folder / "run.toml")]) == 0
 
