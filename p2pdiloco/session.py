@@ -136,7 +136,7 @@ class Session:
 
         Raises:
             UserError: the daemon broke (with its reason); within another such block; parameters are others,
-                as `step` says.
+                as `step` says. Of several ranks this one alone has it; the others hear of it in `step`.
         """
         self._outside("computing")
         if self._role.stopped:

@@ -25,7 +25,9 @@ LEAST_BYTES = 16 << 20
 """Size of constants that any model may have; else they are at most as large as the parameters in fp32."""
 Listed = Annotated[list[Annotated[str, Meta(max_length=320)]], Meta(max_length=MAX_CONSTANTS)]
 """Type of the key in `[model]` that lists constants."""
-_FORM = re.compile(rf"([^\s]{{1,200}}) (-|[0-9]{{1,9}}(?:x[0-9]{{1,9}}){{0,7}}) ({'|'.join(KINDS)})")
+_FORM = re.compile(
+    rf"([^\s\x00-\x1f\x7f]{{1,200}}) (-|[0-9]{{1,9}}(?:x[0-9]{{1,9}}){{0,7}}) ({'|'.join(KINDS)})"
+)
 
 
 class Constant(Struct, frozen=True):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAME = "own-loop"
 MAX_PARAMETERS = 4096
 EMBEDDING = " embedding"
-_FORM = re.compile(r"([^\s]{1,200}) (-|[0-9]{1,12}(?:x[0-9]{1,12}){0,7})( embedding)?")
+_FORM = re.compile(r"([^\s\x00-\x1f\x7f]{1,200}) (-|[0-9]{1,12}(?:x[0-9]{1,12}){0,7})( embedding)?")
 _WHY = "the run is trained by programs with a loop of their own"
 
 

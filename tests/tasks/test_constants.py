@@ -148,6 +148,8 @@ def test_a_file_with_other_constants_is_refused(folder: Path, tmp_path: Path) ->
         (["bias 4 float32", "bias 5 float32"], "a name twice"),
         (["model.norm.weight 4 float32"], "that of a parameter"),
         (["bias 999999999x999999999 float64"], "more bytes than the parameters"),
+        (["bias 0x999999999x999999999x999999999 float32"], "more bytes than the parameters"),
+        (["__metadata__ 4 float32"], "the name __metadata__"),
     ],
 )
 def test_a_manifest_says_nothing_absurd_of_them(folder: Path, constants: list[str], words: str) -> None:

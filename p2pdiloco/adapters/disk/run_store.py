@@ -121,8 +121,8 @@ class RunStore:
     def save_update(self, version: SignedVersion, payload: Buffer, *, durable: bool) -> None:
         """Put an outer update into the log, over any other of the same number.
 
-        `durable`: survives a power cut, with all before it that is in the log; needed before our own update
-        is announced. Others wait for a sync (`unsynced`).
+        `durable`: survives a power cut, with all before it that was written and could be synced; needed
+        before our own update is announced. Others wait for a sync (`unsynced`).
 
         Raises:
             StorageError: not saved; the rest of the log is intact.
@@ -189,10 +189,10 @@ class RunStore:
     def prune_updates(self, fragment: int, keep_from_number: int) -> None:
         """Forget updates below `keep_from_number`. Raises: StorageError."""
         folder = self._updates(fragment)
+        self.unsynced.forget_below(fragment, keep_from_number)  # first: a deleted file cannot be synced
         for number in self._numbers(folder, _UPDATE):
             if number < keep_from_number:
                 self._files.delete(folder / f"{number}.update")
-        self.unsynced.forget_below(fragment, keep_from_number)
 
     # --- checkpoints -------------------------------------------------------------------------------
 

@@ -87,7 +87,8 @@ class Keeping:
     ) -> None:
         self._parameters, self._layouts = parameters, layouts
         self._moves: dict[int, WatchedMove] = {}
-        self._undone = 0
+        self._undone: dict[int, int] = {}
+        """Moves undone in a row, by fragment: what is kept in another one excuses nothing."""
         self._hook: RemovableHandle | None = None
 
     def look_when_it_steps(self, optimizer: HasGroups | None) -> None:
@@ -131,14 +132,14 @@ class Keeping:
                 move.after = now
                 continue
             del self._moves[fragment]
-            self._count(judge(move, float((now - move.after).double().norm())), move.began)
+            self._count(fragment, judge(move, float((now - move.after).double().norm())), move.began)
 
-    def _count(self, verdict: Verdict | None, began: bool) -> None:
+    def _count(self, fragment: int, verdict: Verdict | None, began: bool) -> None:
         if verdict == "kept":
-            self._undone = 0
+            self._undone[fragment] = 0
         elif verdict == "undone":
-            self._undone += 1
-            if began or self._undone >= IN_A_ROW:
+            self._undone[fragment] = self._undone.get(fragment, 0) + 1
+            if began or sum(self._undone.values()) >= IN_A_ROW:
                 raise undone(began)
 
     def _before_step(self, *_: object) -> None:

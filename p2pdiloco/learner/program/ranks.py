@@ -31,8 +31,8 @@ from p2pdiloco.learner.parallel.ranks import ALONE, Distributed, RankLost, Ranks
 from p2pdiloco.learner.parallel.sharding import is_shared_out
 from p2pdiloco.learner.program.parameters import FEW, ProgramParameters
 from p2pdiloco.tasks.constants import Constant
-from p2pdiloco.tasks.models.description import listed
-from p2pdiloco.tasks.models.parameters import tensor_specs
+from p2pdiloco.tasks.models.description import listed, persistent_buffers
+from p2pdiloco.tasks.models.parameters import plain_parameters
 from p2pdiloco.tensors.layout import FragmentLayout
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ def begin(ranks: Ranks, model: nn.Module, evaluates: bool, timeout_s: float) -> 
                 "every rank calls Session, with the same arguments; a process that is a learner for itself "
                 "gives a group of its own",
             ) from error
-    specs = [(spec.name, spec.shape) for spec in tensor_specs(model)]
+    tensors = [*plain_parameters(model), *persistent_buffers(model).items()]
+    specs = [(name, tuple(value.shape), str(value.dtype)) for name, value in tensors]
     digest = hashlib.sha256(_encode(specs)).digest()[:DIGEST_BYTES]
     found = meet(ranks, "Session", lambda: (int.from_bytes(digest), evaluates))
     for rank, (model_of, evaluates_there, *_) in enumerate(found):

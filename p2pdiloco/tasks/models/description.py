@@ -34,7 +34,7 @@ class Description(Struct, frozen=True):
     trained: frozenset[str]
     """Names of the parameters that require gradients."""
     statistics: dict[str, Tensor]
-    """Persistent buffers that forward passes in training change: of batch, instance and spectral norm."""
+    """Persistent buffers that training changes: of batch, instance and spectral norm, and of averages."""
     constants: dict[str, Tensor]
     """Persistent buffers of all other kinds."""
 
@@ -105,6 +105,11 @@ def _statistics_of(model: nn.Module) -> list[str]:
             names = _STATISTICS
         elif type(module).__name__ == "_SpectralNorm":  # (a private class of torch's)
             names = ("_u", "_v")
+        elif type(module).__name__ == "AveragedModel":
+            names = ("n_averaged",)
+        for hook in module._forward_pre_hooks.values():
+            if type(hook).__name__ == "SpectralNorm":  # (of torch.nn.utils, the older one)
+                names = (*names, f"{hook.name}_u", f"{hook.name}_v")
         found += [_plain(prefix, name) for name in names]
     return found
 
@@ -183,7 +188,7 @@ def instance_of(task: Task, constants: Mapping[str, Tensor]) -> nn.Module:
         UserError: as `Task.model`; or it has other constants than the run.
     """
     model = task.model()
-    if hasattr(task.section, "constants"):
+    if task.manifest.model.get("constants"):  # (an older run of such a model has none: it goes on without)
         put_constants(model, constants)
         surplus = describe(model).constants.keys() - constants.keys()
         if surplus:
