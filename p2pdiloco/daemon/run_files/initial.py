@@ -1,7 +1,7 @@
 """Version 0 of a run that starts from given parameters: read, checked and fetched (with torch).
 
 The constants of its model (`tasks.constants`) come behind the parameters, in the file and on the wire. The
-manifest has the checksum of both (`run.initial`). Whoever signs the run has them beside run.toml.
+manifest has the checksum of both (`run.initial`). The signer of the run has them beside run.toml.
 Every node keeps them in the run's folder and gives them to whoever asks, as raw bytes that go on where a
 stream was cut. Only the checksum decides what is taken.
 """
