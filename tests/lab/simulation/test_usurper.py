@@ -125,4 +125,4 @@ def test_a_member_that_nobody_elected_makes_no_version_and_delays_no_round() -> 
     calm = sum(10.0 < at_s < BEGINS_S for at_s in honest)
     given(calm >= 5 and usurper.made, "no versions before, or none of the usurper's")
     assert not usurper.made & taken.keys()
-    assert sum(at_s > UNTIL_S - 10.0 for at_s in honest) >= 0.9 * calm
+    assert sum(at_s > UNTIL_S - 10.0 for at_s in honest) >= 0.8 * calm
