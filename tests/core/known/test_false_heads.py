@@ -1,0 +1,241 @@
+"""Heads that nobody should take, and one that returning members should.
+
+Versions of members that nobody elected; states that a few liars forge while most voters are away; the state
+of a run in which a member that returns knows nobody any more. A member should copy a state only if more than
+half of those who vote by its own chain have it, whether they are here or not.
+"""
+
+from __future__ import annotations
+
+import pytest
+from kit import (
+    TABLES,
+    Solo,
+    branch,
+    certificate,
+    child,
+    config,
+    digest,
+    found,
+    saved,
+    sign,
+    signed_part,
+    table,
+)
+from known_flaws import given, known_flaw
+from msgspec.structs import replace
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reasons import FetchFailure
+from p2pdiloco.core.api.types import Contributor, Stamp, Watermark, table_digest
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.chain.watermarks import marks_of
+
+
+def forged(
+    liar: str, number: int = 5000, tokens: int = 10**9, voters: tuple[str, ...] | None = None
+) -> SignedVersion:
+    """A version that never was: the liar signs it, and its table names those who vote from then on."""
+    stamp = Stamp(1, 1)
+    marks = tuple(Watermark(p, stamp, number, 1, 100, 10, 300, b"", 100) for p in sorted(voters or (liar,)))
+    header = replace(
+        branch(0)[0].header,
+        number=number,
+        parent=digest("nobody", number),
+        term=4000,
+        syncer=liar,
+        tokens=tokens,
+        state_digest=digest("a state of the liar's choosing"),
+        contributors=(signed_part(Contributor(liar, Stamp(1, 2), 40, 4, stamp)),),
+        unit=40,
+        table=table_digest(marks),
+    )
+    TABLES[header.digest()] = marks_of(marks)
+    return SignedVersion(header, sign(liar, "version", header))
+
+
+def meet(solo: Solo, peers: tuple[str, ...]) -> list[ef.Effect]:
+    """These peers are seen all at once; what they say is heard from then on."""
+    solo.peers = peers
+    return solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in (*peers, solo.me)))))
+
+
+class States:
+    """Peers that have whole states of one version, and updates of none. A copy takes `copy_s`."""
+
+    def __init__(self, solo: Solo, version: SignedVersion, copy_s: float = 0.0) -> None:
+        self._solo, self._version, self._copy_s = solo, version, copy_s
+        self._due: list[tuple[float, ef.FetchState]] = []
+
+    def given_for(self, seconds: float) -> bool:
+        """Let time pass. Whether the version was taken; time ends with that."""
+        solo, end_s = self._solo, self._solo.now + seconds
+        while solo.now < end_s:
+            if self._serve(solo.wait(0.5)):
+                return True
+        return False
+
+    def _serve(self, effects: list[ef.Effect]) -> bool:
+        taken = self._version.header.digest()
+        while effects:
+            if any(c.version.header.digest() == taken for c in found(effects, ef.CommitVersion)):
+                return True
+            self._due += [(self._solo.now + self._copy_s, copy) for copy in found(effects, ef.FetchState)]
+            gone = found(effects, ef.FetchUpdate)
+            here = self._arrived()
+            effects = []
+            for pull in gone:
+                failed = ev.FetchFailed(pull.fragment, pull.number, pull.peer, FetchFailure.GONE)
+                effects += self._solo.feed(failed)
+            for copy in here:
+                fetched = ev.StateFetched(copy.fragment, copy.peer, self._version, table(self._version))
+                effects += self._solo.feed(fetched)
+        return False
+
+    def _arrived(self) -> list[ef.FetchState]:
+        here = [copy for at_s, copy in self._due if at_s <= self._solo.now]
+        self._due = [(at_s, copy) for at_s, copy in self._due if at_s > self._solo.now]
+        return here
+
+
+FOUR = ("me", "p1", "p2", "p3")
+OF_FOUR = branch(70, learners=FOUR)
+UNPROVEN = known_flaw(
+    "a version carries no quorum certificate: a child of the head that a member signs in a higher term"
+    " is taken"
+)
+
+
+@pytest.mark.parametrize(
+    ("usurper", "admits"),
+    [
+        pytest.param("p2", False, id="a-voter", marks=UNPROVEN),
+        pytest.param("p9", True, id="an-admitted-member-without-work", marks=UNPROVEN),
+        pytest.param("p9", False, id="a-stranger-of-an-open-run"),
+    ],
+)
+def test_no_version_is_taken_of_a_member_that_nobody_elected(usurper: str, admits: bool) -> None:
+    """p1 holds term 1, and we have its certificate. The other signs the next version, in term 2."""
+    settings = config(log_versions=20, term_versions=64, admits=admits)
+    solo = Solo(settings, (*FOUR[1:], "p9"), restored=saved(OF_FOUR))
+    solo.wait(5.0)
+    solo.message("p1", msg.Elected(certificate("p1", FOUR[1:], term=1, start=70)))
+    given(solo.core.confirmed and solo.fragment.office.syncer == "p1", "p1 is not in office")
+
+    version = child(OF_FOUR[-1].header, usurper, (usurper,), term=2)
+    effects = solo.announce(version)
+    solo.says[usurper] = {"heads": (version.header.head(),)}
+    for _ in range(20):
+        for pull in found(effects, ef.FetchUpdate):
+            solo.feed(ev.UpdateFetched(0, pull.peer, version, 900))
+        effects = solo.wait(0.5)
+        for job in found(effects, ef.ApplyUpdate):
+            solo.feed(ev.UpdateApplied(0, job.number, job.ticket, version.header.state_digest))
+    assert solo.head == OF_FOUR[-1].header.head()
+
+
+TEN = ("me", *(f"p{index}" for index in range(1, 10)))
+OF_TEN = branch(70, learners=TEN)
+FIVE = ("me", "p1", "p2", "p3", "p9")
+OF_FIVE = branch(70, learners=FIVE)
+FORGED = forged("p9")
+THAT_ARE_HERE = known_flaw(
+    "support for a state is counted among the voters that are here, not among those who vote by the chain"
+)
+AT_RETURN = known_flaw(
+    "a returning member believes those few that say they are confirmed, whatever most voters that return have"
+)
+
+
+def stands(solo: Solo, peers: tuple[str, ...], version: SignedVersion) -> None:
+    """These say from now on that they hold this version."""
+    for peer in peers:
+        solo.says[peer] = {"heads": (version.header.head(),)}
+
+
+def awake(here: tuple[str, ...], chain: list[SignedVersion], me: str = "me") -> Solo:
+    """We are confirmed, with these around us."""
+    solo = Solo(config(log_versions=20), here, restored=saved(chain), me=me)
+    solo.wait(5.0)
+    given(solo.core.confirmed and solo.head == chain[-1].header.head(), "it is not confirmed")
+    given(solo.fragment.chain.marks.voters == set(TEN if chain is OF_TEN else FIVE), "not all of them vote")
+    return solo
+
+
+@pytest.mark.parametrize(
+    ("here", "liars"),
+    [
+        pytest.param(("p9",), ("p9",), id="one-of-ten-alone-with-us", marks=THAT_ARE_HERE),
+        pytest.param(("p1", "p2", "p8", "p9"), ("p8", "p9"), id="two-of-five-here", marks=THAT_ARE_HERE),
+        pytest.param(("p1", "p2", "p3", "p8", "p9"), ("p8", "p9"), id="two-of-six-here"),
+    ],
+)
+def test_no_state_of_a_fifth_of_the_voters_is_copied(here: tuple[str, ...], liars: tuple[str, ...]) -> None:
+    version = forged("p9", voters=liars)
+    solo = awake(here, OF_TEN)
+    stands(solo, liars, version)
+    assert not States(solo, version).given_for(60.0)
+
+
+@THAT_ARE_HERE
+def test_one_liar_of_five_and_one_member_that_copied_its_state_convince_no_third() -> None:
+    """The other had been alone with the liar. p1 never was."""
+    solo = awake(("p2", "p3", "me", "p9"), OF_FIVE, me="p1")
+    stands(solo, ("me", "p9"), FORGED)
+    assert not States(solo, FORGED).given_for(60.0)
+
+
+@pytest.mark.parametrize(
+    "confirmed", [pytest.param(("me", "p9"), id="a-night"), pytest.param(("p9",), id="a-power-cut-of-all")]
+)
+@AT_RETURN
+def test_most_voters_that_return_with_the_true_chain_are_believed_before_a_liar(
+    confirmed: tuple[str, ...],
+) -> None:
+    """All others come back with us. After the night one honest member has copied the liar's state already."""
+    solo = Solo(config(log_versions=20), (), restored=saved(OF_TEN), me="p1")
+    stands(solo, confirmed, FORGED)
+    others = tuple(peer for peer in TEN if peer != "p1")
+    for peer in others:
+        if peer not in confirmed:
+            true = (OF_TEN[-1].header.head(),)
+            solo.says[peer] = {"heads": true, "confirmed": False, "saved": True, "learning": False}
+    meet(solo, others)
+    given(not solo.core.confirmed, "it is confirmed before it has heard anybody")
+    assert not States(solo, FORGED).given_for(60.0)
+
+
+OLD = ("me", "q1", *(f"o{index}" for index in range(1, 19)))
+OF_TWENTY = branch(70, learners=OLD)
+NEW = tuple(f"s{index}" for index in range(1, 7))
+FAR = forged("s1", number=4000, tokens=10**7, voters=NEW)
+"""The head of those who are in the run now. It is true, and our chain knows nobody in it."""
+
+
+def returns(peers: tuple[str, ...]) -> Solo:
+    """We start with the old chain, and meet these."""
+    solo = Solo(config(log_versions=20, quorum=1), (), restored=saved(OF_TWENTY))
+    solo.says |= {peer: {"heads": (FAR.header.head(),)} for peer in NEW}
+    old = {"heads": (OF_TWENTY[-1].header.head(),), "confirmed": False, "saved": True, "learning": True}
+    solo.says["q1"] = old
+    meet(solo, peers)
+    solo.learn()
+    given(not solo.core.confirmed, "it is confirmed at once")
+    return solo
+
+
+def test_one_that_returns_copies_the_runs_state() -> None:
+    assert States(returns(NEW), FAR, copy_s=60.0).given_for(900.0)
+
+
+@known_flaw("strangers are believed for ten minutes only: a copy that takes longer is thrown away")
+def test_one_that_returns_copies_a_state_that_takes_a_quarter_of_an_hour() -> None:
+    assert States(returns(NEW), FAR, copy_s=900.0).given_for(1600.0)
+
+
+@known_flaw("two that return know each other, so they believe no stranger, and go on as a second run")
+def test_two_that_return_copy_the_runs_state() -> None:
+    assert States(returns((*NEW, "q1")), FAR, copy_s=60.0).given_for(900.0)

@@ -1,0 +1,315 @@
+"""Worlds made by hand: a usurper, long splits, splits of many sides, a turnover. Some show known flaws."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+
+import pytest
+from known_flaws import given, known_flaw
+from msgspec.structs import replace
+from sim_kit import Commits, calm_plan
+
+from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.core.api.messages import Announce
+from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Contributor, Stamp, signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.chain import scale, watermarks
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.plan import plan_after
+from p2pdiloco.core.following import support
+from p2pdiloco.lab.simulation.node.host import Host
+from p2pdiloco.lab.simulation.node.lineage import MergedPart, OuterUpdate
+from p2pdiloco.lab.simulation.report import SeedResult
+from p2pdiloco.lab.simulation.world.crypto import HashCrypto
+from p2pdiloco.lab.simulation.world.disk import LoggedUpdate
+from p2pdiloco.lab.simulation.world.perjurer import LieTold, Perjurer
+from p2pdiloco.lab.simulation.world.plan import WorldPlan
+from p2pdiloco.lab.simulation.world.world import World
+
+
+def plan_of(nodes: int, until_s: float, quorum: int = 2, **changes: object) -> WorldPlan:
+    """Nothing goes wrong but what the test does."""
+    plan = calm_plan(nodes, until_s, quorum)
+    return dataclasses.replace(plan, config=replace(plan.config, group_size=64, **changes), faults=False)
+
+
+LIAR = "n5"
+BEGINS_S, UNTIL_S, EVERY_S = 20.0, 40.0, 0.5
+
+
+class Usurper(Perjurer):
+    """A member with an honest core. Beside that it signs versions without an office, each with a step of work
+    of its own, and never two of one parent: that would be a proof."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, LIAR, LieTold.LABELS)
+        self._parents: set[bytes] = set()
+        self._steps = 0
+        self.made: set[bytes] = set()
+        world.clock.at(BEGINS_S, self._usurp)
+
+    def sees(self, host: Host, effect: Effect) -> None:
+        """Its core does nothing of interest."""
+
+    def gives(self, peer: str, found: LoggedUpdate) -> LoggedUpdate:
+        """Its labels are true."""
+        return found
+
+    def _usurp(self) -> None:
+        self._world.clock.after(EVERY_S, self._usurp)
+        host = self._world.hosts[LIAR]
+        for fragment, store in enumerate(host.stores):
+            chain = Chain((store.version,), store.watermarks, 64)
+            if chain.head.digest in self._parents:
+                continue
+            self._parents.add(chain.head.digest)
+            version, update = self._child(fragment, chain)
+            self.made.add(version.header.digest())
+            store.log[version.header.number] = version, update
+            for other in self._world.up_hosts():
+                if other is not host:
+                    announced = Announce(fragment, version.header.head(), LIAR)
+                    self._world.network.send(host, other.peer, announced)
+
+    def _child(self, fragment: int, chain: Chain) -> tuple[SignedVersion, OuterUpdate]:
+        config, number = self._world.plan.config, chain.head.number + 1
+        host, part = self._world.hosts[LIAR], self._part(fragment, chain)
+        steps = MergedPart(LIAR, part.stamp, 10**9 + self._steps, 10**9 + self._steps + 1)
+        update = OuterUpdate.of(fragment, number, (steps,), b"", 1)
+        weighed, marks = scale.after(chain, (part,), config), chain.marks.after(number, (part,))
+        epoch, groups = plan_after(chain.header, marks, number, config)
+        header = VersionHeader(
+            run=config.run,
+            group=WHOLE_RUN,
+            fragment=fragment,
+            number=number,
+            parent=chain.head.digest,
+            term=chain.head.term + 1,
+            syncer=LIAR,
+            tokens=weighed.tokens,
+            state_digest=host.stores[fragment].state.apply(update).digest,
+            update_digest=update.digest,
+            update_bytes=1000,
+            codec=config.update_codec,
+            contributors=(part,),
+            epoch=epoch,
+            groups=groups,
+            unit=weighed.unit,
+            norm=0.0,
+            reach=weighed.reach,
+            table=marks.digest,
+            limits=scale.limits_after(chain, config, [LIAR]),
+        )
+        return self._signed(header), update
+
+    def _part(self, fragment: int, chain: Chain) -> Contributor:
+        config, mark = self._world.plan.config, chain.watermark(LIAR)
+        self._steps += 1
+        stamp = Stamp(self._world.hosts[LIAR].incarnation, mark.sequence + 1)
+        payload = hashlib.sha256(b"%d" % self._steps).digest()
+        part = Contributor(LIAR, stamp, config.tokens_per_step, 1, mark, payload_digest=payload)
+        signature = HashCrypto(LIAR).sign(signed_bytes("work", part.work(config.run, fragment)))
+        trust = chain.marks.mean(LIAR).trust(UNMEASURED)
+        return replace(part, signature=signature, trust=trust, votes=LIAR in chain.marks.voters)
+
+
+@known_flaw(
+    "no version proves its syncer's office: one of six that nobody elected makes all versions of the run"
+)
+def test_a_member_that_nobody_elected_makes_no_version_and_delays_no_round() -> None:
+    plan = plan_of(6, UNTIL_S, audited=True)
+    world = World(plan)
+    usurper = Usurper(world)
+    world.perjurers = {LIAR: usurper}
+    world.watch._liars = world.backing._liars = frozenset({LIAR})
+    taken: dict[bytes, float] = {}
+
+    def commits(host: Host, effect: Effect) -> None:
+        if isinstance(effect, CommitVersion) and host.peer != LIAR:
+            taken.setdefault(effect.version.header.digest(), host.now)
+
+    world.on_effect = commits
+    world.clock.run_until(UNTIL_S)
+    honest = [at_s for digest, at_s in taken.items() if digest not in usurper.made]
+    calm = sum(10.0 < at_s < BEGINS_S for at_s in honest)
+    given(calm >= 5 and usurper.made, "no versions before, or none of the usurper's")
+    assert not usurper.made & taken.keys()
+    assert sum(at_s > UNTIL_S - 10.0 for at_s in honest) >= 0.8 * calm
+
+
+Sides = tuple[tuple[str, ...], ...]
+FIVE_AND_THREE: Sides = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
+SIX_AND_THREE: Sides = (("n0", "n1", "n2", "n3", "n4", "n5"), ("n6", "n7", "n8"))
+
+
+APART = known_flaw(
+    "watermarks of one side's members leave the other's chain with time: then each side knows nobody of the"
+    " other's, and they stay apart"
+)
+TWICE = known_flaw(
+    "watermarks of one side's members leave the other's chain with time: after the heal members offer work"
+    " over a base that has it"
+)
+
+
+def old(plan: WorldPlan) -> WorldPlan:
+    """States need support, as in a run that is no longer young."""
+    return dataclasses.replace(plan, mix=dataclasses.replace(plan.mix, old=True, perjurers=0))
+
+
+def cut(world: World, sides: Sides, on: bool) -> None:
+    """All links between two sides, or all back."""
+    for one, other in itertools.permutations(sides, 2):
+        for source, target in itertools.product(one, other):
+            (world.network.block if on else world.network.unblock)(source, target)
+
+
+def split(world: World, sides: Sides, begins_s: float, heals_s: float) -> None:
+    world.clock.at(begins_s, cut, world, sides, True)
+    world.clock.at(heals_s, cut, world, sides, False)
+
+
+def weight(world: World, side: tuple[str, ...]) -> int:
+    """Tokens of a side's head."""
+    return max(world.hosts[peer].stores[0].version.header.tokens for peer in side)
+
+
+def healed(world: World, sides: Sides, heals_s: float) -> SeedResult:
+    """The world after its split. Both sides made versions to the end of it."""
+    world.clock.run_until(heals_s - 0.1)
+    for side in sides:
+        given(world.hosts[side[0]].stores[0].version.header.number > 20, "a side made no versions")
+    return world.run()
+
+
+def outcome(result: SeedResult) -> str:
+    return result.violation or result.stuck or "ok"
+
+
+@known_flaw(
+    "merged work is let go of once those that may lack it were silent for the fork horizon: a longer split"
+    " loses the lighter side's"
+)
+def test_a_split_that_lasts_longer_than_the_fork_horizon_loses_no_work() -> None:
+    plan = plan_of(8, until_s=85.0)
+    timing = replace(plan.config.timing, fork_horizon_s=30.0)
+    world = World(dataclasses.replace(plan, config=replace(plan.config, timing=timing)))
+    split(world, FIVE_AND_THREE, 15.0, 75.0)
+    assert outcome(healed(world, FIVE_AND_THREE, 75.0)) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("admits", "founding_versions"),
+    [
+        pytest.param(False, None, id="open", marks=APART),
+        pytest.param(True, None, id="by-invite-young", marks=TWICE),
+        pytest.param(True, 10, id="by-invite-old", marks=APART),
+    ],
+)
+def test_a_split_that_lasts_longer_than_watermarks_do_heals(
+    admits: bool, founding_versions: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They last for 16 versions here, and each side makes some 25."""
+    monkeypatch.setattr(watermarks, "WATERMARK_VERSIONS", 16)
+    if founding_versions is not None:
+        monkeypatch.setattr(support, "FOUNDING_VERSIONS", founding_versions)
+    world = World(plan_of(8, until_s=75.0, admits=admits))
+    split(world, FIVE_AND_THREE, 15.0, 70.0)
+    assert outcome(healed(world, FIVE_AND_THREE, 70.0)) == "ok"
+
+
+def side_of_three_is_faster(until_s: float) -> World:
+    """An old run. The six are more than half of those who vote; the three train four times as fast."""
+    plan = old(plan_of(9, until_s))
+    nodes = tuple(
+        dataclasses.replace(spec, step_time_s=0.07 if spec.peer in SIX_AND_THREE[1] else 0.3)
+        for spec in plan.nodes
+    )
+    return World(dataclasses.replace(plan, nodes=nodes))
+
+
+def test_of_two_sides_the_one_that_most_voters_follow_goes_on_though_it_is_lighter() -> None:
+    world = side_of_three_is_faster(until_s=70.0)
+    split(world, SIX_AND_THREE, 20.0, 60.0)
+    world.clock.run_until(59.9)
+    six, three = (
+        max((world.hosts[peer].stores[0].version for peer in side), key=lambda v: v.header.head().weight)
+        for side in SIX_AND_THREE
+    )
+    given(six.header.tokens < three.header.tokens, "the six are heavier")
+    world.clock.run_until(90.0)
+    ancestors = world.watch.ancestors(world.hosts["n0"].stores[0].version)
+    assert six.header.digest() in ancestors and three.header.digest() not in ancestors
+
+
+def test_a_split_that_opens_for_moments_heals_as_soon_as_it_stays_open() -> None:
+    """Neither pauses between questions nor what is told of unsupported heads keep the sides apart."""
+    world = side_of_three_is_faster(until_s=65.0)
+    split(world, SIX_AND_THREE, 20.0, 60.0)
+    for opens_s in range(24, 58, 4):
+        world.clock.at(opens_s, cut, world, SIX_AND_THREE, False)
+        world.clock.at(opens_s + 0.4, cut, world, SIX_AND_THREE, True)
+    equal_s = first_equal(world, 60.0)
+    world.clock.run_until(85.0)
+    assert equal_s and equal_s[0] < 60.0 + 15.0
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(9, 3), (10, 5)])
+def test_several_sides_of_which_none_has_more_than_a_third_come_together(nodes: int, count: int) -> None:
+    sides = tuple(tuple(f"n{i}" for i in range(nodes) if i % count == side) for side in range(count))
+    world = World(old(plan_of(nodes, until_s=60.0, quorum=1)))
+    split(world, sides, 20.0, 50.0)
+    equal_s = first_equal(world, 50.0)
+    world.clock.run_until(75.0)
+    assert equal_s and equal_s[0] < 50.0 + 15.0
+
+
+def first_equal(world: World, from_s: float) -> list[float]:
+    """Times from then on at which all hold the same versions."""
+    equal_s: list[float] = []
+
+    def look() -> None:
+        up = world.up_hosts()
+        if all(len({host.stores[f].version.header.digest() for host in up}) == 1 for f in range(2)):
+            equal_s.append(world.clock.now)
+        world.clock.after(0.1, look)
+
+    world.clock.at(from_s, look)
+    return equal_s
+
+
+def test_two_of_twenty_go_on_by_themselves_and_five_that_return_later_follow_them() -> None:
+    world = World(plan_of(20, until_s=150.0))
+    commits = Commits(world)
+    early, late = {3: 40.0, 7: 42.0}, {1: 80.0, 2: 81.0, 9: 85.0, 15: 90.0, 16: 91.0}
+    for index in range(20):
+        back_s = (early | late).get(index)
+        world.clock.at(40.0 + 0.05 * index, lambda i=index, s=back_s: world.crash(world.hosts[f"n{i}"], s))
+    world.clock.run_until(160.0)
+    before = max(number for at_s, _, _, number in commits.seen if at_s < 40.0)
+    alone = [(at_s, peer) for at_s, peer, _, number in commits.seen if number > before and at_s < 119.0]
+    assert {peer for _, peer in alone} == {"n3", "n7"} and alone[0][0] < 105.0
+    up = world.up_hosts()
+    assert {host.peer for host in up} == {f"n{index}" for index in early | late}
+    assert all(host.core.confirmed for host in up) and not world.watch.forks
+    numbers = [[host.stores[fragment].version.header.number for host in up] for fragment in range(2)]
+    assert all(max(n) - min(n) <= 1 for n in numbers)
+
+
+def test_a_run_goes_on_while_its_members_are_replaced_one_by_one() -> None:
+    """Eight are here; one leaves every ten seconds, without a word, and another comes."""
+    here, every_s, until_s = 8, 10.0, 180.0
+    identities = here + int((until_s - 30.0) / every_s) + 1
+    joins = [0.3 * i if i < here else 30.0 + every_s * (i - here) for i in range(identities)]
+    world = World(dataclasses.replace(plan_of(identities, until_s), joins_s=tuple(joins)))
+    for index in range(identities - here):
+        gone_s = 30.0 + every_s * index + every_s / 2
+        world.clock.at(gone_s, lambda i=index: world.crash(world.hosts[f"n{i}"], None))
+    commits = Commits(world)
+    world.clock.run_until(until_s)
+    given(not {f"n{index}" for index in range(here)} & {host.peer for host in world.up_hosts()}, "some stay")
+    made = {number: at_s for at_s, _, fragment, number in reversed(commits.seen) if fragment == 0}
+    times = sorted(made.values())
+    assert max(b - a for a, b in itertools.pairwise(times)) < 20.0 and len(times) > 50
