@@ -33,10 +33,10 @@ CHAPTERS = {
     "Guides": "docs/guides/volunteer docs/guides/host docs/guides/run-owner docs/guides/*",
     "Operators": "*/RUNBOOK",
     "Topics": "docs/topics/*",
-    "Contributors": "CONTRIBUTING ARCHITECTURE SECURITY * docs/releases/*",
+    "Contributors": "CONTRIBUTING ARCHITECTURE SECURITY *",
     "Protocol": " ".join(f"docs/protocol/{page}" for page in PROTOCOL),
     "Reference": "docs/reference/*",
-    "Lab": "docs/lab/README docs/lab/*",
+    "Lab": "docs/lab/*",
     "More": "docs/**/*",
 }
 """Headings of the table of contents and their documents, in order; `*` stands for the rest of a folder."""

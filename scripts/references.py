@@ -40,9 +40,10 @@ Settings are what one operator decides about one process. What a whole run decid
 [manifest](manifest.md). Every setting has three names:
 
 - a flag, such as `--data-dir`;
-- an environment variable, such as `P2PDILOCO_DATA_DIR`;
 - a key in a settings file, such as `data_dir`. The file is TOML. The flag `--config FILE` or the variable
-  `P2PDILOCO_CONFIG` names it. A node reads its table `[node]`, a bootstrap its table `[bootstrap]`.
+  `P2PDILOCO_CONFIG` names it. A node reads its table `[node]`, a bootstrap its table `[bootstrap]`;
+- an environment variable: the key in capitals behind `P2PDILOCO_`, such as `P2PDILOCO_DATA_DIR`. The tables
+  name a variable only where it is another one.
 
 A flag wins over a variable, a variable over the file, and the file over the default. An unknown flag,
 variable or key is an error. In a variable, several addresses are separated by spaces or commas. A path in
@@ -136,16 +137,17 @@ def setting_rows(settings: type[Struct], command: click.Command) -> Iterator[tup
             help_text, variable = option.help or "", str(option.envvar)
         else:
             names, values, help_text, variable = [option.metavar or ""], "text", "", ""
+        unusual = "" if variable == f"P2PDILOCO_{field.name.upper()}" else variable
         text = told.get(field.name, help_text)
         yield (
             field.name,
-            [code(*names, variable, field.name), words(values), default_of(field), cell(text)],
+            [code(*names, unusual, field.name), words(values), default_of(field), cell(text)],
         )
 
 
 def settings_page() -> str:
     """The page of the settings."""
-    head = ("Flag, variable, key", "Values", "Default", "What it is")
+    head = ("Flag, key", "Values", "Default", "What it is")
     groups: dict[str, list[list[str]]] = {}
     titles = kinds()
     for key, row in setting_rows(NodeSettings, node):
@@ -191,11 +193,6 @@ def leaves(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Comm
             yield path + name, command
 
 
-def short(command: click.Command) -> str:
-    """The first sentence of a command's help."""
-    return " ".join((command.help or "").partition("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
-
-
 def option_row(option: click.Option, context: click.Context) -> list[str]:
     """Row of an option: how it is written, its default, what it does."""
     value = "" if option.is_flag else f" {option.make_metavar(context).removesuffix(' RANGE')}"
@@ -229,8 +226,8 @@ def command_parts(path: str, command: click.Command) -> Iterator[str]:
 
 def commands_page() -> str:
     """The page of the commands."""
-    links = [[f"[{path}](#{path.replace(' ', '-')})", cell(short(command))] for path, command in leaves(cli)]
-    parts = [COMMANDS, table(("Command", "What it does"), links)]
+    links = [f"[{path}](#{path.replace(' ', '-')})" for path, _ in leaves(cli)]
+    parts = [COMMANDS, " · ".join(links)]
     return "\n\n".join([*parts, *(part for each in leaves(cli) for part in command_parts(*each))])
 
 

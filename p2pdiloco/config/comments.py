@@ -13,7 +13,7 @@ TABLES = {
     "codec": "How tensors travel.",
     "group": "Who merges with whom, and how long versions are kept.",
     "admission": "Who may be a member.",
-    "weight": "How much one learner weighs in a merge (docs/lab/attacks.md).",
+    "weight": "How much one learner weighs in a merge (docs/results.md).",
     "audit": "What members look at of each other's work (docs/protocol/loss-audits.md).",
     "end": "What happens at the end of the schedule (docs/topics/course.md).",
     "export": "What a given model's folder said besides, for `p2pdiloco export` (run new --from writes it).",

@@ -37,7 +37,7 @@ class RateRow(Struct, frozen=True):
 
 
 ROWS = (
-    RateRow(2e7, 3e-4, 6e-4, 3e-3, "own runs with 0.8 M, docs/lab/experiments-settings.md"),
+    RateRow(2e7, 3e-4, 6e-4, 3e-3, "own runs with 0.8 M, docs/results.md"),
     # Fine-tuning: GPT-2 (124 M) for Dutch 2e-5, the same handbook's SmolLM2-135M 1e-3, with a batch of 128.
     # Continuing: GPT-2 for Dutch 2e-4.
     RateRow(2e8, 1e-4, 2e-4, 1e-3, "alignment-handbook: gpt2-nl, smollm2; an own run with 135 M"),

@@ -103,7 +103,7 @@ class InnerSection(Section, frozen=True, kw_only=True):
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.85
     """Momentum of Muon's matrices, if Muon is the optimizer. Swarms want less than one process does
-    (docs/lab/experiments-settings.md)."""
+    (docs/results.md)."""
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     warmup_tokens: Natural
     """Tokens of the run, all its learners', over which the learning rate grows linearly."""

@@ -1,6 +1,6 @@
 """Numbers of the outer step by length, H and learners; warnings about a manifest's values.
 
-What is known, and how well, is in docs/lab/experiments.md and docs/lab/experiments-settings.md
+What is known, and how well, is in docs/results.md
 (`scripts/bench/study/bench_learning.py`).
 """
 
@@ -93,7 +93,7 @@ ALONE = Rule(0.5, 0.9, "rda")
 """Rule for one learner in a long run with a usual H."""
 EQUALS = Rule(1.2, 0.8, "mean")
 """Rule for long runs whose learners are equally fast and seldom die. There it ends lower than `USUAL`; where
-they are uneven it ends higher, by much more (docs/lab/experiments-settings.md). So somebody has to
+they are uneven it ends higher, by much more (docs/results.md). So somebody has to
 choose it."""
 BY_RULE = USUAL, SPARSE, ALONE
 """Rules that `rule_for` chooses from; any other one was chosen by a person, or for a model that exists."""
@@ -232,11 +232,7 @@ def doubts(manifest: Manifest, numel: int = 0, ids: int = 0) -> list[str]:
     `numel`: parameters of the model; 0: nothing is said of it. `ids`: as `unreached_rows`.
     """
     beyond = _beyond(manifest, numel)
-    found = (
-        [f"not compared with data parallel yet (docs/lab/experiments.md): {', '.join(beyond)}"]
-        if beyond
-        else []
-    )
+    found = [f"not compared with data parallel yet (docs/results.md): {', '.join(beyond)}"] if beyond else []
     unreached = unreached_rows(manifest, ids, numel)
     return found + harms(manifest) + slips(manifest) + ([unreached] if unreached else [])
 

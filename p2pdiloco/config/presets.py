@@ -58,7 +58,7 @@ TINY = with_outer(
         run=RunSection(name="tiny"),
         model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
         # With Muon swarms end 6 to 7 % lower after 700 steps, and half of data parallel's best rate is theirs
-        # (docs/lab/experiments-settings.md).
+        # (docs/results.md).
         inner=InnerSection(
             optimizer="muon",
             learning_rate=6e-3,
@@ -88,7 +88,7 @@ SMALL = with_outer(
     Manifest(
         run=RunSection(name="small"),
         model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
-        # After 1000 steps of a swarm Muon, H = 100, ended 7 % below AdamW, H = 24 (docs/lab/experiments.md).
+        # After 1000 steps of a swarm Muon, H = 100, ended 7 % below AdamW, H = 24 (docs/results.md).
         inner=InnerSection(
             optimizer="muon",
             learning_rate=3e-3,

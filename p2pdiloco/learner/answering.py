@@ -2,7 +2,7 @@
 
 Parameters stand still from the end of one inner step until the optimizer's step at the end of the next one,
 so a copy that is taken in between is what the last step boundary would have given. Without it a round waits
-for the slowest learner's boundary, and every version is so much later for all (docs/lab/experiments.md).
+for the slowest learner's boundary, and every version is so much later for all (docs/results.md).
 
 One thread waits for commands; it and the inner loop are never both at the parameters: the loop holds a lock
 but while it is in `meanwhile`. On an accelerator the copies have a stream of their own, which begins behind

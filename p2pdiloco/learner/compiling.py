@@ -4,7 +4,7 @@ Compiling takes half a minute, in which the learner makes no step; closing calls
 the first steps are made as they are, and show what is at stake. A compiled function is of one shape: other
 passes (an odd last one) are made as they are. A thread beside the steps was tried and left: torch replaces
 `nn.Module.__call__` in all threads while one traces, and a loop that launches small kernels leaves a thread
-hardly any time (docs/lab/devices.md).
+hardly any time (docs/results.md).
 
 A model whose passes are short waits for its launches. Where a step is one pass, that pass is recorded then,
 and replayed: one launch. What a replay reads and writes stays where it is: parameters are written in place,

@@ -19,7 +19,7 @@ CPU_MICRO_BATCH_TOKENS = 2048
 is not refused there: the system ends the process."""
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """Tokens of a pass on an accelerator, to begin with. With a fourth of them passes are 7 % slower (`gpt2`
-on an H100; docs/lab/devices.md). A pass that does not fit is halved until it does (`learner.passes`)."""
+on an H100; docs/results.md). A pass that does not fit is halved until it does (`learner.passes`)."""
 SHARED_MICRO_BATCH_TOKENS = 16_384
 """Tokens of a pass on MPS, whose memory is the whole machine's: asking for too much makes it swap before it
 is refused."""

@@ -100,26 +100,26 @@ def test_a_manifest_that_says_nothing_of_the_outer_step_has_the_usual_one():
         (changed("sync", delay_steps=20), "sync.delay_steps 20 is more than half"),
         (
             changed("outer", learning_rate=1.6),
-            "yet (docs/lab/experiments.md): outer.learning_rate 1.6 (0.35 to 1.5)",
+            "yet (docs/results.md): outer.learning_rate 1.6 (0.35 to 1.5)",
         ),
-        (changed("outer", momentum=0.95), "yet (docs/lab/experiments.md): outer.momentum 0.95 (0.9)"),
-        (changed("sync", inner_steps=101), "yet (docs/lab/experiments.md): sync.inner_steps 101 (100)"),
-        (changed("sync", quorum=3), "yet (docs/lab/experiments.md): sync.quorum 3 (1)"),
+        (changed("outer", momentum=0.95), "yet (docs/results.md): outer.momentum 0.95 (0.9)"),
+        (changed("sync", inner_steps=101), "yet (docs/results.md): sync.inner_steps 101 (100)"),
+        (changed("sync", quorum=3), "yet (docs/results.md): sync.quorum 3 (1)"),
         (
             changed("codec", update="topk"),
-            "yet (docs/lab/experiments.md): codec topk (fp32, bf16, int8, e3m0)",
+            "yet (docs/results.md): codec topk (fp32, bf16, int8, e3m0)",
         ),
         (
             replace(PRESETS["tiny-moe"], model=PRESETS["tiny-moe"].model | {"experts": 8}),
-            "yet (docs/lab/experiments.md): 8 experts (4)",
+            "yet (docs/results.md): 8 experts (4)",
         ),
         (
             replace(PRESETS["digits"], inner=replace(PRESETS["digits"].inner, optimizer="muon")),
-            "yet (docs/lab/experiments.md): Muon with task image-classification (causal-lm)",
+            "yet (docs/results.md): Muon with task image-classification (causal-lm)",
         ),
         (
             changed("run", task="own-loop"),
-            "yet (docs/lab/experiments.md): task own-loop (causal-lm, image-classification)",
+            "yet (docs/results.md): task own-loop (causal-lm, image-classification)",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
     shown = replace(with_muon, inner=replace(with_muon.inner, optimizer="adamw"))
     assert doubts(shown, 3_229_952) == []
     assert doubts(shown, 124_000_000) == [
-        "not compared with data parallel yet (docs/lab/experiments.md): 124 M parameters (3.23 M)"
+        "not compared with data parallel yet (docs/results.md): 124 M parameters (3.23 M)"
     ]
     many = for_length(replace(shown, group=replace(shown.group, expected_members=64)), "day")
     many = replace(
@@ -142,7 +142,7 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
         codec=replace(many.codec, contribution="int4"),
     )
     assert doubts(many) == [
-        "not compared with data parallel yet (docs/lab/experiments.md): 64 members (8 at most), 10000 inner "
+        "not compared with data parallel yet (docs/results.md): 64 members (8 at most), 10000 inner "
         "steps (2800), codec int4 (fp32, bf16, int8, e3m0), "
         "sync.keep_in_flight 0.3 (0, 1)"
     ]

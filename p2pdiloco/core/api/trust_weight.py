@@ -38,7 +38,7 @@ USUAL = 1024
 """Agreement of a usual learner, as a mean."""
 NONE_AT, ALL_AT = 0, USUAL // 6
 """Mean agreement up to which a learner has the least weight, and from which on it has all, a sixth of the
-usual: an honest learner whose data are quite different from the others' has as much (docs/lab/liars.md)."""
+usual: an honest learner whose data are quite different from the others' has as much (docs/results.md)."""
 BEGINS = ALL_AT // 2
 """Mean agreement of a newcomer: half of the weight."""
 MOST = 2 * ALL_AT

@@ -4,7 +4,7 @@
 its work, comes back with a displacement of many sync intervals. Merged at full length it is one stride of a
 single learner, in proportion to its tokens, which outer momentum then amplifies: it costs everybody loss for
 hundreds of steps. In shares of twice the usual length, one in each round, it costs hardly any
-(docs/lab/recovery.md, `scripts/bench/study/bench_absence.py`).
+(docs/results.md, `scripts/bench/study/bench_absence.py`).
 
 Rules: docs/protocol/weights.md, section 7.
 """

@@ -26,7 +26,7 @@ DELAYS = (0.5, 1.0)
 """Largest tau that is taken, as shares of H. More than half was not tried, and is taken only where nothing
 else fits."""
 SHORT_DELAY = 1 / 6
-"""Share of H up to which tau is short, about what docs/lab/experiments.md knows. Where the run's own P gives
+"""Share of H up to which tau is short, about what docs/results.md knows. Where the run's own P gives
 a longer one, a larger P is advised."""
 USUAL_H = (24, 30, 50, 100, 200)
 STAGES: tuple[tuple[tuple[int, ...], tuple[CodecName, ...]], ...] = (

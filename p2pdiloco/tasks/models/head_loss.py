@@ -27,7 +27,7 @@ def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """
     chunks = chunks_of(hidden, head)
     # A compiler fuses the softmax into what reads the logits, and keeps these in the product's type. In bf16
-    # that is faster than chunks (docs/lab/devices.md); in fp32 it would take twice the memory of passes that
+    # that is faster than chunks (docs/results.md); in fp32 it would take twice the memory of passes that
     # are not compiled. (`is_compiling` is true in all threads while one compiles.)
     fuses = torch.compiler.is_dynamo_compiling() and torch.is_autocast_enabled(hidden.device.type)
     if chunks == 1 or fuses:

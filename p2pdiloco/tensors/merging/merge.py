@@ -10,7 +10,7 @@ generous one's work (`core.chain.scale`). Embeddings get the plain mean with wei
 Pseudo-gradients of different learners are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M),
 RDA keeps their length. In Decoupled DiLoCo v is w. Learners that made H inner steps, or more, count by it
 here too; but one that is slower has gone less far, and counted by w it shortens everybody's stride by more
-than it adds (docs/lab/experiments.md).
+than it adds (docs/results.md).
 
 Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
 (`tensors.merging.partial`) combine to the merge of all, over any number of levels. That holds as well where

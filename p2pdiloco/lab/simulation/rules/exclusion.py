@@ -1,6 +1,6 @@
 """Rules about lies that can be proved: the liars are excluded, by everybody, in time, and nobody else.
 
-Rules: docs/protocol/proofs.md, section 7.
+Rules: docs/protocol/simulator.md, section 3.
 """
 
 from __future__ import annotations
