@@ -169,7 +169,7 @@ def _callee(call: ast.Call) -> str:
 def allowed_tokens() -> int:
     """Number of code tokens that the product may have now."""
     budget = tomllib.loads(BUDGET.read_text(encoding="utf-8"))
-    return int(budget["product_tokens"]) + sum(budget["held"].values())
+    return int(budget["product_tokens"] + sum(budget["held"].values()))
 
 
 # --- what the rules allow for now ---
