@@ -161,9 +161,8 @@ def _has_constructor(node: ast.ClassDef) -> bool:
 
 def _callee(call: ast.Call) -> str:
     """Last part of the name of what is called."""
-    return (
-        ast.unparse(call.func).rpartition(".")[2] if isinstance(call.func, ast.Name | ast.Attribute) else ""
-    )
+    called = call.func
+    return called.id if isinstance(called, ast.Name) else str(getattr(called, "attr", ""))
 
 
 def allowed_tokens() -> int:
