@@ -1,4 +1,4 @@
-"""Classes: one name for one thing, and made of few things."""
+"""Classes: one name for one thing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from collections.abc import Iterator
 
 from arch_source import modules, nodes
 
-MOST_PARAMETERS = 8
-"""Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
-MORE = {"Session": "what a program says of model, run, node and ranks, by name, in one call"}
-"""Classes that are made of one thing more, and why."""
 TWICE = {
     "Admission": "a paper, beside the judge of offers in a round",
     "Link": "a record of ports, beside a socket and a line of a plan",
@@ -26,16 +22,6 @@ def classes() -> Iterator[tuple[str, ast.ClassDef]]:
         for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 yield module, node
-
-
-def test_constructors_take_few_things() -> None:
-    for module, node in classes():
-        for method in node.body:
-            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                given = method.args
-                count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
-                where = f"{module}:{method.lineno} {node.name} is made of {count} things"
-                assert count <= MOST_PARAMETERS + (node.name in MORE), where
 
 
 def test_a_class_name_is_defined_once() -> None:

@@ -8,31 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from arch_source import ROOT, calls, docstrings, imports, modules, nodes, nowhere, sources
+from arch_source import ROOT, calls, docstrings, imports, layer_of, modules, nodes, nowhere, sources
 
-MAX_FILE_LINES = 400
-FILES = {
-    str(path.relative_to(ROOT))
-    for top in ("p2pdiloco", "tests", "scripts")
-    for path in (ROOT / top).rglob("*.py")
-}
 MAX_FUNCTION_LINES = 70
 EXECUTES = {"eval", "exec", "compile", "__import__", "torch.load", "pickle.loads", "pickle.load", "os.system"}
 BROAD = {"Exception", "BaseException"}
-NO_SUBJECT = """
-it its they their them he his she her who whose whom which what that this these those there
-of in on at by for from to with without as if when where while whether because since so how why
-not nothing nobody both each all or and but same
-"""
-"""First words with which a docstring answers a question that its reader did not ask."""
+FIGURE = re.compile(r"%[-+ #0]*[\d.]*[diefgGxX]")
 NO_SOURCE = re.compile(r"\bdesign \d|\balgorithm\.md\b|\bissues? #?\d")
 """Citations of texts that are not in the repository."""
-
-
-def test_files_are_short() -> None:
-    lines = {file: (ROOT / file).read_bytes().count(b"\n") for file in sorted(FILES)}
-    long = {file: count for file, count in lines.items() if count > MAX_FILE_LINES}
-    assert not long, "split it along what it is about"
 
 
 def long_functions(module: str) -> Iterator[str]:
@@ -91,22 +74,20 @@ def test_nothing_received_can_be_executed_and_nothing_sleeps() -> None:
     nowhere(executed_or_asleep)
 
 
-def _first_word(text: str) -> str:
-    """The word with which a docstring begins; "same" for "the same"."""
-    words = [word.strip("`.,:;()").lower() for word in text.split()]
-    return words[1] if words[:1] == ["the"] and words[1:2] == ["same"] else (words or [""])[0]
+def unnamed_figures(module: str) -> Iterator[str]:
+    if layer_of(module) not in {"daemon", "adapters"}:
+        return
+    for line, name, call in calls(modules()[module]):
+        if name.startswith("logger.") and name != "logger.debug":
+            texts = [part.value for part in ast.walk(call) if isinstance(part, ast.Constant)]
+            for text in texts:
+                if isinstance(text, str) and FIGURE.search(text):
+                    yield f"{module}:{line}: {text}"
 
 
-def _without_subject(tree: ast.Module) -> list[str]:
-    """Docstrings that answer a question, with their lines."""
-    first = [(line, text.split("\n")[0], _first_word(text)) for line, text in docstrings(tree)]
-    return [f"line {line}: {text}" for line, text, word in first if word in NO_SUBJECT.split()]
-
-
-@pytest.mark.parametrize("folder", ["p2pdiloco", "scripts"])
-def test_docstrings_name_their_subject(folder: str) -> None:
-    found = {path: _without_subject(tree) for path, tree in sources(folder).items()}
-    assert not {str(path): lines for path, lines in found.items() if lines}, "begin with a verb or a noun"
+def test_figures_of_log_lines_have_names() -> None:
+    """`--log json` has them in `fields`, so that nobody parses sentences."""
+    nowhere(unnamed_figures)
 
 
 @pytest.mark.parametrize("folder", ["p2pdiloco", "scripts", "tests"])

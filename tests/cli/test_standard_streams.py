@@ -39,12 +39,6 @@ def test_a_stop_counts_before_there_is_an_event_loop() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 143
 
 
-def test_nothing_large_is_imported_before_a_stop_counts() -> None:
-    program = "import sys, p2pdiloco.cli.main; print(*{'msgspec', 'click', 'asyncio'} & {*sys.modules})"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (said.stdout.strip(), said.returncode) == ("", 0), said.stderr
-
-
 def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "")
     assert run(["--version"]) == 0

@@ -17,11 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from document_ending import EXIT_S, end
+import psutil
 from document_reader import Block, Command, Snippet
 from document_words import (
     PLACEHOLDER,
@@ -41,6 +42,7 @@ ROOT = Path(__file__).parents[3]
 POLL_S = 0.02
 COMMAND_S = 90.0
 READY_S = 90.0
+EXIT_S = 30.0
 OFFERED = ("docs/examples", "node", "bootstrap", "constraints.txt")
 """What of a clone a command finds in the folder where it is typed."""
 BEFORE = """
@@ -383,3 +385,25 @@ def ready_of(machine: Machine, words: list[str]) -> Callable[[Staying], bool]:
         written = machine.folder / words[words.index("--out") + 1] / "index.html"
         return lambda _: written.exists()
     return lambda staying: bool(staying.printed().strip())
+
+
+def end(process: Launched | subprocess.Popen[bytes]) -> None:
+    """End a process, and what it started: of a node that ends with it, of a shell it would stay."""
+    started: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    if isinstance(process, subprocess.Popen):
+        for one in started:
+            with suppress(psutil.NoSuchProcess):
+                one.terminate()
+    try:
+        process.wait(EXIT_S)
+    except (subprocess.TimeoutExpired, AssertionError):
+        process.kill()
+    _, left = psutil.wait_procs(started, EXIT_S)
+    for one in left:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    if isinstance(process, subprocess.Popen):
+        process.wait()

@@ -22,9 +22,6 @@ PAGE_PORT = re.compile(r"(?<=--web[ =])\d+\b(?!\.)|(?<=--web[ =]127\.0\.0\.1:)\d
 ELSEWHERE = [
     (re.compile(r"make demo\b.*"), "tests/system/test_demo.py"),
     (re.compile(r"p2pdiloco demo\b.*"), "tests/system/test_demo.py"),
-    (re.compile(r"p2pdiloco chaos\b.*"), "tests/system/test_chaos.py"),
-    (re.compile(r"python docs/examples/own_loop/train\.py .*"), "tests/system/session/test_session.py"),
-    (re.compile(r"torchrun .*several_processes/train\.py .*"), "tests/system/session/test_session_ranks.py"),
     (re.compile(r"make (test|check)\b.*"), "is what runs this test"),
     (re.compile(r"git clone \S+( p2pdiloco)?( && cd p2pdiloco)?"), "this test runs in a clone"),
     (re.compile(r"cd p2pdiloco"), "this test runs in a clone"),

@@ -1,4 +1,4 @@
-"""Links of documents lead somewhere: to a file of the repository, and to a heading that it has."""
+"""Links of documents lead somewhere, what they name is there, and references are those of the code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from arch_source import ROOT
+from arch_source import PACKAGE, ROOT, docstrings, sources
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+import references
 
 FOLDERS = (".", ".github", "bootstrap", "docs", "node")
 DOCUMENTS = sorted(
@@ -20,8 +22,14 @@ DOCUMENTS = sorted(
 )
 NAMED = re.compile(r"(?<![\w/.])(?:docs|node|bootstrap)/[\w/.-]*\.md\b")
 """A document that code or a document mentions."""
-HISTORY = {"CHANGELOG.md"}
+HISTORY = ("CHANGELOG.md", "docs/moved", "docs/releases/", "docs/lab/")
 """Documents that name files as they once were."""
+CODE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.py)`")
+"""A file of code that a document names."""
+ROOTS = (ROOT, PACKAGE, PACKAGE / "core", ROOT / "scripts" / "bench", ROOT / "docs")
+"""Folders that paths of code begin at."""
+CITED = re.compile(r"\b(docs/(?:protocol|reference)/[\w-]+\.md), sections? (\d+)")
+SECTION = re.compile(r"^## (\d+)\. \S", re.MULTILINE)
 OTHERS = [
     "Makefile",
     "pyproject.toml",
@@ -89,11 +97,45 @@ def test_documents_that_are_named_exist() -> None:
     dead = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in files
-        if str(path.relative_to(ROOT)) not in HISTORY
+        if not str(path.relative_to(ROOT)).startswith(HISTORY)
         for name in NAMED.findall(path.read_text(encoding="utf-8"))
         if not (ROOT / name).is_file()
     }
     assert not dead
+
+
+def test_code_that_documents_name_is_there() -> None:
+    gone = {
+        f"{document.relative_to(ROOT)}: {name}"
+        for document in DOCUMENTS
+        if not str(document.relative_to(ROOT)).startswith(HISTORY)
+        for name in CODE.findall(document.read_text(encoding="utf-8"))
+        if not any((root / name).exists() for root in ROOTS)
+    }
+    assert not gone
+
+
+def test_sections_that_docstrings_cite_are_there() -> None:
+    dead = {
+        f"{path.relative_to(ROOT)}:{line}: {page}, section {section}"
+        for folder in ("p2pdiloco", "scripts", "tests")
+        for path, tree in sources(folder).items()
+        for line, text in docstrings(tree)
+        for page, section in CITED.findall(" ".join(text.split()))
+        if section not in SECTION.findall((ROOT / page).read_text(encoding="utf-8"))
+    }
+    assert not dead
+
+
+def test_references_are_those_of_the_code() -> None:
+    assert references.main(["--check"]) == 0, "run python scripts/references.py"
+
+
+@pytest.mark.parametrize("name", references.PAGES)
+def test_every_row_of_a_reference_says_something(name: str) -> None:
+    rows = [line for line in references.PAGES[name]().splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in row.replace(r"\|", "/").strip("|").split("|")] for row in rows]
+    assert [row for row in cells if not row[0] or not row[-1]] == []
 
 
 def test_dead_links_are_found() -> None:
