@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from msgspec import Struct, field, to_builtins
@@ -77,6 +78,8 @@ class SeedsSummary(Tally, kw_only=True):
     mixes: dict[str, Tally] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """mix -> computing time of its seeds, where it was measured."""
+    digests: list[str] = field(default_factory=list)
+    """Digest of every seed's history, in order."""
     failed: list[SeedResult] = field(default_factory=list)
     trained: int = 0
     """Seeds whose learners really trained, and their mean losses."""
@@ -94,10 +97,16 @@ class SeedsSummary(Tally, kw_only=True):
             self.loss += (result.losses.end - self.loss) / self.trained
             self.loss_floor += (result.losses.floor - self.loss_floor) / self.trained
         self.seconds[result.mix] = self.seconds.get(result.mix, 0.0) + seconds
+        self.digests.append(result.digest)
         for kind, count in result.fault_kinds.items():
             self.fault_kinds[kind] = self.fault_kinds.get(kind, 0) + count
         if not result.ok:
             self.failed.append(result)
+
+    @property
+    def histories(self) -> str:
+        """SHA-256 over the digests of all seeds in order: equal where two trees play every seed alike."""
+        return hashlib.sha256("\n".join(self.digests).encode()).hexdigest()
 
     def sentence(self, seeds_per_minute: float) -> str:
         """Sum up for people."""
@@ -107,7 +116,8 @@ class SeedsSummary(Tally, kw_only=True):
             f"{counted(self.versions, 'version')}, {counted(self.elections, 'election')}, "
             f"{counted(self.faults, 'fault')} "
             f"in {self.virtual_s:.0f} virtual seconds; "
-            f"{trained if self.trained else ''}{seeds_per_minute:.0f} seeds per minute"
+            f"{trained if self.trained else ''}{seeds_per_minute:.0f} seeds per minute; "
+            f"histories {self.histories[:16]}"
         )
 
     def as_dict(self, elapsed_s: float, nodes: int | None, mix: str | None) -> dict[str, Any]:
@@ -122,11 +132,16 @@ class SeedsSummary(Tally, kw_only=True):
                 del numbers[name]
         for entry, result in zip(numbers["failed"], self.failed, strict=True):
             entry["replay"] = replay_command(result, nodes, mix)
+        del numbers["digests"]
         computing_s = sum(numbers.pop("seconds").values())
         for name, entry in numbers["mixes"].items():
             share_s = elapsed_s * self.seconds[name] / computing_s if computing_s else elapsed_s
             entry["seeds_per_minute"] = rate(entry["seeds"], share_s)
-        return {**numbers, "seeds_per_minute": rate(self.seeds, elapsed_s)}
+        return {
+            **numbers,
+            "histories": self.histories,
+            "seeds_per_minute": rate(self.seeds, elapsed_s),
+        }
 
 
 def counted(number: int, noun: str) -> str:
