@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from arch_source import ROOT, modules, nodes
+from arch_source import LAB, PACKAGE, ROOT, modules, nodes
 
 import prose
 
@@ -47,7 +47,7 @@ def test_architecture_is_read_in_a_sitting() -> None:
 def test_files_that_architecture_names_are_there() -> None:
     named = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`", ARCHITECTURE))
     assert len(named) > 60
-    roots = ROOT, ROOT / "p2pdiloco"
+    roots = ROOT, PACKAGE, LAB
     assert [name for name in sorted(named) if not any((root / name).exists() for root in roots)] == []
 
 

@@ -13,7 +13,7 @@ from arch_source import ROOT, calls, docstrings, imports, modules, nodes, nowher
 MAX_FILE_LINES = 400
 FILES = {
     str(path.relative_to(ROOT))
-    for top in ("p2pdiloco", "tests", "scripts")
+    for top in ("p2pdiloco", "lab", "tests", "scripts")
     for path in (ROOT / top).rglob("*.py")
 }
 MAX_FUNCTION_LINES = 70
@@ -103,13 +103,13 @@ def _without_subject(tree: ast.Module) -> list[str]:
     return [f"line {line}: {text}" for line, text, word in first if word in NO_SUBJECT.split()]
 
 
-@pytest.mark.parametrize("folder", ["p2pdiloco", "scripts"])
+@pytest.mark.parametrize("folder", ["p2pdiloco", "lab", "scripts"])
 def test_docstrings_name_their_subject(folder: str) -> None:
     found = {path: _without_subject(tree) for path, tree in sources(folder).items()}
     assert not {str(path): lines for path, lines in found.items() if lines}, "begin with a verb or a noun"
 
 
-@pytest.mark.parametrize("folder", ["p2pdiloco", "scripts", "tests"])
+@pytest.mark.parametrize("folder", ["p2pdiloco", "lab", "scripts", "tests"])
 def test_what_docstrings_cite_is_in_the_repository(folder: str) -> None:
     for path, tree in sources(folder).items():
         for line, text in docstrings(tree):

@@ -9,7 +9,7 @@ import tree
 
 MOST_FILES = 20
 FOLDERS = sorted(
-    {path.parent for top in ("p2pdiloco", "tests", "scripts") for path in (ROOT / top).rglob("*.py")}
+    {path.parent for top in ("p2pdiloco", "lab", "tests", "scripts") for path in (ROOT / top).rglob("*.py")}
 )
 
 

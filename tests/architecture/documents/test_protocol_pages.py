@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from arch_source import ROOT, docstrings, sources
+from arch_source import LAB, ROOT, docstrings, sources
 
 from p2pdiloco.adapters.net import allowance, framing, kept_streams, places
 from p2pdiloco.core.api import messages, types
@@ -30,7 +30,7 @@ CITED = re.compile(r"\bdocs/(?:protocol|reference)/([\w-]+)\.md(?:, sections? (\
 SECTION = re.compile(r"^## (\d+)\. \S", re.MULTILINE)
 OLD = re.compile(r"ARCHITECTURE\.md, |\(ARCHITECTURE\.md\)")
 """Citation of the rules where they were once, under headings without numbers."""
-FOLDERS = "p2pdiloco", "scripts", "tests"
+FOLDERS = "p2pdiloco", "lab", "scripts", "tests"
 
 
 def test_sections_are_numbered_without_a_gap() -> None:
@@ -94,9 +94,9 @@ def names(union: object) -> set[str]:
 
 
 def rules(folder: str) -> set[str]:
-    """Rules that the code of a folder raises a violation of."""
+    """Rules that the code of a folder of the lab raises a violation of."""
     found: set[str] = set()
-    for path in (ROOT / "p2pdiloco" / folder).rglob("*.py"):
+    for path in (LAB / folder).rglob("*.py"):
         found.update(RULE.findall(Path(path).read_text(encoding="utf-8")))
     return found
 
@@ -113,7 +113,7 @@ def test_every_refusal_of_a_vote_is_listed() -> None:
 
 
 def test_every_rule_of_the_simulators_is_listed() -> None:
-    found = rules("lab/simulation") | rules("lab/bulk_world") | rules("lab/vectors")
+    found = rules("simulation") | rules("bulk_world") | rules("vectors")
     assert len(found) > 25
     assert found <= first_cells("protocol/simulator.md")
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.core.api.effects import Effect, UpdateRecord, VoteRecord
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.errors import UserError
-from p2pdiloco.lab.simulation.report import SeedsSummary
-from p2pdiloco.lab.simulation.rules.violation import Violation
-from p2pdiloco.lab.simulation.scale import ScaleReport
+from p2pdiloco_lab.cli.simulate import simulate
+from p2pdiloco_lab.simulation.report import SeedsSummary
+from p2pdiloco_lab.simulation.rules.violation import Violation
+from p2pdiloco_lab.simulation.scale import ScaleReport
 
 
 def test_json_has_the_promised_keys() -> None:
@@ -96,7 +96,7 @@ def test_a_large_world_has_the_same_keys_and_a_broken_rule_is_exit_status_1(
     def broken(*_: object, **__: object) -> ScaleReport:
         raise Violation("nothing-twice", "steps 1..9 of n3")
 
-    monkeypatch.setattr("p2pdiloco.lab.simulation.scale.run_scale", broken)
+    monkeypatch.setattr("p2pdiloco_lab.simulation.scale.run_scale", broken)
     result = CliRunner().invoke(simulate, ["--nodes", "100", "--json"], standalone_mode=False)
     report = json.loads(result.output)
     assert (report["seeds"], report["violations"], report["stuck"]) == (1, 1, 0)
