@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
 
-$(STAMP): pyproject.toml constraints.txt scripts/setup
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt scripts/setup
 	@scripts/setup $(VENV)
 	@touch $@
 
@@ -42,5 +42,5 @@ release:
 	@scripts/release
 
 clean:
-	rm -rf $(VENV) build dist p2pdiloco.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find p2pdiloco tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist p2pdiloco.egg-info lab/build lab/p2pdiloco_lab.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find p2pdiloco lab tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,9 +39,9 @@ class UserError(P2PDilocoError):
         """Further lines, each about one of several things that were tried."""
 
 
-def install_hint(extra: str = "") -> str:
-    """Say how what is missing gets here: p2pdiloco is installed from a clone."""
-    what = f"'.[{extra}]'" if extra else "."
+def install_hint(extra: str = "", path: str = ".") -> str:
+    """Say how what is missing gets here: p2pdiloco is installed from a clone, and the lab at `path` of it."""
+    what = f"'{path}[{extra}]'" if extra else path
     return f"in the clone that p2pdiloco was installed from: pip install -c constraints.txt {what}"
 
 

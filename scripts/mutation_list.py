@@ -35,7 +35,7 @@ from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
 from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.lab.simulation.node.worker import Worker
+from p2pdiloco_lab.simulation.node.worker import Worker
 
 __all__ = ["MUTATIONS", "mutation_links", "mutation_proofs", "mutation_scale", "mutation_standing"]
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from p2pdiloco.cli.commands import bootstrap, node
 from p2pdiloco.cli.examples import EXAMPLES
+from p2pdiloco.cli.from_lab import loaded
 from p2pdiloco.cli.group import cli
 from p2pdiloco.config.comments import COMMENTS, TABLES
 from p2pdiloco.config.manifest import Manifest
@@ -190,7 +191,7 @@ def leaves(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Comm
         if isinstance(command, click.Group):
             yield from leaves(command, f"{path}{name} ")
         else:
-            yield path + name, command
+            yield path + name, loaded(command)
 
 
 def option_row(option: click.Option, context: click.Context) -> list[str]:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import click
 
-from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
+from p2pdiloco.cli.commands import bootstrap, demo, node, status
 from p2pdiloco.cli.credits.command import credits_command
 from p2pdiloco.cli.doctor.command import doctor
 from p2pdiloco.cli.examples import COMPLETION
+from p2pdiloco.cli.from_lab import CHAOS, SIMULATE, installed
 from p2pdiloco.cli.guided.join import join
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.logto.command import log_to
@@ -34,9 +35,8 @@ from p2pdiloco.cli.owner.controls import COMMANDS as CONTROLS
 from p2pdiloco.cli.plan import plan
 from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.runs import run_group
-from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.cli.watching.command import board, top
-from p2pdiloco.config.settings import check_environment
+from p2pdiloco.config.settings import ENVIRONMENT_PREFIX, check_environment
 from p2pdiloco.config.strict import read_toml
 from p2pdiloco.errors import UserError, without_torch
 from p2pdiloco.printable import clean
@@ -51,10 +51,13 @@ EXIT_USER = 2
 @click.version_option(VERSION, prog_name="p2pdiloco")
 def cli() -> None:
     """Train one model together, peer to peer, with Decoupled DiLoCo."""
-    check_environment(os.environ, known_variables(cli))
+    known = known_variables(cli)
+    if any(name.startswith(ENVIRONMENT_PREFIX) and name not in known for name in os.environ):
+        known |= known_variables(installed())  # the lab is loaded only where a variable may be its own
+    check_environment(os.environ, known)
 
 
-for command in (run_group, plan, bootstrap, node, join, status, doctor, demo, chaos, simulate):
+for command in (run_group, plan, bootstrap, node, join, status, doctor, demo, CHAOS, SIMULATE):
     cli.add_command(command)
 for command in (top, board, *CONTROLS):
     cli.add_command(command)

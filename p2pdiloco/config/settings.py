@@ -190,6 +190,23 @@ class StatusSettings(Struct, frozen=True, kw_only=True):
     timeout_s: float = 20.0
 
 
+class DemoSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco demo`: a bootstrap and `nodes` nodes as processes on loopback."""
+
+    nodes: int = 3
+    seconds: float = 120.0
+    """Seconds of training; the summary comes after."""
+    kill: bool = True
+    """Kill a syncer on the way."""
+    preset: str = "tiny"
+    report: Path | None = None
+    """Machine-readable summary (JSON)."""
+    plot: Path | None = None
+    """PNG of the loss with the kill marked."""
+    keep: Path | None = None
+    """Folder for everything that the processes write; None: a temporary one, removed at the end."""
+
+
 class SettingsFile(Struct, frozen=True, forbid_unknown_fields=True):
     """Schema of a --config file: one file may serve both roles."""
 

@@ -43,9 +43,9 @@ from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, invites, running
 from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import load_signed, run_id
+from p2pdiloco.demo.event_log import read_log
+from p2pdiloco.demo.swarm import Swarm, SwarmNode
 from p2pdiloco.identity import verify
-from p2pdiloco.lab.swarm.event_log import read_log
-from p2pdiloco.lab.swarm.swarm import Swarm, SwarmNode
 
 HONEST = 3
 SECONDS, MOST_SECONDS = 20.0, 40.0

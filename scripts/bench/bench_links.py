@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/bench_links.py [--quick] [--cell 10/100 ...] [--seconds 120] [--json FILE]
 
-Linux, root: every node is in a network namespace behind a router of its own (`p2pdiloco/lab/links/homes.py`):
+Linux, root: each node is in a network namespace behind a router of its own (`scripts/bench/shaped/homes.py`):
 the rate, both ways, by tbf, with 0.4 s of queue; the delay by a switch in user space. A cell is Mbit/s and
 the round trip between two nodes in ms.
 
@@ -50,9 +50,9 @@ from bench_wire import MOST_OF_A_MEMBERS, everywhere, given, numels_of, paced, r
 from benchkit import NEVER, arguments, finish, running_swarm, spread, wait_until
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.lab.links.homes import Shape, ShapedLinks
-from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
-from p2pdiloco.lab.swarm.swarm import Swarm
+from p2pdiloco.demo.event_log import Line, of_kind, read_log
+from p2pdiloco.demo.swarm import Swarm
+from shaped.homes import Shape, ShapedLinks
 
 NODES = 4
 STEP_S = 0.97

@@ -58,7 +58,7 @@ import bench_links
 from bench_links import CELLS, GOALS, NODES, STEP_S, Homes, scaled, shapes
 from benchkit import arguments, finish
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.lab.guard import Guard
+from p2pdiloco.demo.guard import Guard
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 from peers.averaging_peers import Peer

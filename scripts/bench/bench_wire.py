@@ -39,12 +39,12 @@ import msgspec
 from benchkit import NEVER, arguments, finish, running_swarm, spread
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.lab.links.namespaces import Links
-from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
-from p2pdiloco.lab.swarm.swarm import Swarm
+from p2pdiloco.demo.event_log import Line, of_kind, read_log
+from p2pdiloco.demo.swarm import Swarm
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import plan_fragments
+from p2pdiloco_lab.links.namespaces import Links
 
 GOALS = {"int8": 1.06, "int4": 0.56, "e3m0": 0.56, "topk": 0.05}
 MOST_OF_A_MEMBERS = 2.0

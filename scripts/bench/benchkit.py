@@ -18,11 +18,11 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import without_end
 from p2pdiloco.daemon.admission.invite import encode_invite
 from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.lab.links.homes import ShapedLinks
-from p2pdiloco.lab.links.namespaces import Links
-from p2pdiloco.lab.swarm.event_log import of_kind, read_log
-from p2pdiloco.lab.swarm.swarm import Swarm, SwarmNode
+from p2pdiloco.demo.event_log import of_kind, read_log
+from p2pdiloco.demo.swarm import Swarm, SwarmNode
 from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco_lab.links.namespaces import Links, place
+from shaped.homes import ShapedLinks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,7 +59,7 @@ def running_swarm(
     swarm = Swarm(folder, run_file, manifest, nodes, temporary=True)
     try:
         if links is not None:
-            swarm.place(links)
+            place(swarm, links)
         address = swarm.start_bootstrap(time.sleep)
         invited = invites(swarm, manifest, address)
         for node, its in zip(swarm.nodes, each or [()] * nodes, strict=True):

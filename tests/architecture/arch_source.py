@@ -1,4 +1,4 @@
-"""The package's source as syntax trees, for rules that are checked rather than remembered."""
+"""Source of the product and of the lab as syntax trees, for rules that are checked, not remembered."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "p2pdiloco"
+LAB = ROOT / "lab" / "p2pdiloco_lab"
 
 
 @cache
@@ -28,12 +29,13 @@ def sources(folder: str) -> dict[Path, ast.Module]:
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the package by dotted name."""
+    """Every module of both packages by dotted name."""
     found = {}
-    for path, tree in sources(PACKAGE.name).items():
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = tree
+    for package in (PACKAGE, LAB):
+        for path, tree in sources(str(package.relative_to(ROOT))).items():
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = tree
     return found
 
 
@@ -50,12 +52,12 @@ def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
 
 
 def layer_of(module: str) -> str:
-    """`p2pdiloco.core.api.types` is in layer `core`; the package itself is layer ""; the simulator,
-    which is pure, is one of its own in the lab."""
-    parts = module.split(".")
-    if parts[1:3] == ["lab", "simulation"]:
-        return "lab.simulation"
-    return parts[1] if len(parts) > 1 else ""
+    """`p2pdiloco.core.api.types` is in layer `core`; the package itself is layer "". The lab's commands, and
+    the simulator, which is pure, are layers of their own in it."""
+    top, *rooms = module.split(".")
+    if top == LAB.name:
+        return f"lab.{rooms[0]}" if rooms[:1] in (["simulation"], ["cli"]) else "lab"
+    return rooms[0] if rooms else ""
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -8,8 +8,8 @@ from functools import cache
 
 from arch_source import dotted, modules, nodes
 
-FREE = "p2pdiloco.lab."
-"""Room of worlds that are made for a test: they set scenes up."""
+FREE = ("p2pdiloco_lab.", "p2pdiloco.demo.")
+"""Worlds and swarms that are made to be looked at: they set scenes up."""
 FOREIGN = {
     "__file__": "Python's modules",
     "__path__": "Python's modules",

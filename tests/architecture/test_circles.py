@@ -6,11 +6,15 @@ import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
-from arch_source import PACKAGE, imported_modules, modules, nowhere
+from arch_source import LAB, PACKAGE, imported_modules, modules, nowhere
 
-KNOW_EACH_OTHER = ("p2pdiloco.lab.simulation.", "p2pdiloco.lab.bulk_world.")
+KNOW_EACH_OTHER = ("p2pdiloco_lab.simulation.", "p2pdiloco_lab.bulk_world.")
 """Host or member, world and rules of a simulator are one thing in several files."""
-PACKAGES = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in PACKAGE.rglob("__init__.py")}
+PACKAGES = {
+    ".".join(path.parent.relative_to(top.parent).parts)
+    for top in (PACKAGE, LAB)
+    for path in top.rglob("__init__.py")
+}
 
 
 def one(module: str) -> str:

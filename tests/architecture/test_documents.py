@@ -92,7 +92,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_documents_that_are_named_exist() -> None:
-    code = [path for top in ("p2pdiloco", "scripts", "tests") for path in (ROOT / top).rglob("*.py")]
+    code = [path for top in ("p2pdiloco", "lab", "scripts", "tests") for path in (ROOT / top).rglob("*.py")]
     files = [*DOCUMENTS, *code, *(ROOT / name for name in OTHERS)]
     dead = {
         f"{path.relative_to(ROOT)}: {name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from arch_source import calls, imports, layer_of, modules, nowhere
+from arch_source import LAB, PACKAGE, calls, imports, layer_of, modules, nowhere
 
 OWN = {
     "printable": set(),
@@ -78,7 +78,21 @@ OWN = {
         "notes",
         "printable",
     },
+    "demo": {
+        "daemon",
+        "adapters",
+        "learner",
+        "tasks",
+        "tensors",
+        "core",
+        "identity",
+        "config",
+        "errors",
+        "printable",
+    },
     "lab": {
+        "demo",
+        "lab.simulation",
         "daemon",
         "adapters",
         "learner",
@@ -93,8 +107,9 @@ OWN = {
         "printable",
     },
 }
-"""Layer -> what it may import of p2pdiloco, beside itself and the numbers of the release. `cli`, `session`,
-`session_node`, `session_daemon`, `own_run` and `__main__` compose everything. `core.api` is data, not
+"""Layer -> what it may import of both packages, beside itself and the numbers of the release; `lab` is
+`p2pdiloco_lab`, which the product never imports. `cli`, `lab.cli`, `session`, `session_node`,
+`session_daemon`, `own_run` and `__main__` compose everything. `core.api` is data, not
 behaviour; `core.contributions.stride` is a rule that learner and simulator must share; the daemon knows the
 learner's channel, never its loop's inside."""
 
@@ -113,7 +128,9 @@ THIRD_PARTY = {
     "config": {"msgspec"},
     "core": {"msgspec"},
     "lab.simulation": {"msgspec"},
-    "lab": {"click", "matplotlib", "msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
+    "demo": {"matplotlib", "msgspec", "psutil", "rich"},
+    "lab": {"matplotlib", "msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
+    "lab.cli": {"click", "msgspec"},
     "tensors": {"msgspec", "numpy", "torch"},
     "tasks": {
         "PIL",
@@ -181,6 +198,10 @@ def _within(name: str, allowed: set[str]) -> bool:
     return any(name == a or name.startswith(a + ".") for a in allowed)
 
 
+def _known(layer: str, name: str) -> bool:
+    return layer not in OWN or _within(name, OWN[layer] | {layer, "release"})
+
+
 def imported_from_above(module: str) -> Iterator[str]:
     layer = layer_of(module)
     if layer not in THIRD_PARTY:
@@ -188,8 +209,10 @@ def imported_from_above(module: str) -> Iterator[str]:
         return
     for line, name in imports(modules()[module]):
         top, _, rest = name.partition(".")
-        if top == "p2pdiloco":
-            allowed = layer not in OWN or _within(rest, OWN[layer] | {layer, "release"})
+        if top == LAB.name:
+            allowed = module.startswith(LAB.name) and _known(layer, f"lab.{rest}")
+        elif top == PACKAGE.name:
+            allowed = _known(layer, rest)
         else:
             allowed = top in sys.stdlib_module_names or top in THIRD_PARTY[layer]
         if not allowed:
@@ -198,6 +221,21 @@ def imported_from_above(module: str) -> Iterator[str]:
 
 def test_imports_go_downwards() -> None:
     nowhere(imported_from_above)
+
+
+def test_rules_see_the_lab() -> None:
+    layers = {layer_of(module) for module in modules() if module.startswith(LAB.name)}
+    assert layers == {"lab", "lab.cli", "lab.simulation"}
+
+
+def test_the_product_does_without_the_lab() -> None:
+    """It would be missing where only the product is installed."""
+    importers = [
+        module
+        for module, tree in modules().items()
+        if module.startswith(f"{PACKAGE.name}.") and any(n.startswith(LAB.name) for _, n in imports(tree))
+    ]
+    assert importers == []
 
 
 def test_hivemind_is_imported_by_its_bindings_only() -> None:

@@ -11,13 +11,15 @@ import sys
 import tomllib
 
 import pytest
-from arch_source import PACKAGE, ROOT
+from arch_source import LAB, PACKAGE, ROOT
 from packaging.requirements import Requirement
 from setuptools import find_packages
 
 import p2pdiloco
+from p2pdiloco.cli.from_lab import CHAOS, GROUP, SIMULATE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OF_LAB = tomllib.loads((LAB.parent / "pyproject.toml").read_text())
 
 
 def test_the_wheel_has_one_top_level_name_and_all_of_our_code() -> None:
@@ -27,6 +29,34 @@ def test_the_wheel_has_one_top_level_name_and_all_of_our_code() -> None:
     assert {".".join(folder.parts) for folder in folders} == set(found)
 
 
+def test_the_lab_is_a_distribution_of_its_own_of_the_same_release() -> None:
+    found = find_packages(
+        str(LAB.parent), include=OF_LAB["tool"]["setuptools"]["packages"]["find"]["include"]
+    )
+    folders = {p.parent.relative_to(LAB.parent) for p in LAB.rglob("*.py")}
+    assert {".".join(folder.parts) for folder in folders} == set(found)
+    ours, its = PROJECT["project"], OF_LAB["project"]
+    assert its["version"] == p2pdiloco.__version__ and its["requires-python"] == ours["requires-python"]
+    assert its["name"] == "p2pdiloco-lab" and its["license"] == ours["license"]
+    assert (LAB / "py.typed").exists() and "lab/p2pdiloco_lab *.py" in (ROOT / "MANIFEST.in").read_text()
+
+
+def test_no_name_is_asked_of_a_registry_that_nobody_has_registered() -> None:
+    """Anybody could register it, and what they put there would be installed."""
+    wanted = [*PROJECT["project"]["dependencies"], *OF_LAB["project"]["dependencies"]]
+    assert not [name for name in wanted if "p2pdiloco" in name]
+
+
+def test_the_labs_commands_are_there_and_the_product_names_them() -> None:
+    entries = OF_LAB["project"]["entry-points"][GROUP]
+    assert entries.keys() == {CHAOS.name, SIMULATE.name}
+    for place in (CHAOS, SIMULATE):
+        module, _, name = entries[str(place.name)].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert command.name == place.name
+        assert command.get_short_help_str(200) == place.get_short_help_str(200)
+
+
 def test_operators_folders_hold_no_importable_code() -> None:
     # Packages called node and bootstrap would end up beside everyone else's in site-packages.
     assert [p for role in ("node", "bootstrap") for p in (ROOT / role).rglob("*.py")] == []
@@ -34,6 +64,7 @@ def test_operators_folders_hold_no_importable_code() -> None:
 
 @pytest.mark.parametrize("requirement", [
     *PROJECT["project"]["dependencies"],
+    *OF_LAB["project"]["dependencies"],
     *(line for extra in PROJECT["project"]["optional-dependencies"].values() for line in extra),
 ])  # fmt: skip
 def test_every_requirement_is_pinned_within_its_range(requirement: str) -> None:

@@ -11,8 +11,8 @@ OF_PYTHON = {
     "p2pdiloco.daemon.display.timeline": "reads lines of the event log, as people do",
 }
 """Modules that compare the text of a reason, and why."""
-FREE = "p2pdiloco.lab."
-"""Room whose verdicts read the diaries of nodes, as people do."""
+FREE = ("p2pdiloco_lab.", "p2pdiloco.demo.")
+"""Verdicts on swarms read the diaries of nodes, as people do."""
 TEXTUAL = ast.Eq | ast.NotEq | ast.In | ast.NotIn
 
 

@@ -90,7 +90,7 @@ def test_figures_of_log_lines_have_names() -> None:
     nowhere(unnamed_figures)
 
 
-@pytest.mark.parametrize("folder", ["p2pdiloco", "scripts", "tests"])
+@pytest.mark.parametrize("folder", ["p2pdiloco", "lab", "scripts", "tests"])
 def test_what_docstrings_cite_is_in_the_repository(folder: str) -> None:
     for path, tree in sources(folder).items():
         for line, text in docstrings(tree):

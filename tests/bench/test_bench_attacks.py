@@ -28,8 +28,8 @@ from p2pdiloco.core.rounds.inbox import LearnerInbox
 from p2pdiloco.core.rounds.publishing import Publisher
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.lab.guard import Guard
-from p2pdiloco.lab.swarm.event_log import Line
+from p2pdiloco.demo.event_log import Line
+from p2pdiloco.demo.guard import Guard
 
 CALM = Seen(
     alive=3,

@@ -14,7 +14,7 @@ import pytest
 from goodput.chips import ChipTimes, Learner, ReturnDelay, goodput
 from goodput.sessions import Home, Sessions
 from p2pdiloco.core.api.effects import Effect, FetchUpdate
-from p2pdiloco.lab.simulation.node.host import Host
+from p2pdiloco_lab.simulation.node.host import Host
 
 FAILURES = 6000
 

@@ -23,12 +23,12 @@ from attacks.lying_statistics import (
     with_the_rest,
 )
 from attacks.lying_swarm import Round, Sent
-from p2pdiloco.lab.lies.kinds import Lie
 from p2pdiloco.tensors.layout import FragmentLayout, Piece
 from study.merged_run import MergedRun, Part
 from study.setting import Setting
 from study.virtual import Circumstances, Virtual
 from worlds import bench_lying_worlds
+from worlds.kinds import Lie
 
 replace = msgspec.structs.replace
 TINY = replace(lying_bench.QUICK, steps=16, liars=1)

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from p2pdiloco.cli.examples import EXAMPLES
+from p2pdiloco.cli.from_lab import loaded
 from p2pdiloco.cli.group import cli
 
 
@@ -21,7 +22,7 @@ def commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.
         if isinstance(command, click.Group):
             yield from commands(command, f"{before}{name} ")
         else:
-            yield f"{before}{name}", command
+            yield f"{before}{name}", loaded(command)
 
 
 ALL = dict(commands(cli))

@@ -16,10 +16,15 @@ import pytest
 
 from p2pdiloco import __version__
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.config.lab_settings import DemoSettings
 from p2pdiloco.config.outer import SHOWN
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import ANY_ADDRESS, BootstrapSettings, NodeSettings, StatusSettings
+from p2pdiloco.config.settings import (
+    ANY_ADDRESS,
+    BootstrapSettings,
+    DemoSettings,
+    NodeSettings,
+    StatusSettings,
+)
 from p2pdiloco.daemon.admission.invite import Invite, encode_invite
 from p2pdiloco.daemon.admission.papers import grant
 from p2pdiloco.identity import Identity
@@ -58,7 +63,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         module = types.ModuleType(f"p2pdiloco.daemon.{name}")
         setattr(module, f"run_{name}", seen.append)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in ("cli.status", "lab.demo.demo"):
+    for name in ("cli.status", "demo.demo"):
         module = types.ModuleType(f"p2pdiloco.{name}")
         module.run = seen.append  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -253,7 +258,7 @@ def test_run_new_then_check(
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:
-    sys.modules["p2pdiloco.lab.demo.demo"].run = lambda _settings: 1  # type: ignore[attr-defined]
+    sys.modules["p2pdiloco.demo.demo"].run = lambda _settings: 1  # type: ignore[attr-defined]
     assert cli_main.run(["demo"]) == 1
 
 
@@ -261,7 +266,7 @@ def test_a_bug_is_not_dressed_up_as_a_users_mistake(called: list[Any]) -> None:
     def crash(_settings: object) -> None:
         raise RuntimeError("bug")
 
-    sys.modules["p2pdiloco.lab.demo.demo"].run = crash  # type: ignore[attr-defined]
+    sys.modules["p2pdiloco.demo.demo"].run = crash  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="bug"):
         cli_main.run(["demo"])
 
@@ -301,7 +306,7 @@ def run(settings):
     finally:
         print("cleared up")
 
-sys.modules["p2pdiloco.lab.demo.demo"] = demo = ModuleType("demo")
+sys.modules["p2pdiloco.demo.demo"] = demo = ModuleType("demo")
 demo.run = run
 sys.argv[1:] = ["demo"]
 main.main()

@@ -24,7 +24,7 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files.listing import ListedRun
 from p2pdiloco.errors import PeerUnreachable, StorageError
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
 RUN = "ab" * 32
 

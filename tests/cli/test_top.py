@@ -40,8 +40,8 @@ from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, S
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.errors import PeerUnreachable
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.release import WIRE_VERSION
+from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
 RUN = "ab" * 32
 HOSTILE = "\x1b[2Jevil\u202e\r\n"

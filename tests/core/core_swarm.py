@@ -17,7 +17,7 @@ from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
-from p2pdiloco.lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 
 class Member:

@@ -37,7 +37,7 @@ from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.watermarks import Marks, marks_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
-from p2pdiloco.lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 RUN = "run"
 STEP_S = 0.1

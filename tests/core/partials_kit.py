@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from p2pdiloco.core.api.grouping import group_name, level_sizes, parent_index
 from p2pdiloco.core.api.partials import MergedPartial, PartialLabel, Plan, tree_of
 from p2pdiloco.core.api.types import Contributor, MergeLimits, signed_bytes
-from p2pdiloco.lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 
 def sums_of(group: str) -> bytes:

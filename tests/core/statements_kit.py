@@ -12,7 +12,7 @@ from p2pdiloco.core.api.proofs import short_of
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.statements import Accusation, FalseState, FalseVersion, Refutation
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 Effects = list[ef.Effect]
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING

@@ -29,7 +29,7 @@ from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.daemon.run_files.resume import FILE, Resume, write_resume
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
 
 def progress(step: int) -> Progress:

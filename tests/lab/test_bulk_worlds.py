@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from p2pdiloco.adapters.net.flow import LEAST_CHUNK_BYTES
-from p2pdiloco.cli.seed_pool import play_bulk
-from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.daemon.bulk.states import donating, pieces
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.bulk.updates import fanout, fetching, gathering
 from p2pdiloco.errors import UserError
-from p2pdiloco.lab.bulk_world.plan import MIX_NAMES, MIXES
-from p2pdiloco.lab.bulk_world.report import BulkSummary, replay_command
-from p2pdiloco.lab.bulk_world.world import run_bulk_seed
+from p2pdiloco_lab.bulk_world.plan import MIX_NAMES, MIXES
+from p2pdiloco_lab.bulk_world.report import BulkSummary, replay_command
+from p2pdiloco_lab.bulk_world.world import run_bulk_seed
+from p2pdiloco_lab.cli.seed_pool import play_bulk
+from p2pdiloco_lab.cli.simulate import simulate
 
 SEEDS_PER_MIX = 35
 
@@ -41,7 +41,7 @@ def test_thirty_five_seeds(mix: str) -> None:
 
 
 CODE = """
-from p2pdiloco.lab.bulk_world.world import run_bulk_seed
+from p2pdiloco_lab.bulk_world.world import run_bulk_seed
 for seed in range(6):
     print(run_bulk_seed(seed, "storm").digest)
 """

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from p2pdiloco.config.lab_settings import ChaosSettings
-from p2pdiloco.lab.chaos import chaos
-from p2pdiloco.lab.chaos import plot as chaos_plot
-from p2pdiloco.lab.chaos.facts import Facts
-from p2pdiloco.lab.chaos.run import Course, Outcome
-from p2pdiloco.lab.swarm import judge
-from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.demo import judge
+from p2pdiloco.demo.chronicle import Chronicle
+from p2pdiloco_lab.chaos import chaos
+from p2pdiloco_lab.chaos import plot as chaos_plot
+from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
+from p2pdiloco_lab.chaos.facts import Facts
+from p2pdiloco_lab.chaos.run import Course, Outcome
 
 
 class Played:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.lab.chaos.facts import Act, Facts
-from p2pdiloco.lab.chaos.scenarios import scenarios
-from p2pdiloco.lab.chaos.scenarios.outcome import healed, survived
-from p2pdiloco.lab.chaos.scenarios.story import equal_at, split_of
-from p2pdiloco.lab.links.namespaces import Links, LinksRefused
-from p2pdiloco.lab.swarm.chronicle import Chronicle
-from p2pdiloco.lab.swarm.event_log import Line
+from p2pdiloco.demo.chronicle import Chronicle
+from p2pdiloco.demo.event_log import Line
+from p2pdiloco_lab.chaos.facts import Act, Facts
+from p2pdiloco_lab.chaos.scenarios import scenarios
+from p2pdiloco_lab.chaos.scenarios.outcome import healed, survived
+from p2pdiloco_lab.chaos.scenarios.story import equal_at, split_of
+from p2pdiloco_lab.links.namespaces import Links, LinksRefused
 
 SIDES = (("a", "b"), ("c",))
 SPLIT_S, HEALED_S = 20.5, 80.5

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.lab.chaos import verdict
-from p2pdiloco.lab.chaos.facts import Act, Facts, StateSpan, spans
-from p2pdiloco.lab.chaos.plan import LINK_WEIGHTS, WEIGHTS, draw
-from p2pdiloco.lab.chaos.report import goals
-from p2pdiloco.lab.swarm.chronicle import Chronicle
-from p2pdiloco.lab.swarm.event_log import Line
+from p2pdiloco.demo.chronicle import Chronicle
+from p2pdiloco.demo.event_log import Line
+from p2pdiloco_lab.chaos import verdict
+from p2pdiloco_lab.chaos.facts import Act, Facts, StateSpan, spans
+from p2pdiloco_lab.chaos.plan import LINK_WEIGHTS, WEIGHTS, draw
+from p2pdiloco_lab.chaos.report import goals
 
 
 def test_the_schedule_is_the_seeds_and_reaches_the_rate() -> None:

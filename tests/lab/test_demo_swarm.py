@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.lab.demo.view import Screen
-from p2pdiloco.lab.swarm import swarm as demo_swarm
-from p2pdiloco.lab.swarm.swarm import Swarm
+from p2pdiloco.demo import swarm as demo_swarm
+from p2pdiloco.demo.swarm import Swarm
+from p2pdiloco.demo.view import Screen
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 

@@ -12,20 +12,22 @@ import pytest
 from matplotlib import pyplot
 from rich.console import Console
 
-from p2pdiloco.config.lab_settings import DemoSettings
 from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.daemon.display.keys import Keys
-from p2pdiloco.lab.chaos import plot as chaos_plot
-from p2pdiloco.lab.chaos.facts import Facts
-from p2pdiloco.lab.demo import plot as demo_plot
-from p2pdiloco.lab.demo.demo import Demo, _headline
-from p2pdiloco.lab.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
-from p2pdiloco.lab.demo.view import EXPLAINED, Screen, render_summary, words_of
-from p2pdiloco.lab.swarm.chronicle import Chronicle
-from p2pdiloco.lab.swarm.command import Interrupted
-from p2pdiloco.lab.swarm.event_log import Line, Tail, read_log
-from p2pdiloco.lab.swarm.holdings import Holdings, conflicts, of_traces
-from p2pdiloco.lab.swarm.judge import loss_unit
+from p2pdiloco.demo import demo
+from p2pdiloco.demo import plot as demo_plot
+from p2pdiloco.demo.chronicle import Chronicle
+from p2pdiloco.demo.command import Interrupted
+from p2pdiloco.demo.demo import Demo, _headline
+from p2pdiloco.demo.event_log import Line, Tail, read_log
+from p2pdiloco.demo.holdings import Holdings, conflicts, of_traces
+from p2pdiloco.demo.judge import loss_unit
+from p2pdiloco.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
+from p2pdiloco.demo.view import EXPLAINED, Screen, render_summary, words_of
+from p2pdiloco.errors import UserError
+from p2pdiloco_lab.chaos import plot as chaos_plot
+from p2pdiloco_lab.chaos.facts import Facts
 
 PEERS = {"one": "12D3KooWone", "two": "12D3KooWtwo", "three": "12D3KooWthree"}
 
@@ -271,3 +273,15 @@ def test_a_question_mark_explains_the_demo_and_q_leaves_it(
     assert [explained() for _ in range(4)] == [False, True, True, True]
     with pytest.raises(Interrupted):
         explained()
+
+
+def test_without_matplotlib_the_demo_goes_on_without_its_plot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(Demo, "run", lambda self: 0 if self._plot is None else 1)
+    assert demo.run(DemoSettings()) == 0
+    assert "the plot needs matplotlib: in the clone" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(UserError, match="--plot needs matplotlib"):
+        demo.run(DemoSettings(plot=tmp_path / "x.png"))
+    assert not list(tmp_path.iterdir())

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from p2pdiloco.lab.links.homes import Shape, ShapedLinks
-from p2pdiloco.lab.links.namespaces import LinksRefused
+from p2pdiloco_lab.links.namespaces import LinksRefused
+from shaped.homes import Shape, ShapedLinks
 
 SEND = """
 import socket, sys

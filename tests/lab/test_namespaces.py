@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2pdiloco.lab.links.namespaces import NETWORK, Links, LinksRefused, free_number
+from p2pdiloco_lab.links.namespaces import NETWORK, Links, LinksRefused, free_number
 
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))"
 

@@ -24,7 +24,7 @@ import psutil
 from launcher import Launched, Launcher
 
 from p2pdiloco.adapters.net.p2pd import socket_folder
-from p2pdiloco.lab.swarm.event_log import Line, Tail, of_kind
+from p2pdiloco.demo.event_log import Line, Tail, of_kind
 
 POLL_S = 0.05
 TAG = "SWARM_UNDER_TEST"

@@ -24,7 +24,7 @@ import msgspec
 from attacks.lying_rows import means_of, results, rows_of, shown
 from attacks.lying_runs import ALONE, CALM, Result, Trial, play
 from benchkit import arguments, finish
-from p2pdiloco.lab.lies.kinds import Lie
+from worlds.kinds import Lie
 
 QUICK = Trial(
     attack=ALONE, model="pico", steps=24, inner_steps=4, tokens_per_step=0, heldout_tokens=512, learners=5

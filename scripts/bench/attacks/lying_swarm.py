@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.plausible import LEAST_TRUST
-from p2pdiloco.lab.lies.kinds import Lie
-from p2pdiloco.lab.lies.telling import Known, tell
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.task import Shards
@@ -30,6 +28,8 @@ from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.payload import Payload
 from study.merged_run import Merged, Part
 from study.virtual import Circumstances, Virtual
+from worlds.kinds import Lie
+from worlds.telling import Known, tell
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Samples

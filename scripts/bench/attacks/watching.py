@@ -19,9 +19,9 @@ from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import decode_status
+from p2pdiloco.demo.event_log import Line, of_kind, read_log
+from p2pdiloco.demo.swarm import SwarmNode
 from p2pdiloco.errors import P2PDilocoError, RemoteError, TransportError
-from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
-from p2pdiloco.lab.swarm.swarm import SwarmNode
 
 MIB = 1 << 20
 ASK_S = 3.0

@@ -16,7 +16,7 @@ import psutil
 
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.lab.guard import Guard
+from p2pdiloco.demo.guard import Guard
 from p2pdiloco.tasks.manifests import render_toml
 
 HERE = Path(__file__).parent

@@ -30,13 +30,13 @@ from attacks.lying_runs import CALM, Trial
 from attacks.lying_swarm import Lies, LyingSwarm, Round
 from benchkit import arguments, finish
 from p2pdiloco.core.audits.loss.accounts import Accounts, ratio_of
-from p2pdiloco.lab.lies.kinds import Lie
 from p2pdiloco.learner.appraising import gains
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.task import Samples, Shards
 from p2pdiloco.tensors.appraisal import Appraisable
 from p2pdiloco.tensors.layout import scatter
 from study.virtual import Circumstances
+from worlds.kinds import Lie
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch

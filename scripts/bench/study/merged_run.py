@@ -16,11 +16,11 @@ from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.errors import invariant
-from p2pdiloco.lab.simulation.world.plan import genesis_version
 from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.payload import digest_of
 from p2pdiloco.tensors.unsound import UnusableInputs
 from p2pdiloco.tensors.vault import MergeResult, Vault
+from p2pdiloco_lab.simulation.world.plan import genesis_version
 
 LOG_VERSIONS = 16
 

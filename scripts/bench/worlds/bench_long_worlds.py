@@ -4,7 +4,7 @@
     python scripts/bench/worlds/bench_long_worlds.py [--hours 10] [--seeds 1 2 3] [--jobs 2] [--json FILE]
 
 Long simulated worlds of honest learners of different speeds and data, with faults and cuts
-(`p2pdiloco.lab.vectors.hours`). An hour takes two or three CPU-s.
+(`worlds.hours`). An hour takes two or three CPU-s.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/bench: w
 import msgspec
 
 from benchkit import arguments, finish
-from p2pdiloco.lab.vectors.hours import play_hours
+from worlds.hours import play_hours
 
 
 def main(words: Sequence[str] | None = None) -> int:

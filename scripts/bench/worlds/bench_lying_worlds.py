@@ -4,7 +4,7 @@
     python scripts/bench/worlds/bench_lying_worlds.py [--only LIE,…] [--cells 1/5 2/10 6/32]
         [--speeds equal spread] [--data equal different] [--seeds 0] [--jobs 2] [--json FILE]
 
-Each cell is a small calm world (`p2pdiloco.lab.vectors.cells`) with that many liars of so many learners, held
+Each cell is a small calm world (`worlds.cells`) with that many liars of so many learners, held
 against its honest learners alone. Cells are whole: elections, rounds, offices, merges and outer steps are
 production's. The model is a bigram model whose loss is exact.
 """
@@ -25,8 +25,8 @@ import msgspec
 from msgspec import Struct
 
 from benchkit import arguments, finish
-from p2pdiloco.lab.lies.kinds import Lie
-from p2pdiloco.lab.vectors.cells import CALM, Cell, CellResult, LiarCellRow, play, row_of
+from worlds.cells import CALM, Cell, CellResult, LiarCellRow, play, row_of
+from worlds.kinds import Lie
 
 CELLS = ("1/5", "1/10", "2/10", "3/10", "3/32", "6/32", "10/32")
 """Liars of learners: a tenth, a fifth and a third of them."""

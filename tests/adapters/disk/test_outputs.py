@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.adapters.disk.outputs import try_file, try_folder
-from p2pdiloco.config.lab_settings import DemoSettings
-from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.settings import DemoSettings, NodeSettings
 from p2pdiloco.daemon.learner.guest import try_socket
 from p2pdiloco.daemon.node import try_paths
+from p2pdiloco.demo import demo
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.lab.demo import demo
 
 NOWHERE = Path("/proc/self/nothing")
 """Place at which nobody can make anything, root neither."""

@@ -10,7 +10,7 @@ from net_helpers import Recorder
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 

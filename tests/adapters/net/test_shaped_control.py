@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.lab.links.homes import Shape, ShapedLinks
-from p2pdiloco.lab.links.namespaces import LinksRefused
+from p2pdiloco_lab.links.namespaces import LinksRefused
+from shaped.homes import Shape, ShapedLinks
 
 PEER = str(Path(__file__).with_name("shaped_peer.py"))
 MEDIAN_S = 0.5

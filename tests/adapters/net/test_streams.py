@@ -17,9 +17,9 @@ from p2pdiloco.adapters.net import framing, streams
 from p2pdiloco.adapters.net.flow import OVERHEAD, Allowance, Limits
 from p2pdiloco.adapters.net.refusals import MAX_REASON_BYTES, encode_refusal, refused_by_peer
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError
-from p2pdiloco.lab.bulk_world.virtual_loop import in_virtual_time
-from p2pdiloco.lab.memory_pipe import AtOnce, Pipe, PipeWriter
 from p2pdiloco.ports import Refusal
+from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time
+from p2pdiloco_lab.memory_pipe import AtOnce, Pipe, PipeWriter
 
 
 class Deaf:

@@ -37,7 +37,7 @@ from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
 from p2pdiloco.core.api.statements import cause_of
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.proofs.excluded import Excluded
-from p2pdiloco.lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 PEERS = ("p1", "p2", "p3", "p4")
 LIE = TwoVotes(vote("p1", "p2", 7), vote("p1", "p3", 7))

@@ -21,8 +21,8 @@ from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco_lab.memory_net import MemoryNetwork
 
 PAYLOAD = random.Random(0).randbytes(1 << 20)
 SMALL = PAYLOAD[: LEAST_BYTES - 1]

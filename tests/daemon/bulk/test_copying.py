@@ -19,9 +19,9 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.states import copying, donating, pieces
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco_lab.memory_net import MemoryNetwork
 
 PIECE = 1 << 16
 

@@ -15,8 +15,8 @@ from p2pdiloco.daemon.finding.attempts import Attempts
 from p2pdiloco.daemon.finding.presence import UNKNOWN_DIALS, UNKNOWN_DIALS_S, Presence
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.release import WIRE_VERSION
+from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
 
 def test_an_allowance_fills_again_with_time() -> None:

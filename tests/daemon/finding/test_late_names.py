@@ -12,7 +12,7 @@ from p2pdiloco.daemon.finding.late_names import look_up_again
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.errors import PeerUnreachable, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork
+from p2pdiloco_lab.memory_net import MemoryNetwork
 
 NAME = "/dnsaddr/boot.example"
 

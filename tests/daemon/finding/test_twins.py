@@ -16,7 +16,7 @@ from p2pdiloco.daemon.finding.twins import LOOKS, MIN_TURNS, Twins, refuse_besid
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork
+from p2pdiloco_lab.memory_net import MemoryNetwork
 
 LIFETIME_S = 45.0
 EARLIER, OURS, LATER = 10, 20, 30

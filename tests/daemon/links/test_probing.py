@@ -15,8 +15,8 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD
 from p2pdiloco.daemon.links.probing import AGAIN_S, TURN_S, Forgetful, ProbeGate, measure
 from p2pdiloco.errors import RemoteError, TransportError, UserError
-from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco_lab.memory_net import MemoryNetwork
 
 
 class Shaped:

@@ -25,8 +25,8 @@ from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.run_files.searching import HOST_PATIENCE, RunSearch
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import PullSource, Refusal, Transport
+from p2pdiloco_lab.memory_net import MemoryNetwork
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import torch
 
 from p2pdiloco.core.api.trust_weight import ALL_AT, USUAL
 from p2pdiloco.core.api.types import USUAL_SCORE
-from p2pdiloco.lab.lies.kinds import COLLUDING, IN_THE_DATA, Lie
-from p2pdiloco.lab.lies.telling import Known, tell
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.merging.agreement import scores
+from worlds.kinds import COLLUDING, IN_THE_DATA, Lie
+from worlds.telling import Known, tell
 
 SIZE = 4096
 

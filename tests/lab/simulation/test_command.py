@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.core.api.effects import Effect, UpdateRecord, VoteRecord
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.errors import UserError
-from p2pdiloco.lab.simulation.rules.violation import Violation
-from p2pdiloco.lab.simulation.scale import ScaleReport
+from p2pdiloco_lab.cli.simulate import simulate
+from p2pdiloco_lab.simulation.report import SeedsSummary
+from p2pdiloco_lab.simulation.rules.violation import Violation
+from p2pdiloco_lab.simulation.scale import ScaleReport
 
 
 def test_json_has_the_promised_keys() -> None:
@@ -22,6 +23,27 @@ def test_json_has_the_promised_keys() -> None:
     assert report["seeds"] == 2 and report["violations"] == 0 and report["stuck"] == 0
     assert report["seeds_per_minute"] > 0
     assert report["mixes"]["calm"]["seeds"] == 2 and report["mixes"]["calm"]["seeds_per_minute"] > 0
+
+
+def _histories(first: int, count: int) -> str:
+    """The digest over all histories of small calm worlds."""
+    arguments = ["--seed", str(first), "--seeds", str(count), "--nodes", "2", "--mix", "calm"]
+    report = json.loads(CliRunner().invoke(simulate, [*arguments, "--json"]).output)
+    assert f"histories {report['histories'][:16]}\n" in CliRunner().invoke(simulate, arguments).output
+    return str(report["histories"])
+
+
+def test_one_digest_says_whether_all_histories_are_equal() -> None:
+    assert len(_histories(0, 2)) == 64
+    assert _histories(0, 2) == _histories(0, 2)
+    assert len({_histories(0, 2), _histories(0, 1), _histories(1, 2), _histories(1, 1)}) == 4
+
+
+def test_one_changed_or_moved_seed_changes_the_digest_of_all() -> None:
+    found = set()
+    for digests in (["a", "b", "c"], ["a", "b", "d"], ["b", "a", "c"], ["a", "bc"]):
+        found.add(SeedsSummary(digests=digests).histories)
+    assert len(found) == 4
 
 
 def test_two_processes_give_the_same_summary_as_one() -> None:
@@ -74,7 +96,7 @@ def test_a_large_world_has_the_same_keys_and_a_broken_rule_is_exit_status_1(
     def broken(*_: object, **__: object) -> ScaleReport:
         raise Violation("nothing-twice", "steps 1..9 of n3")
 
-    monkeypatch.setattr("p2pdiloco.lab.simulation.scale.run_scale", broken)
+    monkeypatch.setattr("p2pdiloco_lab.simulation.scale.run_scale", broken)
     result = CliRunner().invoke(simulate, ["--nodes", "100", "--json"], standalone_mode=False)
     report = json.loads(result.output)
     assert (report["seeds"], report["violations"], report["stuck"]) == (1, 1, 0)

@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 
-from p2pdiloco.lab.simulation.runner import run_seed
-from p2pdiloco.lab.simulation.trace import brief
+from p2pdiloco_lab.simulation.runner import run_seed
+from p2pdiloco_lab.simulation.trace import brief
 
 CODE = """
-from p2pdiloco.lab.simulation.runner import run_seed
+from p2pdiloco_lab.simulation.runner import run_seed
 for seed in range(5):
     print(run_seed(seed, "storm", 4).digest)
 """

@@ -19,14 +19,14 @@ from p2pdiloco.core.chain import scale, watermarks
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.following import support
-from p2pdiloco.lab.simulation.node.host import Host
-from p2pdiloco.lab.simulation.node.lineage import MergedPart, OuterUpdate
-from p2pdiloco.lab.simulation.report import SeedResult
-from p2pdiloco.lab.simulation.world.crypto import HashCrypto
-from p2pdiloco.lab.simulation.world.disk import LoggedUpdate
-from p2pdiloco.lab.simulation.world.perjurer import LieTold, Perjurer
-from p2pdiloco.lab.simulation.world.plan import WorldPlan
-from p2pdiloco.lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.node.host import Host
+from p2pdiloco_lab.simulation.node.lineage import MergedPart, OuterUpdate
+from p2pdiloco_lab.simulation.report import SeedResult
+from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.world.disk import LoggedUpdate
+from p2pdiloco_lab.simulation.world.perjurer import LieTold, Perjurer
+from p2pdiloco_lab.simulation.world.plan import WorldPlan
+from p2pdiloco_lab.simulation.world.world import World
 
 
 def plan_of(nodes: int, until_s: float, quorum: int = 2, **changes: object) -> WorldPlan:

@@ -11,11 +11,11 @@ import pytest
 
 from p2pdiloco.core.rounds.attendance import Attendance
 from p2pdiloco.core.rounds.inbox import Held, Inbox
-from p2pdiloco.lab.lies.kinds import Lie
-from p2pdiloco.lab.simulation.world.world import World
-from p2pdiloco.lab.vectors.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
-from p2pdiloco.lab.vectors.hours import play_hours
-from p2pdiloco.lab.vectors.lying import LyingVectors
+from p2pdiloco_lab.simulation.world.world import World
+from worlds.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
+from worlds.hours import play_hours
+from worlds.kinds import Lie
+from worlds.lying import LyingVectors
 
 UNTIL_S = 40.0
 LITTLE = 0.03
@@ -107,11 +107,10 @@ def test_honest_learners_are_not_doubted_for_long_whatever_happens_to_them() -> 
 
 def test_a_cell_is_the_same_in_every_process() -> None:
     code = (
-        "from p2pdiloco.lab.vectors.cells import Cell, play\n"
-        "print(play(Cell(attack='alie', liars=1, of=5, until_s=25.0)))\n"
+        "from worlds.cells import Cell, play\nprint(play(Cell(attack='alie', liars=1, of=5, until_s=25.0)))\n"
     )
     other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
-    environment = {**os.environ, "PYTHONHASHSEED": other}
+    environment = {**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=90)
     assert done.stdout.strip() == str(play(Cell(attack="alie", liars=1, of=5, until_s=25.0)))

@@ -9,13 +9,13 @@ import pytest
 
 from p2pdiloco.core.api.proofs import short_of
 from p2pdiloco.core.api.statements import Accusation, Evidence, FalseVersion, Refutation
-from p2pdiloco.lab.simulation.node.host import Host
-from p2pdiloco.lab.simulation.rules.exclusion import WITHIN_S, Exclusion
-from p2pdiloco.lab.simulation.rules.violation import Violation
-from p2pdiloco.lab.simulation.world.clock import Clock
-from p2pdiloco.lab.simulation.world.perjurer import LieTold
-from p2pdiloco.lab.simulation.world.plan import draw_plan, genesis_version
-from p2pdiloco.lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.node.host import Host
+from p2pdiloco_lab.simulation.rules.exclusion import WITHIN_S, Exclusion
+from p2pdiloco_lab.simulation.rules.violation import Violation
+from p2pdiloco_lab.simulation.world.clock import Clock
+from p2pdiloco_lab.simulation.world.perjurer import LieTold
+from p2pdiloco_lab.simulation.world.plan import draw_plan, genesis_version
+from p2pdiloco_lab.simulation.world.world import World
 
 LIAR = "n9"
 VOTERS = ("n0", "n1", "n2", "n3")

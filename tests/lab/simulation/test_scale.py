@@ -6,8 +6,8 @@ import json
 
 from click.testing import CliRunner
 
-from p2pdiloco.cli.simulate import simulate
-from p2pdiloco.lab.simulation.scale import run_scale
+from p2pdiloco_lab.cli.simulate import simulate
+from p2pdiloco_lab.simulation.scale import run_scale
 
 
 def test_peers_and_messages_do_not_grow_with_the_swarm() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from past_failures import PAST_FAILURES
 
-from p2pdiloco.cli.seed_pool import play
-from p2pdiloco.cli.simulate import MIX_NAMES
-from p2pdiloco.lab.simulation.report import SeedsSummary, replay_command
-from p2pdiloco.lab.simulation.runner import run_seed
-from p2pdiloco.lab.simulation.world.plan import MIXES
+from p2pdiloco_lab.cli.seed_pool import play
+from p2pdiloco_lab.cli.simulate import MIX_NAMES
+from p2pdiloco_lab.simulation.report import SeedsSummary, replay_command
+from p2pdiloco_lab.simulation.runner import run_seed
+from p2pdiloco_lab.simulation.world.plan import MIXES
 
 SEEDS_PER_MIX, OLD_SEEDS = 45, 20
 """Old runs have more nodes, and take twice as long."""

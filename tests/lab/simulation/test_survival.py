@@ -11,10 +11,10 @@ from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.lab.simulation.node.host import Host
-from p2pdiloco.lab.simulation.node.lineage import missing_spans
-from p2pdiloco.lab.simulation.world.plan import WorldPlan
-from p2pdiloco.lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.node.host import Host
+from p2pdiloco_lab.simulation.node.lineage import missing_spans
+from p2pdiloco_lab.simulation.world.plan import WorldPlan
+from p2pdiloco_lab.simulation.world.world import World
 
 SIDES = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
 

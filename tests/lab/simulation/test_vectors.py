@@ -18,21 +18,21 @@ from click.testing import CliRunner
 from sim_kit import calm_plan
 from torch import Tensor
 
-from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.core.api.types import MergeLimits
-from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate
-from p2pdiloco.lab.simulation.node.substance import NOTHING, Losses, Made, Substance
-from p2pdiloco.lab.simulation.report import SeedResult
-from p2pdiloco.lab.simulation.runner import run_seed
-from p2pdiloco.lab.simulation.world import faults
-from p2pdiloco.lab.simulation.world.plan import draw_plan
-from p2pdiloco.lab.simulation.world.world import World
-from p2pdiloco.lab.vectors.bigrams import MarkovChain, Model, initial_params
-from p2pdiloco.lab.vectors.vectors import Vectors, VectorTrainer
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco_lab.cli.simulate import simulate
+from p2pdiloco_lab.simulation.node.lineage import FragmentLineage, OuterUpdate
+from p2pdiloco_lab.simulation.node.substance import NOTHING, Losses, Made, Substance
+from p2pdiloco_lab.simulation.report import SeedResult
+from p2pdiloco_lab.simulation.runner import run_seed
+from p2pdiloco_lab.simulation.world import faults
+from p2pdiloco_lab.simulation.world.plan import draw_plan
+from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.vectors.bigrams import MarkovChain, Model, initial_params
+from p2pdiloco_lab.vectors.vectors import Vectors, VectorTrainer
 
 TOLERANCE = 0.12
 """Of what calm weather gains over version 0: so much less may be gained with faults. Measured with
@@ -74,8 +74,8 @@ def test_faults_cost_little_of_what_is_learned(seed: int, monkeypatch: pytest.Mo
 
 def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
     code = (
-        "from p2pdiloco.lab.simulation.runner import run_seed\n"
-        "from p2pdiloco.lab.vectors.vectors import Vectors\n"
+        "from p2pdiloco_lab.simulation.runner import run_seed\n"
+        "from p2pdiloco_lab.vectors.vectors import Vectors\n"
         "result = run_seed(2, 'storm', 3, substance=Vectors)\n"
         "print(result.digest, result.losses)\n"
     )
@@ -90,7 +90,7 @@ def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
 def test_the_digest_covers_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One learner's arithmetic is a little different: same history, other bytes."""
     before = run_seed(2, "calm", 3, substance=Vectors)
-    monkeypatch.setattr("p2pdiloco.lab.vectors.bigrams.LEARNING_RATE", 0.0201)
+    monkeypatch.setattr("p2pdiloco_lab.vectors.bigrams.LEARNING_RATE", 0.0201)
     after = run_seed(2, "calm", 3, substance=Vectors)
     assert before.ok and after.ok and before.versions == after.versions
     assert before.digest != after.digest

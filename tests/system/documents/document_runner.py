@@ -36,7 +36,7 @@ from document_words import (
 )
 from launcher import Launched, Launcher
 
-from p2pdiloco.lab.swarm.event_log import Tail
+from p2pdiloco.demo.event_log import Tail
 
 ROOT = Path(__file__).parents[3]
 POLL_S = 0.02
@@ -213,7 +213,7 @@ class Reader:
                 **SETTINGS,
                 "HOME": str(folder / "home"),
                 "PATH": ":".join(path),
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'lab'}",
             }
             self._machines[name] = Machine(name, folder / "home", work, variables)
         return self._machines[name]

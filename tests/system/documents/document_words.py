@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import click
 
+from p2pdiloco.cli.from_lab import loaded
 from p2pdiloco.cli.group import cli
 
 LOOPBACK = [
@@ -84,7 +85,7 @@ def unknown_flag(text: str) -> str:
             break
         if words[0] not in command.commands:
             return f"there is no command {words[0]}"
-        command = command.commands[words[0]]
+        command = loaded(command.commands[words[0]])
     flags = {
         o for p in command.params if isinstance(p, click.Option) for o in (*p.opts, *p.secondary_opts)
     } | {"--help", "-h"}

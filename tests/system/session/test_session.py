@@ -18,8 +18,8 @@ from system_kit import TAG, Swarm
 
 import p2pdiloco
 from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.demo.event_log import Line, of_kind, read_log
 from p2pdiloco.errors import UserError
-from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).parents[3] / "docs/examples/own_loop/train.py"

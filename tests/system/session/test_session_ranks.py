@@ -22,8 +22,8 @@ import torch
 from system_kit import TAG, Swarm
 
 import p2pdiloco
+from p2pdiloco.demo.event_log import of_kind, read_log
 from p2pdiloco.errors import UserError
-from p2pdiloco.lab.swarm.event_log import of_kind, read_log
 from p2pdiloco.session import Session
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]

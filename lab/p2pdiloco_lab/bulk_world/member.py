@@ -1,0 +1,319 @@
+"""One life of a member of a bulk world: the daemon's real bulk code, and a script where the core would be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import NEVER, Head, SignedContribution, Stamp
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.links.meters import LinkMeters
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.memory import Memory, least_bytes, most_update_bytes
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.payloads.update_log import UpdateLog
+from p2pdiloco.ports import Buffer
+from p2pdiloco_lab.bulk_world.door import Door, WatchedTransport
+from p2pdiloco_lab.bulk_world.inbox import PushInbox
+from p2pdiloco_lab.bulk_world.ledger import INNER_STEPS, RUN, sound
+from p2pdiloco_lab.bulk_world.plan import MemberSpec
+from p2pdiloco_lab.simulation.world.plan import stream
+
+if TYPE_CHECKING:
+    from p2pdiloco_lab.bulk_world.world import BulkWorld
+
+UPDATES_IN_MEMORY = 2
+AVOID_S = (1.0, 4.0)
+"""A holder that failed is not named again for so long, if there is another."""
+
+
+class BulkMember:
+    """Transfers with everything beneath them, from a start to a death. Implements `ChainView`."""
+
+    run = RUN
+    dialable = True
+
+    def __init__(self, world: BulkWorld, spec: MemberSpec, life: int, numbers: Sequence[int | None]) -> None:
+        """`numbers`: of the versions that its disk holds, by fragment."""
+        self.world, self.spec, self.name, self.life = world, spec, spec.name, life
+        self.born_s = world.now
+        self.rng: Random = stream(world.plan.seed, f"{spec.name} {life}")
+        self.numbers = list(numbers)
+        self.fetching: dict[int, int] = {}
+        """Fragment -> which of its fetches is under way: they are counted."""
+        self._fetches = 0
+        self._came: dict[int, ev.Event] = {}
+        """Event that ended the fetch of a fragment."""
+        self._answers: dict[Stamp, ev.Event] = {}
+        self._sequence = 0
+        self.learning = 0
+        """Contributions that are not given yet."""
+        self._copying: set[int] = set()
+        self._avoided: dict[str, float] = {}
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        ledger, codec = world.ledger, world.plan.codec
+        self.vault = ledger.vault()
+        for fragment, number in enumerate(self.numbers):
+            if number is not None:
+                ledger.load(self.vault, fragment, number)
+        self.compute = Compute(self.vault, None)
+        held = {f: (ledger.versions[f, n], ()) for f, n in enumerate(self.numbers) if n is not None}
+        self.compute.load(held)
+        self.tickets, self.log = Tickets(), UpdateLog(UPDATES_IN_MEMORY)
+        sizes = (ledger.layouts, codec, codec, UPDATES_IN_MEMORY)
+        most = least_bytes(*sizes) * self.rng.uniform(1.0, 1.5) if spec.tight else 0.0
+        self.memory = Memory.of_run(most, *sizes)
+        payload_bytes = len(ledger.contribution(0, Random(0)))
+        self.spool = Spool(world.folder, int(payload_bytes * self.rng.uniform(0.5, 4.0)), 0)
+        self.transport = WatchedTransport(world, self)
+        self.transfers = Transfers(
+            self,
+            self.transport,
+            self.compute,
+            self.tickets,
+            self._post,
+            LinkMeters(self.transport),
+            self.memory,
+            self.spool,
+        )
+        self.memory.count(self.tickets, self.log, self.transfers)
+        self.inbox = PushInbox(self)
+        self.door = Door(world, self)
+
+    async def start(self) -> None:
+        """Be there."""
+        await self.transport.start(self.door)
+        for fragment in range(self.world.plan.fragments):
+            self.spawn(self._follow(fragment))
+            self.spawn(self._learn(fragment))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a task that ends with this life; an error in it breaks a rule."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.world.rules.error(self.name, error)
+
+    def kill(self) -> None:
+        """Be gone without a word."""
+        self.world.hub.kill(self.name)
+        for task in self.tasks:
+            task.cancel()
+
+    def say(self, text: str, fragment: int | None = None) -> None:
+        """A line of the trace."""
+        self.world.trace.decision(self.world.now, self.name, text, fragment)
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        self.spool.close()
+        self.compute.close()
+
+    def drop_inbox(self) -> None:
+        """Release what waits to be merged: nobody merges any more."""
+        for fragment in range(self.world.plan.fragments):
+            for ticket in self.inbox.take(fragment):
+                self.tickets.release(ticket)
+
+    def is_copying(self, fragment: int) -> bool:
+        """Tell whether it is fetching a state of the fragment, not an update."""
+        return fragment in self._copying
+
+    # --- what the daemon asks and tells the core -------------------------------------------------------
+
+    @property
+    def may_serve(self) -> bool:
+        """See `ChainView`."""
+        return None not in self.numbers
+
+    def is_member(self, peer: str) -> bool:
+        """See `ChainView`: all are."""
+        return True
+
+    def signed(self, version: SignedVersion) -> bool:
+        """See `ChainView`."""
+        return sound(version)
+
+    def head(self, fragment: int) -> Head:
+        """See `ChainView`; of a fragment that is not here yet, version 0."""
+        return self.world.ledger.versions[fragment, self.numbers[fragment] or 0].header.head()
+
+    def state_bytes(self, fragment: int) -> int:
+        """See `ChainView`."""
+        return 8 * self.world.ledger.layouts[fragment].numel
+
+    def most_update_bytes(self, fragment: int) -> int:
+        """See `ChainView`."""
+        return most_update_bytes(self.world.ledger.layouts[fragment])
+
+    async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
+        """See `ChainView`."""
+        found = self.log.get(fragment, number)
+        mine = self.numbers[fragment]
+        if found is not None or mine is None or not 0 < number <= mine:
+            return found
+        update = await self.compute.run(lambda: self.world.ledger.updates[fragment, number])
+        return self.world.ledger.versions[fragment, number], update
+
+    async def contribution_of(self, fragment: int, digest: bytes) -> Buffer | None:
+        """See `ChainView`: nobody audits here."""
+        return None
+
+    def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
+        """See `ChainView`."""
+        versions = self.world.ledger.versions
+        return [
+            member.name
+            for member in self.world.alive()
+            if (n := member.numbers[fragment]) is not None and versions[fragment, n].header.digest() == digest
+        ]
+
+    def _post(self, event: ev.Event) -> None:
+        match event:
+            case ev.UpdateFetched() | ev.StateFetched() | ev.FetchFailed():
+                self._came[event.fragment] = event
+            case ev.OfferAnswered() | ev.OfferUndelivered():
+                assert isinstance(event.offer.signed, SignedContribution)
+                self._answers[event.offer.signed.header.stamp] = event
+            case ev.Offered() | ev.PayloadReceived() | ev.PayloadBroken():
+                self.inbox.post(event)
+
+    # --- following the chain ---------------------------------------------------------------------------
+
+    async def _follow(self, fragment: int) -> None:
+        while True:
+            mine, newest = self.numbers[fragment], self.world.newest(fragment, self)
+            if newest is None or mine == newest:
+                await self.world.news(fragment)
+                await asyncio.sleep(self.rng.uniform(0.0, 0.3))
+                continue
+            state = mine is None or newest - mine > self.world.plan.log_versions
+            wanted = newest if state else (mine or 0) + 1
+            holder = self._holder(fragment, wanted)
+            if holder is None or not await self._fetch(fragment, wanted, holder, state):
+                await asyncio.sleep(self.rng.uniform(0.2, 0.6))
+
+    def _holder(self, fragment: int, number: int) -> str | None:
+        """Choose whom to ask: most often the version's syncer."""
+        now = self.world.now
+        able = [
+            member.name
+            for member in self.world.listed()
+            if member.name != self.name and (member.numbers[fragment] or 0) >= number
+        ]
+        able = [peer for peer in able if self._avoided.get(peer, 0.0) <= now] or able
+        syncer = self.world.ledger.versions[fragment, number].header.syncer
+        if syncer in able and self.rng.random() < 0.7:
+            return syncer
+        return self.rng.choice(able) if able else None
+
+    async def _fetch(self, fragment: int, number: int, holder: str, state: bool) -> bool:
+        self._fetches += 1
+        self.fetching[fragment] = self._fetches
+        self.say(f"asks {holder} for {'state' if state else 'update'} {number}", fragment)
+        if state:
+            self._copying.add(fragment)
+            await self.transfers.fetch_state(ef.FetchState(fragment, number, holder))
+            self._copying.discard(fragment)
+        else:
+            await self.transfers.fetch_update(ef.FetchUpdate(fragment, number, holder))
+        event = self._came.pop(fragment)
+        if isinstance(event, ev.FetchFailed):
+            self.say(f"has not got {number} from {holder}: {event.failure.text} {event.detail}", fragment)
+            self._avoided[holder] = self.world.now + self.rng.uniform(*AVOID_S)
+            self.world.rules.failed(self, fragment, event)
+            return False
+        if isinstance(event, ev.StateFetched):
+            await self._commit(event.version)
+        else:
+            assert isinstance(event, ev.UpdateFetched)
+            await self._apply(event)
+        return True
+
+    async def _apply(self, event: ev.UpdateFetched) -> None:
+        header, payload = event.version.header, self.tickets.get(event.ticket)
+        self.world.rules.update_delivered(self, event.version, payload)
+        steps = header.longest_steps()
+        digest = await self.compute.run(self.vault.apply, header.fragment, header.number, payload, steps)
+        self.world.rules.same_state(self, event.version, digest)
+        self.log.add(event.version, payload)
+        self.tickets.release(event.ticket)
+        await self._commit(event.version, keeps_log=True)
+
+    async def _commit(self, version: SignedVersion, keeps_log: bool = False) -> None:
+        header = version.header
+        if not keeps_log:
+            self.log.clear(header.fragment)
+        effect = ef.CommitVersion(version, None, None, (), NEVER, False)
+        await self.compute.run(self.compute.commit, effect, False)
+        self.numbers[header.fragment] = header.number
+        self.say(f"has version {header.number}", header.fragment)
+        self.world.rules.committed(self, version)
+        self.world.tell(header.fragment)
+
+    # --- contributions and versions --------------------------------------------------------------------
+
+    async def _learn(self, fragment: int) -> None:
+        while not self.world.over:
+            await asyncio.sleep(self.rng.uniform(2.0, 8.0))
+            if self.numbers[fragment] is None or self.world.over:
+                continue
+            self._sequence += 1
+            stamp = Stamp(self.life + 1, self._sequence)
+            payload = self.world.ledger.contribution(fragment, self.rng)
+            ticket = self.tickets.put(payload)
+            self.learning += 1
+            while not await self._offer(fragment, stamp, ticket, payload):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(self.rng.uniform(0.3, 1.5))
+            self.learning -= 1
+            self.tickets.release(ticket)
+
+    async def _offer(self, fragment: int, stamp: Stamp, ticket: int, payload: bytearray) -> bool:
+        """Tell whether nothing remains to be done for this contribution."""
+        syncer = self.world.syncer(fragment)
+        if syncer == self.name:
+            return True
+        signed = self.inbox.label(fragment, stamp, payload)
+        given = self.door.as_given(payload)
+        await self.transfers.offer(ef.Offer(syncer, signed, ticket), given)
+        answer = self._answers.pop(stamp)
+        if not isinstance(answer, ev.OfferAnswered):
+            self.say(f"did not get {stamp.sequence} to {syncer}", fragment)
+            return False
+        self.say(f"gave {stamp.sequence} to {syncer}: {answer.verdict.text}", fragment)
+        self.world.rules.answered(self, syncer, signed.header, answer.verdict)
+        return answer.verdict.taken or answer.verdict is Verdict.FULL
+
+    async def make(self, fragment: int, number: int) -> None:
+        """Merge what is here into the next version."""
+        inputs = self.inbox.take(fragment)
+        payloads = [(self.tickets.payload(ticket), INNER_STEPS, INNER_STEPS) for ticket in inputs]
+        payloads.append((self.world.ledger.contribution(fragment, self.rng), INNER_STEPS, INNER_STEPS))
+        done = await self.compute.run(self.vault.merge, fragment, number, payloads, [], INNER_STEPS)
+        for ticket in inputs:
+            self.tickets.release(ticket)
+        del payloads
+        await asyncio.sleep(self.rng.uniform(0.005, 0.1))  # the disk
+        size = len(done.update)
+        version = self.world.ledger.signed(
+            fragment, number, self.name, done.state_digest, done.update_digest, size
+        )
+        self.log.add(version, done.update)
+        effect = ef.CommitVersion(version, None, None, (), NEVER, False)
+        await self.compute.run(self.compute.commit, effect, False)
+        self.world.ledger.add(version, bytes(done.update), self.vault)
+        self.numbers[fragment] = number
+        self.say(f"made version {number} of {len(inputs) + 1} contributions", fragment)
+        self.world.tell(fragment)

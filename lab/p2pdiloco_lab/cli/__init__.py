@@ -1,0 +1,1 @@
+"""Commands of the lab: `p2pdiloco simulate` and `p2pdiloco chaos`."""

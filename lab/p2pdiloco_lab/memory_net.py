@@ -1,0 +1,243 @@
+"""Transport inside one process, for tests and simulations of the daemon, with links that can be cut.
+
+Semantics and errors are those of the real transport because both share `Endpoint` and the stream framing;
+only dialing, message delivery and records are simulated. A link is cut at once and without a sound, like
+a killed peer: what is under way fails, what comes later is unreachable. How long the bytes of streams are on
+their way, `Delays` say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from p2pdiloco.adapters.net.endpoint import MAX_RECORD_BYTES, Endpoint
+from p2pdiloco.adapters.net.flow import Limits
+from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
+from p2pdiloco.errors import PeerUnreachable, UserError, invariant
+from p2pdiloco.ports import Link, TransportHandlers
+from p2pdiloco_lab.memory_pipe import AtOnce, Delays, Pipe, PipeWriter
+
+HANDSHAKE_BYTES = 200
+Pair = frozenset[str]
+
+
+class MemoryNetwork:
+    """Hub of the transports: who is up, which links are cut, what is under way."""
+
+    def __init__(self, links: Delays | None = None) -> None:
+        """Make an empty network; without `links` nothing takes time."""
+        self.links = links or AtOnce()
+        self._up: dict[str, MemoryTransport] = {}
+        self._cut: set[Pair] = set()
+        self._under_way: dict[asyncio.Task[Any], tuple[str, str]] = {}
+        """Calls and streams that are being served: (client, server)."""
+        self._streams: dict[asyncio.Task[Any], PipeWriter] = {}
+        """Streams among them, by task: the end at the server."""
+
+    def transport(
+        self, peer_id: str, initial_peers: Sequence[str] = (), limits: Limits | None = None
+    ) -> MemoryTransport:
+        """Make a transport of this network, not started. initial_peers: `/memory/p2p/ID` or bare peer ids."""
+        return MemoryTransport(self, peer_id, initial_peers, limits)
+
+    def cut(self, a: str, b: str) -> None:
+        """Cut the link between two peers; calls and streams under way between them fail at once."""
+        self._cut.add(frozenset((a, b)))
+        self.break_off(a, b)
+
+    def break_off(self, a: str, b: str) -> None:
+        """End calls and streams under way between two peers; they may begin others."""
+        self._break(lambda link: set(link) == {a, b})
+
+    def heal(self, a: str, b: str) -> None:
+        """Undo `cut`."""
+        self._cut.discard(frozenset((a, b)))
+
+    def partition(self, side: Sequence[str], other_side: Sequence[str]) -> None:
+        """Cut every link between the two sides."""
+        for a in side:
+            for b in other_side:
+                self.cut(a, b)
+
+    def kill(self, peer: str) -> None:
+        """Make the peer vanish without a goodbye; a new transport with its id may be started later."""
+        self._up.pop(peer, None)
+        self._break(lambda link: peer in link)
+        for task in self.served_by(peer):
+            task.cancel()
+
+    def served_by(self, peer: str) -> list[asyncio.Task[Any]]:
+        """Calls and streams that a peer is answering at this moment."""
+        return [task for task, (_, server) in self._under_way.items() if server == peer]
+
+    def reachable(self, a: str, b: str) -> bool:
+        """Tell whether both are up and the link between them is whole."""
+        return a in self._up and b in self._up and frozenset((a, b)) not in self._cut
+
+    def _break(self, concerns: Callable[[tuple[str, str]], bool]) -> None:
+        for task, link in list(self._under_way.items()):
+            if not concerns(link):
+                continue
+            if task in self._streams:
+                self._streams[task].abort()
+            else:
+                task.cancel()
+
+    def _begin(self, coroutine: Any, client: str, server: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(coroutine)
+        self._under_way[task] = client, server
+        task.add_done_callback(lambda done: self._under_way.pop(done, None))
+        return task
+
+    def _begin_stream(self, coroutine: Any, client: str, server: str, end: PipeWriter) -> None:
+        """Serve a stream; `end` is its end at the server."""
+        task = self._begin(coroutine, client, server)
+        self._streams[task] = end
+        task.add_done_callback(self._stream_over)
+
+    def _stream_over(self, task: asyncio.Task[Any]) -> None:
+        end = self._streams.pop(task)
+        if task.cancelled():  # it may never have begun
+            end.abort()
+
+    async def _shake_hands(self, client: str, server: str, timeout_s: float) -> None:
+        """Wait for bytes that go there and back once. Raises: PeerUnreachable."""
+        now = asyncio.get_running_loop().time()
+        there_s = self.links.arrival_s(client, server, HANDSHAKE_BYTES, now)
+        back_s = (
+            self.links.arrival_s(server, client, HANDSHAKE_BYTES, there_s) if there_s < math.inf else math.inf
+        )
+        await asyncio.sleep(min(back_s - now, timeout_s))
+        if back_s - now > timeout_s:
+            raise PeerUnreachable(f"{server} did not answer within {timeout_s:g} s")
+
+
+class MemoryTransport(Endpoint):
+    """Transport of one peer of a `MemoryNetwork`. Implements `ports.Transport`."""
+
+    def __init__(
+        self,
+        hub: MemoryNetwork,
+        peer_id: str,
+        initial_peers: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(peer_id, limits)
+        self._hub = hub
+        self._initial_peers = [address.rsplit("/", 1)[-1] for address in initial_peers]
+        self._records: dict[str, dict[str, tuple[bytes, float]]] = {}
+
+    async def start(self, handlers: TransportHandlers) -> None:
+        """See `ports.Transport.start`."""
+        if self.peer_id in self._hub._up:
+            raise UserError(f"The address of {self.peer_id} is in use.", "Stop the other node first.")
+        self._handlers = handlers
+        self._hub._up[self.peer_id] = self
+        if self._initial_peers and not any(self._reaches(peer) for peer in self._initial_peers):
+            self._hub.kill(self.peer_id)
+            names = ", ".join(self._initial_peers)
+            raise UserError(f"None of the initial peers can be reached: {names}.", "Is one of them running?")
+
+    async def close(self) -> None:
+        """See `ports.Transport.close`."""
+        self._kept.clear()
+        if self._hub._up.get(self.peer_id) is self:
+            tasks = self._hub.served_by(self.peer_id)
+            self._hub.kill(self.peer_id)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def addresses(self) -> list[str]:
+        """See `ports.Transport.addresses`."""
+        return [f"/memory/p2p/{self.peer_id}"]
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.connect`; the addresses do not matter here."""
+        await asyncio.sleep(0)
+        self._require(peer)
+
+    def learn(self, peer: str, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.learn`; here everybody up can be reached anyway."""
+
+    def peers_connected(self) -> int:
+        """See `ports.Transport.peers_connected`."""
+        return sum(self._reaches(peer) for peer in self._hub._up)
+
+    def connected(self) -> list[str]:
+        """See `ports.Transport.connected`."""
+        return sorted(peer for peer in self._hub._up if self._reaches(peer))
+
+    async def link(self, peer: str) -> Link | None:
+        """See `ports.Transport.link`."""
+        return Link(("127.0.0.1",)) if self._reaches(peer) else None
+
+    async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
+        """See `ports.Transport.answers_at`; who is up answers everywhere."""
+        return self._reaches(peer)
+
+    def found_outside(self, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.found_outside`; there is no outside here."""
+
+    async def hide(self) -> None:
+        """See `ports.Transport.hide`; there are no relays here."""
+
+    async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
+        """See `ports.Transport.put_record`. Every reachable peer is a replica."""
+        invariant(len(value) <= MAX_RECORD_BYTES, f"record of {len(value)} bytes")
+        await asyncio.sleep(0)
+        expires = asyncio.get_running_loop().time() + lifetime_s
+        replicas = [peer for name, peer in self._hub._up.items() if self._reaches(name)]
+        for replica in [self, *replicas]:
+            replica._records.setdefault(key, {})[self.peer_id] = (value, expires)
+        return bool(replicas)
+
+    async def get_records(self, key: str) -> dict[str, bytes]:
+        """See `ports.Transport.get_records`: the newest of what we and the reachable peers hold."""
+        await asyncio.sleep(0)
+        now = asyncio.get_running_loop().time()
+        newest: dict[str, tuple[bytes, float]] = {}
+        for replica in [self, *(peer for name, peer in self._hub._up.items() if self._reaches(name))]:
+            for owner, record in replica._records.get(key, {}).items():
+                if record[1] > newest.get(owner, (b"", now))[1]:
+                    newest[owner] = record
+        return {owner: value for owner, (value, _) in newest.items()}
+
+    async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+        await asyncio.sleep(0)
+        target = self._require(peer)
+        served = self._hub._begin(target._serve_message(self.peer_id, bytes(data)), self.peer_id, peer)
+        try:
+            await asyncio.wait({served}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            served.cancel()
+            raise
+        if not served.done():
+            served.cancel()
+            raise PeerUnreachable(f"no reply from {peer} within {timeout_s:g} s")
+        if served.cancelled():
+            raise PeerUnreachable(f"connection to {peer} lost")
+        reply: bytes = served.result()
+        return reply
+
+    async def _open(self, peer: str, timeout_s: float) -> tuple[ByteReader, ByteWriter]:
+        self._require(peer)
+        await self._hub._shake_hands(self.peer_id, peer, timeout_s)
+        target, links = self._require(peer), self._hub.links
+        there, back = Pipe(links, self.peer_id, peer), Pipe(links, peer, self.peer_id)
+        theirs = PipeWriter(back, there)
+        serving = target._serve_stream(self.peer_id, there, theirs)
+        self._hub._begin_stream(serving, self.peer_id, peer, theirs)
+        return back, PipeWriter(there, back)
+
+    def _drop(self, peer: str) -> None:
+        self._hub.break_off(self.peer_id, peer)
+
+    def _reaches(self, peer: str) -> bool:
+        return peer != self.peer_id and self._hub.reachable(self.peer_id, peer)
+
+    def _require(self, peer: str) -> MemoryTransport:
+        if not self._reaches(peer):
+            raise PeerUnreachable(f"no connection to {peer}")
+        return self._hub._up[peer]

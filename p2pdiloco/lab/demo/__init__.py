@@ -1,1 +1,0 @@
-"""`p2pdiloco demo`: a swarm trains, and loses a syncer."""

@@ -1,1 +1,0 @@
-"""Lies of learners about their work, for the simulator and for benchmarks."""

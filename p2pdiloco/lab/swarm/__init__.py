@@ -1,1 +1,0 @@
-"""Real nodes as processes, and what their event logs say."""
