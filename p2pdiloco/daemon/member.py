@@ -273,7 +273,7 @@ class Member:
         self.link_teller = LinkTeller(self.link_watch, self.core.shared, link, self.diary, self.post.put)
         self.course = RunCourse(run.manifest, self.core, self._amendments, link, self._on_course)
         traffic = Traffic(self.outbound, self.transfers, self.peer.transport, held.memory, self.sharing)
-        self.report = Report(
+        self.report: Report = Report(
             run,
             self.core,
             self.diary,

@@ -75,8 +75,8 @@ class Membership:
         notice = load_notice(self._folder, run.id, owner)
         if notice is not None:
             self.register.take_notice(notice)
-        for admission in self._load():
-            self.register.take(admission.peer, admission, vouched=True)
+        for shown in self._load():
+            self.register.take(shown.peer, shown, vouched=True)
         ours = own_admission(data_dir, run, transport.peer_id)
         if ours is None and run.manifest.admission.mode == "invite":
             raise UserError(
@@ -136,8 +136,8 @@ class Membership:
             return
         self._register_is_new = False
         users: dict[Grant, list[tuple[str, bytes]]] = {}
-        for admission in self.register.admissions:
-            users.setdefault(admission.grant, []).append((admission.peer, admission.signature))
+        for shown in self.register.admissions:
+            users.setdefault(shown.grant, []).append((shown.peer, shown.signature))
         content = msgspec.msgpack.encode(tuple(_Users(g, tuple(peers)) for g, peers in users.items()))
         try:
             Files().save(self._folder / "admitted", [content], durable=False)

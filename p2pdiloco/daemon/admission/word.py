@@ -40,7 +40,7 @@ Peers = Annotated[
     Meta(max_length=MAX_PEERS),
 ]
 """Public keys of peers to dial, with their addresses without `/p2p/ID`."""
-P = TypeVar("P", bound=Wire)
+W = TypeVar("W", bound=Wire)
 T = TypeVar("T")
 
 
@@ -63,7 +63,7 @@ class Kind(Struct, frozen=True):
         data = msgspec.msgpack.encode(packed)
         return self.prefix + base64.b32encode(data + self.checksum(data)).decode().rstrip("=").lower()
 
-    def decode(self, text: str, form: type[P], build: Callable[[P], T]) -> T:
+    def decode(self, text: str, form: type[W], build: Callable[[W], T]) -> T:
         """Read a word; blanks and line breaks inside it, and capital letters, do not matter.
 
         `build` makes of what it says what is wanted.

@@ -164,8 +164,8 @@ async def test_a_name_is_settled_by_what_was_joined_before_then_by_the_peers_to_
         for hosts in ((), (here, there)):
             with pytest.raises(UserError, match="has more than one run: ") as caught:
                 await joined(hub, wanted, mine, *hosts)
-            for run in (first.id, *([second.id] if hosts else ["ab" * 32])):
-                assert run[:12] in str(caught.value)
+            for known in (first.id, *([second.id] if hosts else ["ab" * 32])):
+                assert known[:12] in str(caught.value)
             assert "--run " in caught.value.hint
     remember_joined(mine, second.id)
     await server(hub, second)
@@ -235,9 +235,9 @@ async def test_the_true_id_by_a_false_name_hides_nothing(tmp_path: Path) -> None
 def test_the_newest_run_that_was_joined_comes_first(tmp_path: Path) -> None:
     assert joined_runs(tmp_path) == []
     ids = [f"{number:064x}" for number in range(MAX_JOINED + 3)]
-    for run in (*ids, ids[5]):
-        remember_joined(tmp_path, run)
-    newest = [ids[5], *(run for run in reversed(ids) if run != ids[5])]
+    for known in (*ids, ids[5]):
+        remember_joined(tmp_path, known)
+    newest = [ids[5], *(old for old in reversed(ids) if old != ids[5])]
     assert joined_runs(tmp_path) == newest[:MAX_JOINED]
     joined_file(tmp_path).write_bytes(
         b"\xff\xfe" + ids[0].encode() + b"\nnonsense\n" + ids[1].encode() + b"\n"
