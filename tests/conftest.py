@@ -13,10 +13,13 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import pytest_timeout
 from core_coverage import CoreCoverage
+from deadlines import within_s
 from hypothesis import HealthCheck, settings
 from loop_guard import guarded
 from two_lanes import COMPUTING, NICENESS, WAITING, Roles, TwoLanes, computes, folder_of
@@ -66,6 +69,13 @@ def pytest_configure_node(node: WorkerController) -> None:
     roles.give(node)
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """A test that hangs is ended, not one that is slow on a machine that is."""
+    scaled = settings._replace(timeout=within_s(settings.timeout))
+    return bool(pytest_timeout.pytest_timeout_set_timer(item, scaled))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by layer; folders that are not named here come last."""
     rank = {folder: number for number, folder in enumerate(WAITING + COMPUTING)}
@@ -98,7 +108,8 @@ def pytest_testnodedown(node: WorkerController, error: object) -> None:
         for process in found:
             with suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(found, 5)  # and once more: one of them may have started another in the meantime
+        psutil.wait_procs(found, within_s(5))
+        # And once more: one of them may have started another in the meantime.
 
 
 def started_by(worker: tuple[str, str]) -> list[psutil.Process]:

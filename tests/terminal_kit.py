@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from deadlines import within_s
+
 PATIENCE_S = 60.0
 CTRL_C = b"\x03"
 
@@ -37,7 +39,7 @@ class Terminal:
 
     def expect(self, text: str) -> str:
         """Wait until this is shown, after what was waited for before. Returns all between the two."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + within_s(PATIENCE_S)
         while (at := self.shown.find(text, self._read_to)) < 0:
             assert self._read(until), f"{text!r} was not shown:\n{self.shown}"
         between = self.shown[self._read_to : at]
@@ -52,7 +54,7 @@ class Terminal:
 
     def end(self) -> int:
         """Wait for the end, and return the exit status."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + within_s(PATIENCE_S)
         while self._read(until):
             pass
         status = self._process.wait(max(0.0, until - time.monotonic()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from deadlines import within_s
 
 from goodput.chips import ChipTimes, Learner, ReturnDelay, goodput
 from goodput.sessions import Home, Sessions
@@ -85,7 +86,7 @@ def played(hash_seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
     command = [sys.executable, "-c", CODE]
     return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(60)
     ).stdout
 
 

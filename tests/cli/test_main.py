@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco import __version__
 from p2pdiloco.cli import main as cli_main
@@ -271,7 +272,12 @@ def test_a_bug_is_not_dressed_up_as_a_users_mistake(called: list[Any]) -> None:
 def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")} | environment
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=clean, timeout=60, check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env=clean,
+        timeout=within_s(60),
+        check=False,
     )
 
 

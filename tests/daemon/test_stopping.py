@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.daemon.node import OWN_TICK_S, STARVED, OwnTime
 from p2pdiloco.daemon.process import print_addresses
@@ -84,7 +85,9 @@ sys.exit(status)
 
 
 def test_a_daemon_that_ends_does_not_look_through_all_that_it_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", GARBAGE], capture_output=True, text=True, timeout=within_s(60)
+    )
     assert (done.stdout, done.returncode) == ("over ", 0), done.stderr
 
 
@@ -133,7 +136,7 @@ def test_a_reader_that_takes_nothing_holds_no_daemon(end: str, status: int, log:
 @pytest.mark.parametrize(("end", "last"), [("in order", "logged 2999"), ("bug", "ZeroDivisionError: a bug")])
 def test_nothing_that_is_said_is_lost_at_an_end(end: str, last: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SPEAKING, "3000", end, str(tmp_path / "told"), "text"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within_s(60))
     assert done.stdout.splitlines() == [f"printed {number}" for number in range(3000)]
     logged = [line for line in done.stderr.splitlines() if "logged" in line]
     assert len(logged) == 3000 and done.stderr.splitlines()[-1].endswith(last)

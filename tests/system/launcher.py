@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import NoReturn
 
 POLL_S = 0.02
-START_S = 90.0
+START_S = 900.0
+"""Of a launcher that lives: that it has ended is seen at once, however slow the machine is."""
 
 
 class Launched:

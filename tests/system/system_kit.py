@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import psutil
+from deadlines import Deadline, within_s
 from launcher import Launched, Launcher
 
 from p2pdiloco.adapters.net.p2pd import socket_folder
@@ -160,7 +161,7 @@ class Daemon:
         """It must end with that status."""
         self.expected_to_live = False
         try:
-            got = self._process.wait(timeout_s)
+            got = self._process.wait(within_s(timeout_s))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end within {timeout_s:g} s\n{self.tail()}") from None
         assert got == status, f"{self.name} ended with {got}, not {status}\n{self.tail()}"
@@ -209,7 +210,7 @@ class Swarm:
                 capture_output=True,
                 text=True,
                 env=self.environment,
-                timeout=timeout_s,
+                timeout=within_s(timeout_s),
             )
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")[-1500:]
@@ -270,13 +271,11 @@ class Swarm:
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Wait until it holds and return its value; fails early when a process ends that should live."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while not (value := condition()):
             dead = [d for d in self.all.values() if d.expected_to_live and d.ended() is not None]
-            if dead or time.monotonic() > deadline:
-                why = (
-                    f"{dead[0].name} ended with {dead[0].ended()}" if dead else f"not within {timeout_s:g} s"
-                )
+            if dead or deadline.over():
+                why = f"{dead[0].name} ended with {dead[0].ended()}" if dead else f"not within {deadline}"
                 raise AssertionError(f"waiting for {what}: {why}\n" + self.tails())
             time.sleep(POLL_S)
         return value
@@ -306,7 +305,7 @@ class Swarm:
         helpers = psutil.Process(daemon.pid).children(recursive=True)
         daemon.kill()
         self._killed.add(daemon.data_dir)
-        _, alive = psutil.wait_procs(helpers, ORPHANS_S)
+        _, alive = psutil.wait_procs(helpers, within_s(ORPHANS_S))
         assert not alive, f"outlived {daemon.name}: {alive}"
 
     def __enter__(self) -> Swarm:
@@ -320,11 +319,11 @@ class Swarm:
                 self._end_in_order()
         finally:
             if self._launcher is not None:
-                self._launcher.kill(EXIT_S)  # before we look whom it has started
+                self._launcher.kill(within_s(EXIT_S))  # before we look whom it has started
             leftovers = list(self.processes())
             for process in leftovers:
                 process.kill()
-            psutil.wait_procs(leftovers, 5)
+            psutil.wait_procs(leftovers, within_s(5))
             folders = [socket_folder(data_dir) for data_dir in self._used]
             stale = [f for f in folders if f.exists()]
             for folder in stale:
@@ -344,9 +343,9 @@ class Swarm:
         for daemon in living:
             daemon.wait_exit(0)
         if self._launcher is not None:
-            self._launcher.close(EXIT_S)
-        deadline = time.monotonic() + ORPHANS_S
-        while list(self.processes()) and time.monotonic() < deadline:
+            self._launcher.close(within_s(EXIT_S))
+        deadline = Deadline(ORPHANS_S)
+        while list(self.processes()) and not deadline.over():
             time.sleep(POLL_S)
 
     def processes(self) -> Iterator[psutil.Process]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from deadlines import within_s
 
 from p2pdiloco.tensors.portable import TILE, add_scaled, norm, scratch
 
@@ -29,7 +30,7 @@ def made_with(level: str) -> tuple[str, list[dict[str, list[str]]]]:
     # Threads that wait sleep: they have no processors of their own here.
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": level, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, str(PROGRAM)]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, timeout=120)
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, timeout=within_s(120))
     used, *by_threads = json.loads(done.stdout)
     return used, by_threads
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.disk.events_log import EventsLog
@@ -129,7 +130,9 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, mode: int) -> None
             top.chmod(top_mode | 0o011)
         folder.chmod(mode)
         command = [sys.executable, "-c", OPEN_AS_NOBODY, str(folder)]
-        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=within_s(60), check=True
+        ).stdout
     finally:
         folder.chmod(0o700)
         for top, top_mode in opened:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.daemon.control import client as client_module
 from p2pdiloco.daemon.control import server as server_module
@@ -63,7 +64,7 @@ async def raw(folder: Path, line: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(socket_path(folder)))
     writer.write(line)
     try:
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), within_s(20))
     except ConnectionError:
         return b""
     finally:

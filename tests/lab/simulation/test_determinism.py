@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+from deadlines import within_s
+
 from p2pdiloco.lab.simulation.runner import run_seed
 from p2pdiloco.lab.simulation.trace import brief
 
@@ -21,7 +23,7 @@ def digests(hash_seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-c", CODE]
     return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(60)
     ).stdout
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from deadlines import within_s
 from sim_kit import calm_plan
 from torch import Tensor
 
@@ -82,7 +83,9 @@ def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
     other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
     environment = {**os.environ, "PYTHONHASHSEED": other}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(90)
+    )
     here = run_seed(2, "storm", 3, substance=Vectors)
     assert done.stdout.strip() == f"{here.digest} {here.losses}" and here.losses is not None
 
