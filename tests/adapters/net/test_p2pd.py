@@ -171,10 +171,11 @@ async def test_nothing_stays_after_close(make: Make, tmp_path: Path) -> None:
     assert not (socket_folder(folder) / "p2pd.sock").exists()
 
 
+HERE = Path(__file__).parent
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from net_helpers import Recorder
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.identity import Identity
@@ -192,7 +193,7 @@ asyncio.run(main())
 @contextmanager
 def owner_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another Python process that owns a p2pd; nothing of it is left at the end."""
-    code = OWNER.format(tests=str(Path(__file__).parent), folder=str(folder), listen=LOOPBACK)
+    code = OWNER.format(tests=[str(HERE), str(HERE.parents[1])], folder=str(folder), listen=LOOPBACK)
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         yield owner

@@ -42,9 +42,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     with Terminal(["-m", "p2pdiloco", "run", "new", "ours", "--guide", "--out", str(out)]) as terminal:
         terminal.expect("Name of the run")
         terminal.expect(": ")
+        terminal.press(CTRL_C)
         # readline sees a signal that comes just before it waits only with the next key.
-        terminal.press(CTRL_C + b"\n")
-        assert terminal.end() == 130 and "Traceback" not in terminal.shown
+        assert terminal.end(pressing=b"\n") == 130 and "Traceback" not in terminal.shown
     assert not out.exists()
 
 
