@@ -22,6 +22,7 @@ from core_coverage import CoreCoverage
 from deadlines import within_s
 from hypothesis import HealthCheck, settings
 from loop_guard import guarded
+from tiers import TIERS, Tier
 from two_lanes import COMPUTING, NICENESS, WAITING, Roles, TwoLanes, computes, folder_of
 from xdist.workermanage import WorkerController
 
@@ -56,8 +57,13 @@ def waits_of_loops() -> Iterator[list[str]]:
     assert not found, found[0]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, default="test", help="which tests: see tests/tiers.py")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Swarms come first."""
+    config.pluginmanager.register(Tier(config.getoption("tier")))
     if computes(config):
         os.nice(NICENESS)
     if folder := os.environ.get("CORE_COVERAGE"):

@@ -107,6 +107,7 @@ def test_defaults_are_the_structs_own(called: list[Any], monkeypatch: pytest.Mon
     ]
 
 
+@pytest.mark.process
 def test_every_flag_arrives(called: list[Any], tmp_path: Path) -> None:
     line = (
         f"node --join {ONE} --run r --data-dir /d --device cpu --threads 3 --listen /ip4/127.0.0.1/tcp/5 "
@@ -189,6 +190,7 @@ def test_mistakes_end_with_status_2_one_sentence_and_no_traceback(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # a node of this machine's has met peers
     assert cli_main.run(line.split()) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -281,6 +283,7 @@ def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.process
 def test_help_of_every_command_imports_nothing_heavy() -> None:
     probe = f"""
 import json, sys
@@ -305,6 +308,7 @@ print(json.dumps([statuses, sorted({{name.partition(".")[0] for name in sys.modu
     assert not heavy & set(modules)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["click", "torch"])
 def test_ctrl_c_during_an_import_ends_the_process_there(module: str, tmp_path: Path) -> None:
     """One of the command line itself, and one of a command's body."""
@@ -321,6 +325,7 @@ except BaseException:  # as C++ that lets no exception out
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.process
 def test_ctrl_c_elsewhere_may_be_cleared_up_after() -> None:
     probe = """
 import signal, sys
@@ -399,6 +404,7 @@ def test_a_visit_goes_on_where_a_closed_terminal_is_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.process
 def test_version_as_a_module_and_refusal_of_python_O() -> None:
     assert _python("-m", "p2pdiloco", "--version").stdout == f"p2pdiloco, version {__version__}\n"
     refused = _python("-O", "-m", "p2pdiloco", "--version")

@@ -13,6 +13,8 @@ from deadlines import within_s
 
 from p2pdiloco.cli.main import run
 
+pytestmark = pytest.mark.process
+
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
 COMMAND = f"exec {sys.executable} -m p2pdiloco"
 

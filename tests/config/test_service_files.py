@@ -55,6 +55,7 @@ def test_the_unit_hears_what_the_daemon_says(role: str) -> None:
     assert int(found["WatchdogSec"]) >= 60
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_the_unit_is_hardened(role: str) -> None:

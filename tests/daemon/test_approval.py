@@ -130,6 +130,7 @@ print("looked at", number + 1)
 """
 
 
+@pytest.mark.process
 def test_looking_needs_no_torch_and_little_memory() -> None:
     from p2pdiloco.config.loader import canonical_bytes
 

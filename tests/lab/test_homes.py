@@ -15,6 +15,8 @@ from deadlines import Deadline, within_s
 from p2pdiloco.lab.links.homes import Shape, ShapedLinks
 from p2pdiloco.lab.links.namespaces import LinksRefused
 
+pytestmark = pytest.mark.process
+
 SEND = """
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])) as s:

@@ -54,6 +54,8 @@ from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED
 from p2pdiloco.learner.optimizer.build import moments
 from p2pdiloco.learner.reading.stream import SavedPlace
 
+pytestmark = pytest.mark.process
+
 OPTIONS = LearnerOptions(
     peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
 )

@@ -301,6 +301,7 @@ def test_non_finite_steps_are_skipped_counted_and_in_the_end_fatal(bench):
         bench.training.step()
 
 
+@pytest.mark.process
 def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Linear(7, 5) for _ in range(2))

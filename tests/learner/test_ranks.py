@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 from contextlib import closing
 
+import pytest
 import torch
 from deadlines import within_s
 from torch import nn
@@ -51,6 +52,7 @@ def be(rank, meeting, log, answer):
         answer.send({name: value.tolist() for name, value in found.items()})
 
 
+@pytest.mark.process
 def test_what_has_no_gradient_in_any_process_is_left_alone(tmp_path):
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["p2pdiloco.learner.process"])

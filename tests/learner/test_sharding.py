@@ -138,6 +138,7 @@ def be(rank, count, start, channel, exchange, meeting, log, bf16):
     end.drain(within_s(PATIENCE_S))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_processes_that_share_a_model_out_learn_what_one_learns(tmp_path, monkeypatch, optimizer):
     # In bf16 Muon's matrices make 2 % of such a rounding in 90 steps.
@@ -224,6 +225,7 @@ def in_bf16(kind):
     return True
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypatch, optimizer):
     """Moments and the place in the data are of no number of processes."""
@@ -256,6 +258,7 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
         assert_close(tensors[name], moment)
 
 
+@pytest.mark.process
 def test_two_copies_in_bf16_learn_what_one_learns(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "computes_in_bf16", in_bf16)
     options = msgspec.structs.replace(OPTIONS, shard="never", precision="auto")

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import psutil
 from deadlines import Deadline, within_s
-from launcher import Launched, Launcher
+from launcher import Launched, Launcher, Shared, is_fork
 
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.lab.swarm.event_log import Line, Tail, of_kind
@@ -37,6 +37,8 @@ ORPHANS_S = 10.0
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PACE = ("--threads", "1", "--min-step-s", "0.05")
 """Learners that do not take the cores which other swarms and processes that start need."""
+LAUNCHERS = Shared()
+"""What swarms start nodes with, until one fails (`Swarm.__exit__`) or the folder is left (conftest.py)."""
 
 
 class Daemon:
@@ -182,6 +184,7 @@ class Swarm:
         self.tag = uuid.uuid4().hex
         self._used: set[Path] = set()
         self._killed: set[Path] = set()
+        self._forks: list[Launched] = []
         self._launcher: Launcher | None = None
         clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
         self.environment = clean | {TAG: self.tag, "OMP_NUM_THREADS": "1"}
@@ -189,15 +192,17 @@ class Swarm:
     # --- starting ------------------------------------------------------------------------------------
 
     def launcher(self) -> Launcher:
-        """What it starts nodes with; it ends with the swarm."""
+        """One of its own, which ends with the swarm."""
         self._launcher = self._launcher or Launcher(self.environment)
         return self._launcher
 
     def manifest(self, name: str = "test", *options: str) -> Path:
         """A run.toml of the micro preset."""
         path = self.folder / f"{name}-{len(list(self.folder.glob('*.toml')))}.toml"
-        done = self.command("run", "new", name, "--preset", "micro", "--out", str(path), *options)
-        assert done.returncode == 0, done.stderr
+        said = path.with_suffix(".said")
+        words = ["run", "new", name, "--preset", "micro", "--out", str(path), *options]
+        status = self._fork(words, said, said).wait(within_s(EXIT_S))
+        assert status == 0, said.read_text()
         return path
 
     def command(
@@ -233,9 +238,14 @@ class Swarm:
         data_dir = self.folder / name
         self._used.add(data_dir)
         arguments = [role, "--data-dir", str(data_dir), "--listen", listen, "--log", "text", *options]
-        run = partial(self._run_within, within) if within else self.launcher().start
+        run = partial(self._run_within, within) if within else self._fork
         self.all[name] = daemon = Daemon(name, arguments, data_dir, run)
         return daemon
+
+    def _fork(self, arguments: list[str], out: Path, err: Path) -> Launched:
+        fork = LAUNCHERS.get().start(arguments, out, err, environment=self.environment)
+        self._forks.append(fork)
+        return fork
 
     def _run_within(
         self, within: Sequence[str], arguments: list[str], out: Path, err: Path
@@ -318,8 +328,11 @@ class Swarm:
             if not failed:
                 self._end_in_order()
         finally:
+            # Before we look whom they have started.
             if self._launcher is not None:
-                self._launcher.kill(within_s(EXIT_S))  # before we look whom it has started
+                self._launcher.kill(within_s(EXIT_S))
+            if failed:
+                LAUNCHERS.end(within_s(EXIT_S))
             leftovers = list(self.processes())
             for process in leftovers:
                 process.kill()
@@ -353,7 +366,11 @@ class Swarm:
         for process in psutil.process_iter():
             try:
                 tagged = process.environ().get(TAG) == self.tag
-                if tagged and process.status() != psutil.STATUS_ZOMBIE:
+                if (tagged or self._forked(process)) and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
             except psutil.Error:
                 continue  # somebody else's, or gone in this moment
+
+    def _forked(self, process: psutil.Process) -> bool:
+        """A fork shows the environment of its parent."""
+        return any(f.pid == process.pid and f.poll() is None for f in self._forks) and is_fork(process)

@@ -19,6 +19,7 @@ FAULTS = 4
 GONE_S = 20.0
 
 
+@pytest.mark.slow
 def test_short_chaos(swept_swarm: Swarm, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rate = str(3600 * FAULTS / 25)

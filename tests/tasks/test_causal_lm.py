@@ -64,6 +64,7 @@ def test_version_0_has_the_golden_digest():
     assert digest_of(task_of(MICRO).initial_parameters()) == GOLDEN
 
 
+@pytest.mark.process
 def test_version_0_is_the_same_in_another_process():
     code = (
         "import hashlib\n"

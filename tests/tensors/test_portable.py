@@ -35,6 +35,7 @@ def made_with(level: str) -> tuple[str, list[dict[str, list[str]]]]:
     return used, by_threads
 
 
+@pytest.mark.process
 def test_a_merge_has_the_same_bits_with_all_vector_instructions_and_numbers_of_threads() -> None:
     found = [made_with(level) for level in levels()]
     used = {level for level, _ in found}

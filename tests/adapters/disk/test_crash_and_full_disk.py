@@ -129,6 +129,7 @@ print(loaded_number(store), [path.name for path in store.folder.rglob("*.tmp")])
 """
 
 
+@pytest.mark.process
 def test_the_operating_systems_own_refusal_in_mid_write(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FILE_SIZE_LIMIT, str(tmp_path), str(Path(__file__).parent)]
     output = subprocess.run(command, capture_output=True, text=True, timeout=within_s(60), check=True).stdout

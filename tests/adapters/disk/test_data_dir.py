@@ -37,6 +37,7 @@ except StorageError as error:
 """
 
 
+@pytest.mark.process
 def test_second_node_is_refused_until_the_first_is_dead_even_if_its_child_lives_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
@@ -118,6 +119,7 @@ def test_a_file_is_not_a_data_folder(tmp_path: Path) -> None:
             DataDir(path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mode", [0o000, 0o500])
 def test_a_folder_without_permission_is_named(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "private"

@@ -9,6 +9,7 @@ import pytest
 from deadlines import within_s
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [

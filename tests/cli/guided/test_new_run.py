@@ -11,6 +11,7 @@ from p2pdiloco.cli import main as cli_main
 from p2pdiloco.tasks.manifests import load_manifest
 
 
+@pytest.mark.process
 def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
     out = tmp_path / "run.toml"
     with Terminal(["-m", "p2pdiloco", "run", "new", "--guide", "--out", str(out)]) as terminal:
@@ -37,6 +38,7 @@ def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
         assert command in terminal.shown
 
 
+@pytest.mark.process
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run.toml"
     with Terminal(["-m", "p2pdiloco", "run", "new", "ours", "--guide", "--out", str(out)]) as terminal:

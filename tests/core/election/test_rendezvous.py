@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
 from deadlines import within_s
 
 from p2pdiloco.core.election.rendezvous import ranking
@@ -48,6 +49,7 @@ def test_the_order_depends_on_run_and_group() -> None:
     assert orders("run", "all") != orders("run", "half")
 
 
+@pytest.mark.process
 def test_another_process_ranks_the_same() -> None:
     code = (
         "from p2pdiloco.core.election.rendezvous import ranking;"

@@ -21,6 +21,8 @@ from p2pdiloco.daemon.control.server import MAX_CLIENTS, ControlServer
 from p2pdiloco.daemon.control.wire_lines import MAX_LINE_BYTES, Request, decode_reply, socket_path
 from p2pdiloco.errors import UserError
 
+pytestmark = pytest.mark.process
+
 
 class Told:
     """Controls that note what they are told."""

@@ -272,6 +272,7 @@ async def test_a_damaged_file_of_wishes_is_set_aside(tmp_path: Path, content: by
     assert (await owner.controls.pause()).startswith("paused") and (tmp_path / f"{FILE}.corrupt").exists()
 
 
+@pytest.mark.process
 async def test_a_mistake_in_the_watch_of_wishes_is_a_bug_and_ends_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

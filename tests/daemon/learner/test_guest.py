@@ -44,6 +44,8 @@ from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 20.0
 MERGED_TOKENS = 50_000
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from deadlines import within_s
 
 from p2pdiloco.lab.simulation.runner import run_seed
@@ -27,6 +28,7 @@ def digests(hash_seed: str) -> str:
     ).stdout
 
 
+@pytest.mark.process
 def test_equal_digests_in_two_processes_with_different_hash_seeds() -> None:
     first = digests("1")
     assert len(first.split()) == 5

@@ -18,6 +18,8 @@ from p2pdiloco.lab.vectors.cells import ALONE, CALM, Cell, CellResult, cell_plan
 from p2pdiloco.lab.vectors.hours import play_hours
 from p2pdiloco.lab.vectors.lying import LyingVectors
 
+pytestmark = pytest.mark.long
+
 UNTIL_S = 40.0
 LITTLE = 0.03
 """Share of the loss of the honest alone."""

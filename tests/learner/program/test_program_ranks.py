@@ -125,6 +125,7 @@ def be(rank, folder, log):
     os._exit(0)
 
 
+@pytest.mark.process
 def test_what_is_wrong_in_one_rank_is_an_error_in_both(tmp_path):
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["torch.distributed.fsdp", "p2pdiloco.session"])
