@@ -1,6 +1,7 @@
 # make demo    the main job: a swarm on this machine, one syncer killed on the way   (ARGS="--seconds 60")
+# make quick   tests that open no socket and start no process (three minutes)
 # make test    everything that CI runs
-# make slow    what takes long: every architecture of transformers, given models between real nodes
+# make slow    what takes long: many seeds, every architecture of transformers, given models between real nodes
 # make check   format, lint, types, architecture
 # make docs    the documents as a site, in build/site (open index.html there)
 # make release source archive and wheel of the last commit, checked and tried, in dist/
@@ -10,12 +11,13 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 STAMP := $(VENV)/.installed
+QUICK := $(addprefix tests/,core tensors config credits web cli daemon tasks learner adapters lab)
 # Plots are drawn without a display.
 export MPLBACKEND := Agg
 # Empty is "no": where Python may not keep what it compiled, each of a swarm's processes compiles the package.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test slow check docs release clean
+.PHONY: help demo quick test slow check docs release clean
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
 
@@ -32,8 +34,11 @@ check: $(STAMP)
 test: $(STAMP)
 	@scripts/test $(VENV) $(ARGS)
 
+quick: $(STAMP)
+	@nice -n 5 $(VENV)/bin/python -m pytest -q -n 2 --tier quick $(ARGS) $(QUICK)
+
 slow: $(STAMP)
-	@nice -n 5 $(VENV)/bin/python -m pytest -q -n 2 $(ARGS) tests/slow
+	@nice -n 5 $(VENV)/bin/python -m pytest -q -n 2 --tier slow $(ARGS) tests
 
 docs: $(STAMP)
 	@$(VENV)/bin/python -m sphinx -q -E -W --keep-going -c docs . build/site

@@ -13,12 +13,16 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import pytest_timeout
 from core_coverage import CoreCoverage
+from deadlines import within_s
 from hypothesis import HealthCheck, settings
 from loop_guard import guarded
+from tiers import TIERS, Tier
 from two_lanes import COMPUTING, NICENESS, WAITING, Roles, TwoLanes, computes, folder_of
 from xdist.workermanage import WorkerController
 
@@ -53,8 +57,13 @@ def waits_of_loops() -> Iterator[list[str]]:
     assert not found, found[0]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, default="test", help="which tests: see tests/tiers.py")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Swarms come first."""
+    config.pluginmanager.register(Tier(config.getoption("tier")))
     if computes(config):
         os.nice(NICENESS)
     if folder := os.environ.get("CORE_COVERAGE"):
@@ -64,6 +73,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
     roles.give(node)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """A test that hangs is ended, not one that is slow on a machine that is."""
+    scaled = settings._replace(timeout=within_s(settings.timeout))
+    return bool(pytest_timeout.pytest_timeout_set_timer(item, scaled))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -98,7 +114,8 @@ def pytest_testnodedown(node: WorkerController, error: object) -> None:
         for process in found:
             with suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(found, 5)  # and once more: one of them may have started another in the meantime
+        psutil.wait_procs(found, within_s(5))
+        # And once more: one of them may have started another in the meantime.
 
 
 def started_by(worker: tuple[str, str]) -> list[psutil.Process]:

@@ -13,7 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from deadlines import Deadline, within_s
+
 PATIENCE_S = 60.0
+AGAIN_S = 1.0
 CTRL_C = b"\x03"
 
 
@@ -37,7 +40,7 @@ class Terminal:
 
     def expect(self, text: str) -> str:
         """Wait until this is shown, after what was waited for before. Returns all between the two."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + within_s(PATIENCE_S)
         while (at := self.shown.find(text, self._read_to)) < 0:
             assert self._read(until), f"{text!r} was not shown:\n{self.shown}"
         between = self.shown[self._read_to : at]
@@ -50,12 +53,17 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._ours, keys)
 
-    def end(self) -> int:
-        """Wait for the end, and return the exit status."""
-        until = time.monotonic() + PATIENCE_S
-        while self._read(until):
+    def end(self, pressing: bytes = b"") -> int:
+        """Wait for the end, and return the exit status. `pressing`: keys that are pressed
+        whenever nothing happens."""
+        deadline = Deadline(PATIENCE_S)
+        while (status := self._process.poll()) is None:
+            assert not deadline.over(), f"no end within {deadline}:\n{self.shown}"
+            again = time.monotonic() + AGAIN_S
+            if not self._read(again) and time.monotonic() > again:
+                self.press(pressing)
+        while self._read(time.monotonic()):
             pass
-        status = self._process.wait(max(0.0, until - time.monotonic()))
         os.close(self._ours)
         return status
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from deadlines import within_s
 
 from goodput.chips import ChipTimes, Learner, ReturnDelay, goodput
 from goodput.sessions import Home, Sessions
@@ -80,12 +81,12 @@ for seed in range(2):
 
 def played(hash_seed: str) -> str:
     here = Path(__file__).resolve()
-    folders = (here.parent, here.parents[2] / "scripts" / "bench", here.parents[2])
+    folders = (here.parent, here.parents[1], here.parents[2] / "scripts" / "bench", here.parents[2])
     path = os.pathsep.join(str(folder) for folder in folders)
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
     command = [sys.executable, "-c", CODE]
     return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(60)
     ).stdout
 
 

@@ -109,6 +109,7 @@ def test_processes_that_a_node_left_behind(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.level is Level.GOOD and found.words.endswith("run here: 1")
 
 
+@pytest.mark.process
 async def test_a_torch_that_does_not_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "ASK_TORCH", "raise ImportError('libcudart.so: no such file')")
     (found,) = await machine.torch_here()
@@ -296,6 +297,7 @@ async def test_what_the_link_carries(
 # --- py-libp2p -----------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("says", "wanted", "words"),
     [
@@ -316,6 +318,7 @@ async def test_what_another_implementation_says(tmp_path: Path, says: Any, wante
     assert (found.level.value, words in found.words) == (wanted, True), found
 
 
+@pytest.mark.process
 async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
     for python in ("", str(tmp_path / "none")):
         (found,) = await probe.probed(python, "/ip4/127.0.0.1/tcp/9/p2p/x")
@@ -327,6 +330,7 @@ async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_the_command_without_torch_and_with_nobody_there(tmp_path: Path) -> None:
     arguments = ["doctor", "--data-dir", str(tmp_path / "new"), "--json"]
     arguments += ["--join", f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}", "--timeout-s", "60"]

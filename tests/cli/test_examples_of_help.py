@@ -50,6 +50,7 @@ def test_no_example_is_of_another_command() -> None:
     assert EXAMPLES.keys() <= ALL.keys()
 
 
+@pytest.mark.process
 def test_words_are_completed() -> None:
     """As docs/topics/joining.md says, by click's own."""
     told = {"_P2PDILOCO_COMPLETE": "bash_complete", "COMP_WORDS": "p2pdiloco run l", "COMP_CWORD": "2"}

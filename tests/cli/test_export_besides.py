@@ -25,6 +25,8 @@ from p2pdiloco.tasks.data.tokens import digest_of
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.models.hub_export import hub_files
 
+pytestmark = pytest.mark.long
+
 transformers: Any = pytest.importorskip("transformers")
 END, PAD, TURN = "<|endoftext|>", "<|pad|>", "<|turn|>"
 TEMPLATE = "{% for m in messages %}{{m['role']}}\n{{m['content']}}<|turn|>{% endfor %}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco import __version__
 from p2pdiloco.cli import main as cli_main
@@ -109,6 +110,7 @@ def test_defaults_are_the_structs_own(called: list[Any], monkeypatch: pytest.Mon
     ]
 
 
+@pytest.mark.process
 def test_every_flag_arrives(called: list[Any], tmp_path: Path) -> None:
     line = (
         f"node --join {ONE} --run r --data-dir /d --device cpu --threads 3 --listen /ip4/127.0.0.1/tcp/5 "
@@ -191,6 +193,7 @@ def test_mistakes_end_with_status_2_one_sentence_and_no_traceback(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # a node of this machine's has met peers
     assert cli_main.run(line.split()) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -274,10 +277,16 @@ def test_a_bug_is_not_dressed_up_as_a_users_mistake(called: list[Any]) -> None:
 def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")} | environment
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=clean, timeout=60, check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env=clean,
+        timeout=within_s(60),
+        check=False,
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["click", "torch"])
 def test_ctrl_c_during_an_import_ends_the_process_there(module: str, tmp_path: Path) -> None:
     """One of the command line itself, and one of a command's body."""
@@ -294,6 +303,7 @@ except BaseException:  # as C++ that lets no exception out
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.process
 def test_ctrl_c_elsewhere_may_be_cleared_up_after() -> None:
     probe = """
 import signal, sys
@@ -372,6 +382,7 @@ def test_a_visit_goes_on_where_a_closed_terminal_is_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.process
 def test_version_as_a_module_and_refusal_of_python_O() -> None:
     assert _python("-m", "p2pdiloco", "--version").stdout == f"p2pdiloco, version {__version__}\n"
     refused = _python("-O", "-m", "p2pdiloco", "--version")

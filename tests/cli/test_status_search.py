@@ -150,6 +150,7 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
     assert await said("") == []
 
 
+@pytest.mark.process
 def test_the_node_of_this_machine_is_asked_if_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

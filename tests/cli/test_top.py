@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deadlines import within_s
 from msgspec import structs
 from rich.cells import cell_len
 from rich.console import Console
@@ -281,7 +282,7 @@ async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(within_s(20)):
         while not holds():  # noqa: ASYNC110  (what it waits for sets no event)
             await asyncio.sleep(0.005)
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 from test_examples import ROOT, commented
 
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, load_settings_table
@@ -54,6 +55,7 @@ def test_the_unit_hears_what_the_daemon_says(role: str) -> None:
     assert int(found["WatchdogSec"]) >= 60
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_the_unit_is_hardened(role: str) -> None:
@@ -66,7 +68,7 @@ def test_the_unit_is_hardened(role: str) -> None:
         "--no-pager",
         file,
     ]
-    judged = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    judged = subprocess.run(command, capture_output=True, text=True, timeout=within_s(60))
     if "nrecognized option" in judged.stderr:
         pytest.skip("a systemd that cannot judge a file")
     assert judged.returncode == 0, judged.stdout[-200:] + judged.stderr

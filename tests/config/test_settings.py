@@ -88,7 +88,10 @@ def test_a_bootstrap_fetches_runs_by_id(tmp_path: Path, monkeypatch: pytest.Monk
         (NodeSettings(join=(GOOD,), max_memory="1"), '--max-memory must be at least 1MiB, it is "1"'),
     ],
 )
-def test_rules_between_flags(settings: NodeSettings, words: str) -> None:
+def test_rules_between_flags(
+    settings: NodeSettings, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # a node of this machine's has met peers
     with pytest.raises(ConfigError) as caught:
         check_node(settings)
     assert str(caught.value).startswith(words)

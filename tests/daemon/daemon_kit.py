@@ -13,6 +13,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 import torch
+from deadlines import Deadline
 from scripted_learner import MOVE, ScriptedLearner
 
 from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
@@ -78,9 +79,9 @@ def at_once(work: Callable[[], Any]) -> Future[Any]:
 
 async def until(condition: Callable[[], Any], what: str = "") -> Any:
     """Wait for a condition with a deadline."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    deadline = Deadline(PATIENCE_S)
     while not (value := condition()):
-        assert asyncio.get_running_loop().time() < deadline, f"did not happen: {what}"
+        assert not deadline.over(), f"did not happen within {deadline}: {what}"
         await asyncio.sleep(0.005)
     return value
 

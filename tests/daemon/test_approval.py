@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 from daemon_kit import signed_run
+from deadlines import within_s
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import PRESETS, for_run
@@ -129,6 +130,7 @@ print("looked at", number + 1)
 """
 
 
+@pytest.mark.process
 def test_looking_needs_no_torch_and_little_memory() -> None:
     from p2pdiloco.config.loader import canonical_bytes
 
@@ -291,7 +293,7 @@ async def test_the_terminal_is_asked_beside_the_loop(
             await asyncio.sleep(0)
             assert not answer.done()  # the loop goes on
             os.write(ours, typed.encode())
-            assert await asyncio.wait_for(answer, 10) is expected
+            assert await asyncio.wait_for(answer, within_s(10)) is expected
             given_up = asyncio.create_task(ask_terminal("join?"))
             await asyncio.sleep(0)
             given_up.cancel()
@@ -323,7 +325,7 @@ async def test_the_loop_goes_on_while_version_0_is_computed(
 
     monkeypatch.setattr(runs, "fresh_vault", slow)
     search = asyncio.create_task(find_run(me, Identity.generate(), "", tmp_path, lambda _: None))
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), within_s(20))
     assert is_working()
     go_on.set()
     assert (await search)[0].id == run.id

@@ -14,6 +14,8 @@ import pytest
 
 from p2pdiloco.daemon import service
 
+pytestmark = pytest.mark.process
+
 PROBE = """
 import sys
 from p2pdiloco.daemon import process as program

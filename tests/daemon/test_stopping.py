@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.daemon.node import OWN_TICK_S, STARVED, OwnTime
 from p2pdiloco.daemon.process import print_addresses
@@ -43,6 +44,7 @@ sys.exit(program.run_program(body, "text"))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("hangup", ["taken", "ignored"])
 def test_a_terminal_that_closes_lets_a_daemon_leave_in_order(hangup: str, tmp_path: Path) -> None:
     ours, its = pty.openpty()
@@ -83,8 +85,11 @@ sys.exit(status)
 """
 
 
+@pytest.mark.process
 def test_a_daemon_that_ends_does_not_look_through_all_that_it_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", GARBAGE], capture_output=True, text=True, timeout=within_s(60)
+    )
     assert (done.stdout, done.returncode) == ("over ", 0), done.stderr
 
 
@@ -112,6 +117,7 @@ sys.exit(program.run_program(body, sys.argv[4]))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("log", ["text", "json"])
 @pytest.mark.parametrize(("end", "status"), [("in order", 0), ("at once", 130), ("bug", 1)])
 def test_a_reader_that_takes_nothing_holds_no_daemon(end: str, status: int, log: str, tmp_path: Path) -> None:
@@ -130,10 +136,11 @@ def test_a_reader_that_takes_nothing_holds_no_daemon(end: str, status: int, log:
     assert told.exists() == (end != "bug")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("end", "last"), [("in order", "logged 2999"), ("bug", "ZeroDivisionError: a bug")])
 def test_nothing_that_is_said_is_lost_at_an_end(end: str, last: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SPEAKING, "3000", end, str(tmp_path / "told"), "text"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within_s(60))
     assert done.stdout.splitlines() == [f"printed {number}" for number in range(3000)]
     logged = [line for line in done.stderr.splitlines() if "logged" in line]
     assert len(logged) == 3000 and done.stderr.splitlines()[-1].endswith(last)

@@ -1,4 +1,4 @@
-"""The daemon's bulk code in hundreds of worlds of virtual time, and deliberate bugs that they must find."""
+"""The daemon's bulk code in many worlds of virtual time, and deliberate bugs that they must find."""
 
 from __future__ import annotations
 
@@ -24,18 +24,31 @@ from p2pdiloco_lab.bulk_world.world import run_bulk_seed
 from p2pdiloco_lab.cli.seed_pool import play_bulk
 from p2pdiloco_lab.cli.simulate import simulate
 
-SEEDS_PER_MIX = 35
+pytestmark = pytest.mark.long
+
+SEEDS, MANY_SEEDS = 10, 60
 
 
 @pytest.mark.timeout(300)  # counted in seeds, not in seconds: a busy machine may take its time
 @pytest.mark.parametrize("mix", MIX_NAMES)
-def test_thirty_five_seeds(mix: str) -> None:
+def test_some_seeds(mix: str) -> None:
+    hold(mix, SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mix", MIX_NAMES)
+def test_many_seeds(mix: str) -> None:
+    hold(mix, MANY_SEEDS)
+
+
+def hold(mix: str, seeds: int) -> None:
     summary = BulkSummary()
-    for result in play_bulk(range(SEEDS_PER_MIX), mix, None):
+    for result in play_bulk(range(seeds), mix, None):
         summary.add(result)
     failed = [f"{r.detail or r.stuck}: {replay_command(r, None, mix)}" for r in summary.failed]
     assert not failed, "\n".join(failed)
-    assert summary.seeds == SEEDS_PER_MIX and summary.versions > 2 * SEEDS_PER_MIX
+    assert summary.seeds == seeds and summary.versions > 2 * seeds
     happened = {kind for kind, count in summary.faults.items() if count}
     assert happened == {kind for kind, _ in MIXES[mix].faults}
 

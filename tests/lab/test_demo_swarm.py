@@ -36,6 +36,7 @@ class Slow:
         pass
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("preset", "late"), [("micro", ["slow"]), ("gpt2", [])])
 def test_a_node_with_a_large_state_is_given_the_time_to_write_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str, late: list[str]
@@ -57,6 +58,7 @@ def test_a_node_with_a_large_state_is_given_the_time_to_write_it(
         swarm.guard.release()
 
 
+@pytest.mark.process
 def test_ctrl_z_stops_the_nodes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And `fg` lets them go on."""
     swarm = Swarm(tmp_path, tmp_path / "run.toml", for_run("micro", "demo"), nodes=0)

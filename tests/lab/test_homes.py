@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from deadlines import Deadline, within_s
 
 from p2pdiloco_lab.links.namespaces import LinksRefused
 from shaped.homes import Shape, ShapedLinks
+
+pytestmark = pytest.mark.process
 
 SEND = """
 import socket, sys
@@ -53,7 +56,7 @@ def links() -> Iterator[ShapedLinks]:
 def reaches(words: list[str], address: str, port: int, size: int = 1, timeout_s: float = 10) -> bool:
     """Whether so many bytes arrive at a server that reads them all."""
     command = [*words, sys.executable, "-c", SEND, address, str(port), str(timeout_s), str(size)]
-    return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=within_s(30)).returncode == 0
 
 
 def serve(server: socket.socket) -> int:
@@ -102,7 +105,7 @@ def test_delay_and_loss_are_those_that_were_asked_for(links: ShapedLinks) -> Non
 
         echoing = pool.submit(echo, 5)
         command = [*words, sys.executable, "-c", ECHO, links.address, str(server.getsockname()[1])]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=within_s(30))
         echoing.result()
         assert float(done.stdout) >= 0.1  # there and back; a busy machine makes it longer
         before = links.counts()["a"]
@@ -110,10 +113,10 @@ def test_delay_and_loss_are_those_that_were_asked_for(links: ShapedLinks) -> Non
         script = "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         script += "for _ in range(400): s.sendto(b'x', (sys.argv[1], int(sys.argv[2])))"
         target = (links.address, str(server.getsockname()[1]))
-        subprocess.run([*words, sys.executable, "-c", script, *target], check=True, timeout=30)
-        deadline = time.monotonic() + 30
+        subprocess.run([*words, sys.executable, "-c", script, *target], check=True, timeout=within_s(30))
+        deadline = Deadline(30)
         while (after := links.counts()["a"])["packets"] < before["packets"] + 400:
-            assert time.monotonic() < deadline, "the switch has not had all of them"  # it is behind, if busy
+            assert not deadline.over(), "the switch has not had all of them"  # it is behind, if busy
         assert 80 <= after["lost"] - before["lost"] <= 160  # of 400; the seed is fixed
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from p2pdiloco_lab.links.namespaces import NETWORK, Links, LinksRefused, free_number
 
+pytestmark = pytest.mark.process
+
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deadlines import within_s
 from learner_kit import DEVICES, Bench
 
 from p2pdiloco.learner import answering as answers_beside
@@ -53,7 +54,7 @@ def answering(bench, give_up=None):
 
 def answers(bench):
     """What the learner says next, which comes without a boundary."""
-    assert select.select([bench.daemon], [], [], PATIENCE_S)[0], "nobody answers"
+    assert select.select([bench.daemon], [], [], within_s(PATIENCE_S))[0], "nobody answers"
     return bench.events()
 
 
@@ -177,7 +178,7 @@ def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, 
     with answering(bench) as made, pytest.raises(ChannelBroken):
         bench.daemon.close()
         with bench.still.meanwhile():
-            made._thread.join(PATIENCE_S)  # it has seen it
+            made._thread.join(within_s(PATIENCE_S))  # it has seen it
 
 
 class GivenUp(Exception):

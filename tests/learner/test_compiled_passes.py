@@ -28,6 +28,7 @@ def go_elsewhere(training: Training) -> None:
             parameter.copy_(parameter * 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.timeout(300)
 def test_compiled_passes_learn_the_same_over_an_odd_last_pass_and_a_version(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from deadlines import within_s
 from learner_kit import LAYOUTS
 
 from p2pdiloco.config.presets import MICRO
@@ -40,7 +41,7 @@ def test_the_floor_comes_where_the_amended_schedule_ends():
 
 def heard(bench, kind, number):
     """Wait for so many events of a kind, and return them; whatever comes beside them is left out."""
-    bench.daemon.settimeout(PATIENCE_S)
+    bench.daemon.settimeout(within_s(PATIENCE_S))
     found = []
     while len(found) < number:
         found += [event for event in bench.events() if isinstance(event, kind)]
@@ -75,5 +76,5 @@ def test_who_rests_hands_out_what_it_has_and_goes_on_when_it_is_told(bench, at_i
             pass
     finally:
         bench.post(Stop())
-        training.join(PATIENCE_S)
+        training.join(within_s(PATIENCE_S))
     assert not training.is_alive()

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 import uvloop
+from deadlines import within_s
 from learner_kit import BASES, DEVICES, LAYOUTS, alone, filled_exchange
 from safetensors import safe_open
 
@@ -53,6 +54,8 @@ from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED
 from p2pdiloco.learner.optimizer.build import moments
 from p2pdiloco.learner.reading.stream import SavedPlace
 
+pytestmark = pytest.mark.process
+
 OPTIONS = LearnerOptions(
     peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
 )
@@ -76,7 +79,7 @@ class Daemon:
 
     async def expect(self, kind, condition=lambda event: True):
         """The first event of this kind that fulfils the condition; seen events are used up."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(within_s(PATIENCE_S)):
             while True:
                 while self.events:
                     event = self.events.pop(0)
@@ -92,7 +95,7 @@ class Daemon:
     async def __aexit__(self, *_):
         if self.host.running:
             self.host.kill()
-            await self.host.stop(None, PATIENCE_S)
+            await self.host.stop(None, within_s(PATIENCE_S))
         self.exchange.close()
 
 
@@ -134,7 +137,7 @@ async def _life(folder, kind):
         assert status.step_time_s > 0
         assert status.cpu_s > 0
 
-        assert await daemon.host.stop(folder / "state", PATIENCE_S) == 0
+        assert await daemon.host.stop(folder / "state", within_s(PATIENCE_S)) == 0
         assert (await daemon.expect(StateSaved)).ok
         assert daemon.events[-1] == LearnerExited(0, "stopped")
         assert not daemon.host.running
@@ -146,7 +149,7 @@ async def _life(folder, kind):
         os.kill(daemon.host.pid, signal.SIGTERM)
         daemon.host.send(Evaluate())
         assert (await daemon.expect(Evaluated)).tokens == 1024
-        assert await daemon.host.stop(folder / "again", PATIENCE_S) == 0
+        assert await daemon.host.stop(folder / "again", within_s(PATIENCE_S)) == 0
         assert (await daemon.expect(StateSaved)).ok
         assert ready.restored
         assert ready.inner_step >= status.inner_step
@@ -169,13 +172,13 @@ async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_p
     async with Daemon(tmp_path, msgspec.structs.replace(MICRO, inner=inner), options) as daemon:
         await daemon.host.start(BASES)
         await daemon.expect(Ready)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(within_s(PATIENCE_S)):
             while True:
                 if place.exists():  # it has taken the first step's samples
                     break
                 await asyncio.sleep(0.01)
         daemon.host.send(StopStepping())
-        assert await daemon.host.stop(tmp_path / "state", PATIENCE_S) == 0
+        assert await daemon.host.stop(tmp_path / "state", within_s(PATIENCE_S)) == 0
         assert (await daemon.expect(StateSaved)).ok
         assert daemon.events == [LearnerExited(0, "stopped")]
     with safe_open(tmp_path / "state", framework="pt") as file:
@@ -289,7 +292,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         [sibling] = leader.children()
         leader.kill()
         await daemon.expect(LearnerExited)
-        sibling.wait(PATIENCE_S)
+        sibling.wait(within_s(PATIENCE_S))
 
 
 async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_path):
@@ -333,11 +336,11 @@ def test_a_learner_ends_by_itself_when_its_daemon_is_gone(moment):
     try:
         theirs.close()
         if moment == "training":
-            ours.settimeout(PATIENCE_S)
+            ours.settimeout(within_s(PATIENCE_S))
             ours.sendall(frame(Start(MICRO, OPTIONS, BASES)))
             assert ours.recv(4)  # Ready
         ours.close()
-        assert process.wait(PATIENCE_S) == 70
+        assert process.wait(within_s(PATIENCE_S)) == 70
         assert not psutil.pid_exists(process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -357,7 +360,9 @@ def test_a_training_learner_steps_back_with_its_whole_session() -> None:
         "print({os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')}, end=' ')\n"
         "print(open('/proc/self/autogroup').read(), flush=True); wait.set()"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=within_s(60)
+    )
     nice, _, group = done.stdout.partition(" ")
     least = max(7, os.getpriority(os.PRIO_PROCESS, 0))
     assert nice == f"{{{least}}}" and group.split()[1:] == ["nice", "7"], done.stdout + done.stderr

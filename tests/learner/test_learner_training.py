@@ -8,6 +8,7 @@ import sys
 import msgspec
 import pytest
 import torch
+from deadlines import within_s
 from learner_kit import BASES, TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
@@ -300,6 +301,7 @@ def test_non_finite_steps_are_skipped_counted_and_in_the_end_fatal(bench):
         bench.training.step()
 
 
+@pytest.mark.process
 def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Linear(7, 5) for _ in range(2))
@@ -325,4 +327,4 @@ def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
         "layer(torch.ones(1, 3)).sum().backward(); optimizer.step()\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-P", "-c", code], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], timeout=within_s(120)).returncode == 0

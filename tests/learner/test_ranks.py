@@ -4,7 +4,9 @@ import multiprocessing
 import sys
 from contextlib import closing
 
+import pytest
 import torch
+from deadlines import within_s
 from torch import nn
 
 from p2pdiloco.learner.optimizer.adamw import FusedAdamW
@@ -50,6 +52,7 @@ def be(rank, meeting, log, answer):
         answer.send({name: value.tolist() for name, value in found.items()})
 
 
+@pytest.mark.process
 def test_what_has_no_gradient_in_any_process_is_left_alone(tmp_path):
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["p2pdiloco.learner.process"])
@@ -62,7 +65,7 @@ def test_what_has_no_gradient_in_any_process_is_left_alone(tmp_path):
             ranks[-1].start()
             theirs.close()
             answers.append(ours)
-        assert all(answer.poll(PATIENCE_S) for answer in answers)
+        assert all(answer.poll(within_s(PATIENCE_S)) for answer in answers)
         both = [{n: torch.tensor(v) for n, v in answer.recv().items()} for answer in answers]
     finally:
         for rank in ranks:

@@ -11,6 +11,7 @@ from copy import deepcopy
 import msgspec
 import pytest
 import torch
+from deadlines import within_s
 from learner_kit import BASES, LAYOUTS, TASK, alone, data, filled_exchange
 from one_rank import assert_same_gradients, one_rank
 from torch import nn
@@ -94,7 +95,7 @@ class Processes:
                 event = self._events.pop(0)
                 if isinstance(event, kind) and condition(event):
                     return event
-            assert select.select([self._socket], [], [], PATIENCE_S)[0], f"no {kind.__name__}"
+            assert select.select([self._socket], [], [], within_s(PATIENCE_S))[0], f"no {kind.__name__}"
             received = self._socket.recv(1 << 20)
             assert received, "the learner ended"
             self._events += map(decode_event, self._deframer.feed(received))
@@ -104,7 +105,7 @@ class Processes:
         self.send(Stop(state))
         assert self.expect(StateSaved).ok
         for rank in self.ranks:
-            rank.join(PATIENCE_S)
+            rank.join(within_s(PATIENCE_S))
         assert {rank.exitcode for rank in self.ranks} == {0}
         return checkpoint._read(state)
 
@@ -134,9 +135,10 @@ def be(rank, count, start, channel, exchange, meeting, log, bf16):
     parts = process._build(start, 0, count, meeting)
     end = LearnerEnd(channel)
     process._lead(end, start, exchange.detach(), parts)
-    end.drain(PATIENCE_S)
+    end.drain(within_s(PATIENCE_S))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_processes_that_share_a_model_out_learn_what_one_learns(tmp_path, monkeypatch, optimizer):
     # In bf16 Muon's matrices make 2 % of such a rounding in 90 steps.
@@ -223,6 +225,7 @@ def in_bf16(kind):
     return True
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypatch, optimizer):
     """Moments and the place in the data are of no number of processes."""
@@ -255,6 +258,7 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
         assert_close(tensors[name], moment)
 
 
+@pytest.mark.process
 def test_two_copies_in_bf16_learn_what_one_learns(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "computes_in_bf16", in_bf16)
     options = msgspec.structs.replace(OPTIONS, shard="never", precision="auto")

@@ -44,6 +44,7 @@ def put(pid: int, number: signal.Signals, until: int) -> None:
     assert os.waitpid(pid, until)[0] == pid
 
 
+@pytest.mark.process
 def test_a_process_that_is_stopped_for_some_seconds_stands_still(daemon: tuple[int, socket.socket]) -> None:
     pid, ours = daemon
     now = [100.0]
@@ -60,6 +61,7 @@ def test_a_process_that_is_stopped_for_some_seconds_stands_still(daemon: tuple[i
     assert not standstill.lasts()
 
 
+@pytest.mark.process
 def test_a_process_that_is_gone_does_not_stand_still(daemon: tuple[int, socket.socket]) -> None:
     pid, ours = daemon
     now = [100.0]

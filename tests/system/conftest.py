@@ -7,7 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from system_kit import Swarm
+from deadlines import within_s
+from system_kit import EXIT_S, LAUNCHERS, Swarm
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """What follows elsewhere may look at the children of its process."""
+    result = yield
+    if nextitem is None or HERE not in nextitem.path.parents:
+        LAUNCHERS.end(within_s(EXIT_S))
+    return result
 
 
 @pytest.fixture

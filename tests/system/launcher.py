@@ -22,8 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 POLL_S = 0.02
-START_S = 90.0
+START_S = 900.0
+"""Of a launcher that lives: that it has ended is seen at once, however slow the machine is."""
 
 
 class Launched:
@@ -130,6 +133,31 @@ class Launcher:
         with self.changed:
             self.ended = True
             self.changed.notify_all()
+
+
+class Shared:
+    """One launcher for many swarms: importing takes it two CPU-seconds."""
+
+    def __init__(self) -> None:
+        self._made: Launcher | None = None
+
+    def get(self) -> Launcher:
+        """It lives, or is a new one. What it starts is given an environment of its own each time."""
+        if self._made is None or self._made.ended:
+            own = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
+            self._made = Launcher(own | {"OMP_NUM_THREADS": "1"})
+        return self._made
+
+    def end(self, timeout_s: float) -> None:
+        """It ends at once: what it was asked for and has not forked yet never runs."""
+        if self._made is not None:
+            self._made.kill(timeout_s)
+            self._made = None
+
+
+def is_fork(process: psutil.Process) -> bool:
+    """Whether that is what a launcher has forked: whoever has its number may be somebody else by now."""
+    return __file__ in process.cmdline()
 
 
 def serve() -> list[str] | None:

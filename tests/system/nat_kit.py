@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deadlines import within_s
+
 BOX = Path(__file__).parent / "nat_box.py"
 TIMEOUT_S = 10.0
 
@@ -22,8 +24,10 @@ def why_not() -> str:
     if shutil.which("ip") is None or not Path("/dev/net/tun").exists():
         return "needs ip and /dev/net/tun"
     probe = f"p{os.getpid()}"
-    done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, timeout=TIMEOUT_S)
-    subprocess.run(["ip", "netns", "del", probe], capture_output=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        ["ip", "netns", "add", probe], capture_output=True, text=True, timeout=within_s(TIMEOUT_S)
+    )
+    subprocess.run(["ip", "netns", "del", probe], capture_output=True, timeout=within_s(TIMEOUT_S))
     return done.stderr.strip() if done.returncode else ""
 
 
@@ -84,11 +88,11 @@ class Nats:
         if self._box.stdout is not None:
             self._box.stdout.close()
         for space in self._spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, timeout=TIMEOUT_S)
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, timeout=within_s(TIMEOUT_S))
 
 
 def _do(*words: str) -> Sequence[str]:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=within_s(TIMEOUT_S))
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
     return words

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 import psutil
-from launcher import Launched, Launcher
+from deadlines import Deadline, within_s
+from launcher import Launched, Launcher, Shared, is_fork
 
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.demo.event_log import Line, Tail, of_kind
@@ -36,6 +37,8 @@ ORPHANS_S = 10.0
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PACE = ("--threads", "1", "--min-step-s", "0.05")
 """Learners that do not take the cores which other swarms and processes that start need."""
+LAUNCHERS = Shared()
+"""What swarms start nodes with, until one fails (`Swarm.__exit__`) or the folder is left (conftest.py)."""
 
 
 class Daemon:
@@ -160,7 +163,7 @@ class Daemon:
         """It must end with that status."""
         self.expected_to_live = False
         try:
-            got = self._process.wait(timeout_s)
+            got = self._process.wait(within_s(timeout_s))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end within {timeout_s:g} s\n{self.tail()}") from None
         assert got == status, f"{self.name} ended with {got}, not {status}\n{self.tail()}"
@@ -181,6 +184,7 @@ class Swarm:
         self.tag = uuid.uuid4().hex
         self._used: set[Path] = set()
         self._killed: set[Path] = set()
+        self._forks: list[Launched] = []
         self._launcher: Launcher | None = None
         clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
         self.environment = clean | {TAG: self.tag, "OMP_NUM_THREADS": "1"}
@@ -188,15 +192,17 @@ class Swarm:
     # --- starting ------------------------------------------------------------------------------------
 
     def launcher(self) -> Launcher:
-        """What it starts nodes with; it ends with the swarm."""
+        """One of its own, which ends with the swarm."""
         self._launcher = self._launcher or Launcher(self.environment)
         return self._launcher
 
     def manifest(self, name: str = "test", *options: str) -> Path:
         """A run.toml of the micro preset."""
         path = self.folder / f"{name}-{len(list(self.folder.glob('*.toml')))}.toml"
-        done = self.command("run", "new", name, "--preset", "micro", "--out", str(path), *options)
-        assert done.returncode == 0, done.stderr
+        said = path.with_suffix(".said")
+        words = ["run", "new", name, "--preset", "micro", "--out", str(path), *options]
+        status = self._fork(words, said, said).wait(within_s(EXIT_S))
+        assert status == 0, said.read_text()
         return path
 
     def command(
@@ -209,7 +215,7 @@ class Swarm:
                 capture_output=True,
                 text=True,
                 env=self.environment,
-                timeout=timeout_s,
+                timeout=within_s(timeout_s),
             )
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")[-1500:]
@@ -232,9 +238,14 @@ class Swarm:
         data_dir = self.folder / name
         self._used.add(data_dir)
         arguments = [role, "--data-dir", str(data_dir), "--listen", listen, "--log", "text", *options]
-        run = partial(self._run_within, within) if within else self.launcher().start
+        run = partial(self._run_within, within) if within else self._fork
         self.all[name] = daemon = Daemon(name, arguments, data_dir, run)
         return daemon
+
+    def _fork(self, arguments: list[str], out: Path, err: Path) -> Launched:
+        fork = LAUNCHERS.get().start(arguments, out, err, environment=self.environment)
+        self._forks.append(fork)
+        return fork
 
     def _run_within(
         self, within: Sequence[str], arguments: list[str], out: Path, err: Path
@@ -270,13 +281,11 @@ class Swarm:
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Wait until it holds and return its value; fails early when a process ends that should live."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while not (value := condition()):
             dead = [d for d in self.all.values() if d.expected_to_live and d.ended() is not None]
-            if dead or time.monotonic() > deadline:
-                why = (
-                    f"{dead[0].name} ended with {dead[0].ended()}" if dead else f"not within {timeout_s:g} s"
-                )
+            if dead or deadline.over():
+                why = f"{dead[0].name} ended with {dead[0].ended()}" if dead else f"not within {deadline}"
                 raise AssertionError(f"waiting for {what}: {why}\n" + self.tails())
             time.sleep(POLL_S)
         return value
@@ -306,7 +315,7 @@ class Swarm:
         helpers = psutil.Process(daemon.pid).children(recursive=True)
         daemon.kill()
         self._killed.add(daemon.data_dir)
-        _, alive = psutil.wait_procs(helpers, ORPHANS_S)
+        _, alive = psutil.wait_procs(helpers, within_s(ORPHANS_S))
         assert not alive, f"outlived {daemon.name}: {alive}"
 
     def __enter__(self) -> Swarm:
@@ -319,12 +328,15 @@ class Swarm:
             if not failed:
                 self._end_in_order()
         finally:
+            # Before we look whom they have started.
             if self._launcher is not None:
-                self._launcher.kill(EXIT_S)  # before we look whom it has started
+                self._launcher.kill(within_s(EXIT_S))
+            if failed:
+                LAUNCHERS.end(within_s(EXIT_S))
             leftovers = list(self.processes())
             for process in leftovers:
                 process.kill()
-            psutil.wait_procs(leftovers, 5)
+            psutil.wait_procs(leftovers, within_s(5))
             folders = [socket_folder(data_dir) for data_dir in self._used]
             stale = [f for f in folders if f.exists()]
             for folder in stale:
@@ -344,9 +356,9 @@ class Swarm:
         for daemon in living:
             daemon.wait_exit(0)
         if self._launcher is not None:
-            self._launcher.close(EXIT_S)
-        deadline = time.monotonic() + ORPHANS_S
-        while list(self.processes()) and time.monotonic() < deadline:
+            self._launcher.close(within_s(EXIT_S))
+        deadline = Deadline(ORPHANS_S)
+        while list(self.processes()) and not deadline.over():
             time.sleep(POLL_S)
 
     def processes(self) -> Iterator[psutil.Process]:
@@ -354,7 +366,11 @@ class Swarm:
         for process in psutil.process_iter():
             try:
                 tagged = process.environ().get(TAG) == self.tag
-                if tagged and process.status() != psutil.STATUS_ZOMBIE:
+                if (tagged or self._forked(process)) and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
             except psutil.Error:
                 continue  # somebody else's, or gone in this moment
+
+    def _forked(self, process: psutil.Process) -> bool:
+        """A fork shows the environment of its parent."""
+        return any(f.pid == process.pid and f.poll() is None for f in self._forks) and is_fork(process)

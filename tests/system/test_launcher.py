@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 from launcher import Launched, Launcher
 from system_kit import Swarm
 
@@ -19,7 +20,7 @@ END_S = 30.0
 def launcher() -> Iterator[Launcher]:
     made = Launcher(os.environ)
     yield made
-    made.kill(END_S)
+    made.kill(within_s(END_S))
 
 
 def test_a_process_that_has_just_ended_can_be_signalled(launcher: Launcher, tmp_path: Path) -> None:
@@ -27,11 +28,11 @@ def test_a_process_that_has_just_ended_can_be_signalled(launcher: Launcher, tmp_
     found = launcher.start(["--version"], tmp_path / "out", tmp_path / "err")
     while found.poll() is None:
         found.send_signal(signal.SIGCONT)
-    assert found.wait(END_S) == 0 and "p2pdiloco" in (tmp_path / "out").read_text()
+    assert found.wait(within_s(END_S)) == 0 and "p2pdiloco" in (tmp_path / "out").read_text()
 
 
 def test_nobody_waits_for_a_launcher_that_has_ended(launcher: Launcher, tmp_path: Path) -> None:
-    launcher.kill(END_S)
+    launcher.kill(within_s(END_S))
     with pytest.raises(AssertionError, match="launcher ended"):
         Launched(launcher, os.getpid()).wait(None)
     with pytest.raises(AssertionError, match="launcher ended"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import within_s
 from system_kit import Daemon, Swarm
 from test_swarm import FRAGMENTS, SAVE_OFTEN, assert_agree_at_last, assert_digests_agree
 
@@ -36,7 +37,7 @@ def test_a_gpu_and_a_cpu_hold_the_same_bits(tmp_path: Path) -> None:
         assert learner is not None
         lives = len(learners_of(gpu))
         learner.kill()
-        psutil.wait_procs([learner], timeout=30.0)
+        psutil.wait_procs([learner], timeout=within_s(30.0))
         swarm.until(lambda: len(learners_of(gpu)) > lives, "another one")
         assert all(on.startswith(ACCELERATORS[0]) for on in learners_of(gpu))
         before = gpu.full_merges(2) + cpu.full_merges(2)

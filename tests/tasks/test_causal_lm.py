@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from deadlines import within_s
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import DataSection
@@ -63,6 +64,7 @@ def test_version_0_has_the_golden_digest():
     assert digest_of(task_of(MICRO).initial_parameters()) == GOLDEN
 
 
+@pytest.mark.process
 def test_version_0_is_the_same_in_another_process():
     code = (
         "import hashlib\n"
@@ -73,7 +75,9 @@ def test_version_0_is_the_same_in_another_process():
         "    d.update(name.encode() + t.numpy().tobytes())\n"
         "print(d.hexdigest())\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=90)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=within_s(90)
+    )
     assert out.stdout.strip() == GOLDEN
 
 

@@ -65,6 +65,7 @@ else:
 """
 
 
+@pytest.mark.process
 def test_a_machine_that_makes_the_smallest_numbers_zero_is_noticed() -> None:
     """It would find false what all others find right: states, once some momentum is next to nothing, and
     merges of what has such numbers. So it audits and accuses nobody."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from deadlines import within_s
 
 from p2pdiloco.tensors.portable import TILE, add_scaled, norm, scratch
 
@@ -29,11 +30,12 @@ def made_with(level: str) -> tuple[str, list[dict[str, list[str]]]]:
     # Threads that wait sleep: they have no processors of their own here.
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": level, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, str(PROGRAM)]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, timeout=120)
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, timeout=within_s(120))
     used, *by_threads = json.loads(done.stdout)
     return used, by_threads
 
 
+@pytest.mark.process
 def test_a_merge_has_the_same_bits_with_all_vector_instructions_and_numbers_of_threads() -> None:
     found = [made_with(level) for level in levels()]
     used = {level for level, _ in found}

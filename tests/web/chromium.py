@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from deadlines import Deadline, within_s
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -106,17 +107,17 @@ class Chromium:
 
     def _port(self) -> int:
         told = self._profile / "DevToolsActivePort"
-        deadline = time.monotonic() + START_S
+        deadline = Deadline(START_S)
         while not (told.exists() and (lines := told.read_text().splitlines())):
             assert self._process.poll() is None, f"Chromium ended with {self._process.returncode}"
-            assert time.monotonic() < deadline, "Chromium does not start"
+            assert not deadline.over(), "Chromium does not start"
             time.sleep(0.02)
         return int(lines[0])
 
     def page(self, **how: Any) -> Page:
         """A new, empty page; `how` as in `Page.__init__`."""
         request = urllib.request.Request(f"{self._base}/json/new?about:blank", method="PUT")
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        with urllib.request.urlopen(request, timeout=within_s(ANSWER_S)) as answer:
             target = json.load(answer)
         page = Page(target["webSocketDebuggerUrl"], **how)
         self._pages.append(page)
@@ -134,8 +135,8 @@ class Chromium:
         for member in members:
             with suppress(psutil.Error):
                 member.kill()
-        self._process.wait(END_S)
-        _, left = psutil.wait_procs([m for m in members if m.pid != self._process.pid], END_S)
+        self._process.wait(within_s(END_S))
+        _, left = psutil.wait_procs([m for m in members if m.pid != self._process.pid], within_s(END_S))
         self._folder.cleanup()
         assert not left, f"Chromium left {left}"
 
@@ -147,7 +148,7 @@ class Page:
         self, url: str, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True
     ):
         self._socket = connect(
-            url, max_size=MOST_BYTES, open_timeout=ANSWER_S, compression=None, ping_interval=None
+            url, max_size=MOST_BYTES, open_timeout=within_s(ANSWER_S), compression=None, ping_interval=None
         )
         self._ids = itertools.count(1)
         self.said: list[str] = []
@@ -168,9 +169,9 @@ class Page:
         """One command of the protocol, and its result."""
         number = next(self._ids)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        deadline = time.monotonic() + ANSWER_S
+        deadline = Deadline(ANSWER_S)
         while True:
-            message = self._take(deadline - time.monotonic())
+            message = self._take(deadline.left_s())
             assert message is not None, f"no answer to {method}"
             if message.get("id") == number:
                 assert "error" not in message, f"{method}: {message['error']}"
@@ -199,9 +200,9 @@ class Page:
         self._events.clear()
         result = self.tell("Page.navigate", url=url)
         assert not result.get("errorText"), f"{url}: {result['errorText']}"
-        deadline = time.monotonic() + WAIT_S
+        deadline = Deadline(WAIT_S)
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
-            assert self._take(deadline - time.monotonic()) is not None, f"{url} is not loaded"
+            assert self._take(deadline.left_s()) is not None, f"{url} is not loaded"
 
     def js(self, expression: str) -> Any:
         """Value of an expression in the page (a promise is waited for)."""
@@ -215,9 +216,9 @@ class Page:
 
     def until(self, expression: str, what: str = "", timeout_s: float = WAIT_S) -> None:
         """Wait until an expression in the page is true."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while not self.js(f"!!({expression})"):
-            assert time.monotonic() < deadline, f"waiting for {what or expression}: {self.said}"
+            assert not deadline.over(), f"waiting for {what or expression}: {self.said}"
             time.sleep(0.03)
 
     def key(self, name: str, code: int, shift: bool = False) -> None:
@@ -245,9 +246,9 @@ class Page:
 
     def settle(self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
         """Take in what it says until that holds."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while not condition():
-            assert time.monotonic() < deadline, f"waiting for {what}: {self.said}"
+            assert not deadline.over(), f"waiting for {what}: {self.said}"
             self._take(0.05)
 
     def close(self) -> None:

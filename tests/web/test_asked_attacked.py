@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deadlines import within_s
 from test_making import NOW_S, report
 
 from p2pdiloco.adapters.disk.run_store import run_folder
@@ -59,9 +60,8 @@ async def test_any_members_are_asked_and_a_bug_ends_nothing(
     monkeypatch.setattr(asked_source, "SELDOM_S", 0.0)
     source = AskedSource(Near(), lambda: [Run()], tmp_path)  # type: ignore[arg-type, list-item]
     watching = asyncio.create_task(source.watch())
-    await asyncio.wait_for(
-        asyncio.wait([watching, asyncio.create_task(enough.wait())], return_when="FIRST_COMPLETED"), 10
-    )
+    either = [watching, asyncio.create_task(enough.wait())]
+    await asyncio.wait_for(asyncio.wait(either, return_when="FIRST_COMPLETED"), within_s(10))
     assert not watching.done()
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -109,7 +109,7 @@ async def test_what_was_told_gets_old_and_is_kept(tmp_path: Path, monkeypatch: p
     run_folder(tmp_path, Run.id).mkdir(parents=True)
     assert pulse() is Pulse.UNKNOWN
     watching = asyncio.create_task(source.watch())
-    await asyncio.wait_for(told.wait(), 10)
+    await asyncio.wait_for(told.wait(), within_s(10))
     assert pulse() is Pulse.ALIVE
     monkeypatch.setattr(asked_source.time, "time", lambda: NOW_S + asked_source.OLD_S + 1)
     assert pulse() is Pulse.UNKNOWN

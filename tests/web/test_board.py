@@ -204,6 +204,7 @@ def carried(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     thread.join()
 
 
+@pytest.mark.process
 def test_any_web_server_carries_it_and_the_page_looks_again(carried: tuple[Path, str], looks: Looks) -> None:
     folder, url = carried
     board = Board(folder, every_s=2.0)

@@ -18,6 +18,8 @@ from p2pdiloco.web.page.wording import age, ago
 from p2pdiloco.web.view import Mark, NewestView
 from p2pdiloco.web.words import MarkKind, MemberWord, Why
 
+pytestmark = pytest.mark.process
+
 MOST_BYTES = 150_000
 LIVE = "document.getElementById('stream').className === 'stream live'"
 OLD = "document.getElementById('stream').className === 'stream old'"

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 from page_scene import scene, with_own, with_public
 from web_kit import served
 
@@ -208,7 +209,7 @@ async def test_a_request_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pyt
         for begun in (b"", b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"POST /control/pause HTTP/1.1\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
             writer.write(begun)
-            assert await asyncio.wait_for(read_to_the_end(reader), 10) == b""
+            assert await asyncio.wait_for(read_to_the_end(reader), within_s(10)) == b""
             writer.close()
         assert (await page.ask("/view")).status == 200
 
@@ -220,7 +221,7 @@ async def test_a_body_that_never_comes_is_cut(tmp_path: Path, monkeypatch: pytes
         head = f"POST /control/limits HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {page.token}\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
         writer.write(head.encode() + b"content-length: 100\r\n\r\nmax")
-        assert b" 408 " in await asyncio.wait_for(reader.readline(), 10)
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), within_s(10))
         writer.close()
 
 
@@ -237,7 +238,7 @@ async def test_more_connections_than_there_is_room_for_are_cut(
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     async with served(tmp_path) as page:
         kept = [await asyncio.open_connection("127.0.0.1", page.port) for _ in range(4)]
-        assert await asyncio.wait_for(read_to_the_end(kept[3][0]), 10) == b""
+        assert await asyncio.wait_for(read_to_the_end(kept[3][0]), within_s(10)) == b""
         for _, writer in kept:
             writer.close()
 
@@ -258,7 +259,7 @@ async def test_watchers_hear_at_once_and_then_only_what_is_new_made_once_for_all
         assert len(made) == 1
         for _, writer in watching:
             writer.close()
-        assert not (await asyncio.wait(made, timeout=20))[1], "it is still made, for nobody"
+        assert not (await asyncio.wait(made, timeout=within_s(20)))[1], "it is still made, for nobody"
 
 
 def channels() -> set[asyncio.Task[None]]:
@@ -283,7 +284,7 @@ async def test_a_watcher_that_does_not_read_is_let_go_and_holds_up_nobody(
             page.source.shown = with_public(scene(), run_name=f"{turn} " + "x" * 200_000)
             await data_of(reader)
         writer.close()
-        assert not (await asyncio.wait(channels(), timeout=20))[1], "the slow one still watches"
+        assert not (await asyncio.wait(channels(), timeout=within_s(20)))[1], "the slow one still watches"
         slow.close()
 
 
@@ -301,7 +302,7 @@ async def test_too_many_watchers_are_told_to_come_back(
 async def test_the_end_does_not_wait_for_watchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2pdiloco.web.server.END_S", 3600.0)
     monkeypatch.setattr("p2pdiloco.web.site.GRACE_S", 3600)
-    async with asyncio.timeout(30), served(tmp_path) as page:
+    async with asyncio.timeout(within_s(30)), served(tmp_path) as page:
         reader, writer = await page.events()
         await data_of(reader)
     writer.close()
@@ -365,7 +366,7 @@ async def read_to_the_end(reader: asyncio.StreamReader) -> bytes:
 
 async def data_of(reader: asyncio.StreamReader) -> bytes:
     """The data of the next event that has some."""
-    while not (line := await asyncio.wait_for(reader.readline(), 10)).startswith(b"data: "):
+    while not (line := await asyncio.wait_for(reader.readline(), within_s(10))).startswith(b"data: "):
         assert line, "the end"
     json.loads(line[6:])
     return line

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import within_s
 from web_kit import Shown, served
 
 from p2pdiloco.config.web_address import WebAddress
@@ -36,7 +37,7 @@ async def test_many_that_ask_at_once_watch_one_channel(
         for _, writer in opened:
             writer.write(words.encode())
         for reader, writer in opened:
-            await asyncio.wait_for(reader.readuntil(b"data: "), 10)
+            await asyncio.wait_for(reader.readuntil(b"data: "), within_s(10))
             writer.close()
     assert len(set(made)) == 1
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from deadlines import within_s
 from msgspec import Struct
 from page_scene import scene
 
@@ -69,7 +70,7 @@ class Served(Struct):
         reader, writer = await asyncio.open_connection(self.host, self.port)
         with contextlib.closing(writer):
             writer.write(data)
-            return parse(await asyncio.wait_for(reader.read(), 10))
+            return parse(await asyncio.wait_for(reader.read(), within_s(10)))
 
     async def events(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Watch."""

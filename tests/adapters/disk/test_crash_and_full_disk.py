@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from deadlines import within_s
 from disk_kit import (
     RUN,
     Crash,
@@ -128,9 +129,10 @@ print(loaded_number(store), [path.name for path in store.folder.rglob("*.tmp")])
 """
 
 
+@pytest.mark.process
 def test_the_operating_systems_own_refusal_in_mid_write(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FILE_SIZE_LIMIT, str(tmp_path), str(Path(__file__).parent)]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True, timeout=within_s(60), check=True).stdout
     sentence, state = output.splitlines()
     assert "checkpoint-2.safetensors: the disk is full" in sentence
     assert state == "1 []"

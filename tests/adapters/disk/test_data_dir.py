@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.disk.events_log import EventsLog
@@ -36,6 +37,7 @@ except StorageError as error:
 """
 
 
+@pytest.mark.process
 def test_second_node_is_refused_until_the_first_is_dead_even_if_its_child_lives_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
@@ -117,6 +119,7 @@ def test_a_file_is_not_a_data_folder(tmp_path: Path) -> None:
             DataDir(path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mode", [0o000, 0o500])
 def test_a_folder_without_permission_is_named(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "private"
@@ -129,7 +132,9 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, mode: int) -> None
             top.chmod(top_mode | 0o011)
         folder.chmod(mode)
         command = [sys.executable, "-c", OPEN_AS_NOBODY, str(folder)]
-        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=within_s(60), check=True
+        ).stdout
     finally:
         folder.chmod(0o700)
         for top, top_mode in opened:

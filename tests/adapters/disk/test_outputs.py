@@ -17,6 +17,7 @@ NOWHERE = Path("/proc/self/nothing")
 """Place at which nobody can make anything, root neither."""
 
 
+@pytest.mark.process
 def test_what_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("content")
     try_file(tmp_path / "old", "--out")
@@ -44,6 +45,7 @@ def test_a_folder_that_cannot_be_written_is_told_by_its_flag(place: str, tmp_pat
     assert "--result-dir" in told.value.hint
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("place", ["file", "file/x", str(NOWHERE), "long" * 50])
 def test_a_socket_that_cannot_be_made_is_told(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -51,6 +53,7 @@ def test_a_socket_that_cannot_be_made_is_told(place: str, tmp_path: Path) -> Non
         try_socket(tmp_path / place)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [

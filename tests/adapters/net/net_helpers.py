@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from deadlines import Deadline
+
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal
 
 
 async def until(condition: Callable[[], object], what: str = "it") -> None:
-    """Give another process or peer, which cannot tell us, up to 15 s."""
-    for _ in range(1500):
-        if condition():
-            return
+    """Wait for another process or peer, which cannot tell us."""
+    deadline = Deadline(15)
+    while not condition():
+        assert not deadline.over(), f"not within {deadline}: {what}"
         await asyncio.sleep(0.01)
-    raise AssertionError(f"not within 15 s: {what}")
 
 
 class Sink:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Swarm
+from deadlines import within_s
 from net_helpers import Sink, until
 
 from p2pdiloco.adapters.net import framing
@@ -95,7 +96,7 @@ async def test_unreachable_peer(swarm: Swarm) -> None:
     a, b, _ = await pair(swarm)
     await swarm.vanish(b)
     for peer in (b.peer_id, Identity.generate().peer_id, a.peer_id, "nonsense"):
-        async with asyncio.timeout(4.0):
+        async with asyncio.timeout(within_s(4.0)):
             with pytest.raises(PeerUnreachable):
                 await a.send(peer, b"hello", 2.0)
             with pytest.raises(PeerUnreachable):
@@ -107,7 +108,7 @@ async def test_unreachable_peer(swarm: Swarm) -> None:
 async def test_a_silent_handler_costs_only_the_time_out(swarm: Swarm) -> None:
     a, b, at_b = await pair(swarm)
     at_b.before_reply = asyncio.get_running_loop().create_future
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(within_s(3.0)):
         with pytest.raises(PeerUnreachable):
             await a.send(b.peer_id, b"hello", 0.3)
     at_b.before_reply = None
@@ -193,11 +194,11 @@ async def test_push_that_breaks_a_rule(swarm: Swarm, reason: str) -> None:
         await writer.drain()
         heard = b""
         while reason.encode() not in heard:
-            heard += await asyncio.wait_for(reader.read(1000), 5.0)
+            heard += await asyncio.wait_for(reader.read(1000), within_s(5.0))
     finally:
         writer.close()
     sink = at_b.sinks[0]
-    await asyncio.wait_for(sink.done.wait(), 5.0)
+    await asyncio.wait_for(sink.done.wait(), within_s(5.0))
     assert sink.aborted == reason and not sink.finished
     await until(lambda: b.refusals == {reason: 1})
 
@@ -209,7 +210,7 @@ async def test_push_cut_in_the_middle(swarm: Swarm) -> None:
     await writer.drain()
     await until(lambda: at_b.sinks and at_b.sinks[0].started.is_set())
     writer.close()
-    await asyncio.wait_for(at_b.sinks[0].done.wait(), 5.0)
+    await asyncio.wait_for(at_b.sinks[0].done.wait(), within_s(5.0))
     assert at_b.sinks[0].aborted and not at_b.sinks[0].finished
     assert b.refusals == {}  # a cut is the world's fault
 
@@ -338,7 +339,7 @@ async def test_a_header_that_does_not_come_is_given_up_and_counted(
     reader, writer = await swarm.raw_stream(a, b)
     writer.write(b"\x51" + struct.pack(">I", 100) + b"h")
     await until(lambda: b.refusals == {StreamRefusal.TOO_SLOW.value: 1})
-    assert await asyncio.wait_for(reader.read(1), 5.0) == b""
+    assert await asyncio.wait_for(reader.read(1), within_s(5.0)) == b""
     writer.close()
 
 
@@ -354,7 +355,7 @@ async def test_records_of_two_peers_under_one_key(swarm: Swarm) -> None:
     for reader in (a, b, c):
         assert await reader.get_records("members") == {a.peer_id: b"a2", b.peer_id: b"b1"}
         assert await reader.get_records("nothing") == {}
-    async with asyncio.timeout(10.0):  # expiry is by the clock
+    async with asyncio.timeout(within_s(10.0)):  # expiry is by the clock
         while await a.get_records("gone"):
             pass
 

@@ -14,6 +14,8 @@ from p2pdiloco.adapters.net.meeting import OURS_ONLY
 from p2pdiloco.errors import NobodyReached
 from p2pdiloco.identity import Identity
 
+pytestmark = pytest.mark.process
+
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 

@@ -101,6 +101,7 @@ def test_all_peers_behind_a_name_are_found(cut: bool, monkeypatch: pytest.Monkey
         assert peers_behind(["/dnsaddr/no.example"], may_fail=True) == ()
 
 
+@pytest.mark.process
 def test_no_name_server_and_no_name_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
         nobody.bind(("127.0.0.1", 0))

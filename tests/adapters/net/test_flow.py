@@ -6,6 +6,7 @@ import asyncio
 import heapq
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.adapters.net.flow import CHUNK_BYTES, LEAST_BYTES, TARGET_S, Allowance, Flow, Limits, Sending
 
@@ -194,8 +195,8 @@ async def test_limits_that_change_hold_for_streams_that_are_under_way() -> None:
     limits.allow(0, 0, lambda: now[0])
     assert limits.upload is None and limits.download is None
     assert upload.chunk_bytes == CHUNK_BYTES
-    await asyncio.wait_for(upload.take(1 << 30), 1.0)  # a stream that has it still
-    await asyncio.wait_for(upload.take(1 << 30), 1.0)
+    await asyncio.wait_for(upload.take(1 << 30), within_s(1.0))  # a stream that has it still
+    await asyncio.wait_for(upload.take(1 << 30), within_s(1.0))
 
 
 def test_what_went_over_the_link_is_counted_whatever_became_of_it() -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from conftest import Swarm
+from deadlines import within_s
 from net_helpers import Sink, until
 
 from p2pdiloco.adapters.net import endpoint, framing, kept_streams, places
@@ -142,9 +143,11 @@ async def test_idle_streams_end_and_their_number_is_bounded(
     try:
         for reader, writer in greedy:  # keeps all of them open, and says nothing more
             writer.write(b"\x51\0\0\0\x06refuse" + bytes(8))
-            await asyncio.wait_for(reader.read(100), 5.0)
+            await asyncio.wait_for(reader.read(100), within_s(5.0))
         await until(lambda: len(b._kept_in) == MOST_IN_PER_PEER and not b._places)
-        assert await asyncio.wait_for(greedy[0][0].read(1), 5.0) == b"", "the one idle for longest has ended"
+        assert await asyncio.wait_for(greedy[0][0].read(1), within_s(5.0)) == b"", (
+            "the one idle for longest has ended"
+        )
         monkeypatch.setattr(places, "MAX_STREAMS_IN", 1)
         await push(a, b)  # idle streams take nobody's place
     finally:

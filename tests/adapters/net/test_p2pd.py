@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
+from deadlines import within_s
 from net_helpers import Recorder, until
 
 from p2pdiloco.adapters.net import hivemind_dht, hivemind_net
@@ -81,7 +82,7 @@ async def test_killed_p2pd_is_replaced_in_place(make: Make, tmp_path: Path) -> N
     await pending
     assert b.p2pd_pid is not None
     os.kill(b.p2pd_pid, signal.SIGKILL)
-    async with asyncio.timeout(5):  # far below the call's own 30 s
+    async with asyncio.timeout(within_s(5)):  # far below the call's own 30 s
         with pytest.raises(PeerUnreachable):
             await waiting
     at_b.before_reply = None
@@ -125,12 +126,12 @@ async def test_calls_while_p2pd_is_down_fail_at_once(make: Make, monkeypatch: py
     await until(lambda: bool(silent.messages), "request at b")
     assert a.p2pd_pid is not None
     os.kill(a.p2pd_pid, signal.SIGKILL)
-    async with asyncio.timeout(5):  # in hivemind it hangs
+    async with asyncio.timeout(within_s(5)):  # in hivemind it hangs
         with pytest.raises(PeerUnreachable, match="p2pd is gone"):
             await pending
     await until(lambda: not a._up(), "noticed")
     peer = Identity.generate().peer_id
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(within_s(1)):
         for call in (a.send(peer, b"", 30.0), a.push(peer, b"", [], 30.0), a.connect(peer, [LOOPBACK])):
             with pytest.raises(PeerUnreachable):
                 await call
@@ -170,10 +171,11 @@ async def test_nothing_stays_after_close(make: Make, tmp_path: Path) -> None:
     assert not (socket_folder(folder) / "p2pd.sock").exists()
 
 
+HERE = Path(__file__).parent
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from net_helpers import Recorder
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.identity import Identity
@@ -191,7 +193,7 @@ asyncio.run(main())
 @contextmanager
 def owner_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another Python process that owns a p2pd; nothing of it is left at the end."""
-    code = OWNER.format(tests=str(Path(__file__).parent), folder=str(folder), listen=LOOPBACK)
+    code = OWNER.format(tests=[str(HERE), str(HERE.parents[1])], folder=str(folder), listen=LOOPBACK)
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         yield owner

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco_lab.links.namespaces import LinksRefused
@@ -70,7 +71,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
     finally:
         for process in running:
             try:
-                process.communicate(timeout=END_S)  # closes stdin, at which it ends
+                process.communicate(timeout=within_s(END_S))  # closes stdin, at which it ends
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()

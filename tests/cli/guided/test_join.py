@@ -61,6 +61,7 @@ def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
     return start
 
 
+@pytest.mark.process
 def test_it_asks_shows_saves_and_starts(join: Join, tmp_path: Path) -> None:
     folder = tmp_path / "my node"
     root = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path.cwd())])
@@ -215,6 +216,7 @@ def test_a_folder_in_use_is_left_alone(join: Join, tmp_path: Path) -> None:
     assert status == 2 and "a node runs with the data folder" in shown
 
 
+@pytest.mark.process
 def test_it_starts_by_itself(join: Join, tmp_path: Path) -> None:
     status, shown = join([LINK], *USUAL, ("What now?", "service"))
     assert status == 0
@@ -226,6 +228,7 @@ def test_it_starts_by_itself(join: Join, tmp_path: Path) -> None:
         assert words in shown
 
 
+@pytest.mark.process
 def test_a_manager_that_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "systemctl"
     tool.write_text("#!/bin/sh\necho 'Failed to connect\nto bus' >&2; exit 1\n")
@@ -237,6 +240,7 @@ def test_a_manager_that_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pyt
     assert "enable --now" in error.value.hint
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_the_user_s_unit_is_one(tmp_path: Path) -> None:
     shipped = shipped_unit()

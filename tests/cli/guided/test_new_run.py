@@ -11,6 +11,7 @@ from p2pdiloco.cli import main as cli_main
 from p2pdiloco.tasks.manifests import load_manifest
 
 
+@pytest.mark.process
 def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
     out = tmp_path / "run.toml"
     with Terminal(["-m", "p2pdiloco", "run", "new", "--guide", "--out", str(out)]) as terminal:
@@ -37,14 +38,15 @@ def test_the_guide_asks_and_writes(tmp_path: Path) -> None:
         assert command in terminal.shown
 
 
+@pytest.mark.process
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run.toml"
     with Terminal(["-m", "p2pdiloco", "run", "new", "ours", "--guide", "--out", str(out)]) as terminal:
         terminal.expect("Name of the run")
         terminal.expect(": ")
+        terminal.press(CTRL_C)
         # readline sees a signal that comes just before it waits only with the next key.
-        terminal.press(CTRL_C + b"\n")
-        assert terminal.end() == 130 and "Traceback" not in terminal.shown
+        assert terminal.end(pressing=b"\n") == 130 and "Traceback" not in terminal.shown
     assert not out.exists()
 
 

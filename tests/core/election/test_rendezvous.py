@@ -8,6 +8,9 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+from deadlines import within_s
+
 from p2pdiloco.core.election.rendezvous import ranking
 
 PEERS = [f"peer{i}" for i in range(8)]
@@ -46,6 +49,7 @@ def test_the_order_depends_on_run_and_group() -> None:
     assert orders("run", "all") != orders("run", "half")
 
 
+@pytest.mark.process
 def test_another_process_ranks_the_same() -> None:
     code = (
         "from p2pdiloco.core.election.rendezvous import ranking;"
@@ -53,6 +57,11 @@ def test_another_process_ranks_the_same() -> None:
     )
     env = os.environ | {"PYTHONHASHSEED": "7"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=within_s(30),
     )
     assert done.stdout.strip() == str(ranking("run", "all", 1, 2, PEERS))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from chain_kit import PaperChain
 from daemon_kit import version
+from deadlines import within_s
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.core.api import effects as ef
@@ -92,7 +93,7 @@ class Members:
         self.holder, *self.others = self.all
 
     async def fetch_all(self, *those: Peer) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(within_s(20)):
             await asyncio.gather(*(peer.fetch() for peer in those or self.others))
 
     def check(self, *those: Peer) -> None:

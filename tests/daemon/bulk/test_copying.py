@@ -12,6 +12,7 @@ import pytest
 import torch
 from copying_kit import LAYOUTS, NUMEL, SIZE, Peer
 from daemon_kit import Neighbourhood, until
+from deadlines import within_s
 
 from p2pdiloco.adapters.net.flow import Allowance, Limits
 from p2pdiloco.config.manifest import OuterSection
@@ -63,7 +64,7 @@ async def test_the_bytes_come_from_all_holders_of_the_version_once(town: Any) ->
 
 async def test_a_slow_holder_gives_little_of_it(town: Any) -> None:
     joiner, donors = await three(town, 0.4e6, 80e6, 80e6)
-    await asyncio.wait_for(joiner.copy("d0"), 20)
+    await asyncio.wait_for(joiner.copy("d0"), within_s(20))
     assert joiner.has_state_of(donors[0])
     assert joiner.transfers.copying.from_others_bytes > SIZE - 3 * PIECE
     assert joiner.transfers.bytes_in < SIZE + PIECE
@@ -82,7 +83,7 @@ async def test_a_holder_that_says_nothing_holds_nobody_up(town: Any, monkeypatch
     monkeypatch.setattr(donors[1], "on_pull", silent)
     monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", SIZE // 4)
     joiner.chain.peers = ["d1"]
-    await asyncio.wait_for(joiner.copy("d0"), 10)
+    await asyncio.wait_for(joiner.copy("d0"), within_s(10))
     assert asked.is_set() and joiner.has_state_of(donors[0])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from copying_kit import SIZE, Peer
 from daemon_kit import until
+from deadlines import within_s
 
 from p2pdiloco.adapters.net.flow import Allowance, Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
@@ -46,7 +47,7 @@ async def test_a_state_comes_from_all_and_is_finished_without_the_one_that_died(
         copying = asyncio.create_task(joiner.copy(first.name))
         await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 4, "a quarter")
         await first.transport.close()  # type: ignore[attr-defined]
-        await asyncio.wait_for(copying, 60)
+        await asyncio.wait_for(copying, within_s(60))
         assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.has_state_of(others[0])
         assert all(peer.gave for peer in (first, *others))
     finally:

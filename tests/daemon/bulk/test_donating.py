@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from chain_kit import uplink
 from daemon_kit import PATIENCE_S, version
+from deadlines import within_s
 
 from p2pdiloco.adapters.net.flow import CHUNK_BYTES
 from p2pdiloco.adapters.net.framing import MIN_BYTES_PER_S
@@ -115,7 +116,7 @@ class Waits:
         await self._go.wait()
 
     async def until_inside(self) -> None:
-        await asyncio.wait_for(self.inside.wait(), PATIENCE_S)
+        await asyncio.wait_for(self.inside.wait(), within_s(PATIENCE_S))
 
     def turn(self) -> None:
         self.inside.clear()
@@ -145,7 +146,7 @@ async def test_a_state_is_never_so_slow_that_it_is_given_up(monkeypatch: pytest.
             await waits.until_inside()
             waits.now += min(TRICKLE_S, size / MIN_BYTES_PER_S)
             waits.turn()
-            await asyncio.wait_for(chunk, PATIENCE_S)
+            await asyncio.wait_for(chunk, within_s(PATIENCE_S))
             assert size / (waits.now - began_s) >= MIN_BYTES_PER_S, "also where chunks are small"
 
 
@@ -157,7 +158,7 @@ async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
     waits.uplink.uplink_bytes_per_s = 1000.0
     with waits.courtesy.urgent():
         waits.now, waits.uplink.sent_bytes = 1.0, 499
-        await asyncio.wait_for(waits.courtesy.pace(0), PATIENCE_S)  # the uplink is not what is full
+        await asyncio.wait_for(waits.courtesy.pace(0), within_s(PATIENCE_S))  # the uplink is not what is full
         assert not waits.inside.is_set()
         waits.now, waits.uplink.sent_bytes = 2.0, 999
         chunk = asyncio.create_task(waits.courtesy.pace(CHUNK_BYTES))
@@ -178,4 +179,4 @@ async def test_a_slow_reader_of_an_update_holds_states_up_for_a_minute_at_most()
     courtesy = Courtesy(uplink(), lambda: now)
     courtesy.begin()
     now = 61.0
-    await asyncio.wait_for(courtesy.pace(1), 1)
+    await asyncio.wait_for(courtesy.pace(1), within_s(1))

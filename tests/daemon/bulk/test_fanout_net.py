@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 from fanout_kit import PAYLOAD, Peer
 
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
@@ -31,7 +32,7 @@ async def test_the_third_member_gets_an_update_from_the_others(tmp_path: Path) -
                     addresses = other.transport.addresses()  # type: ignore[attr-defined]
                     one.transport.learn(other.name, addresses)  # type: ignore[attr-defined]
         holder, *others = peers
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(within_s(60)):
             await asyncio.gather(*(peer.fetch(holder.name) for peer in others))
         assert [peer.payload == PAYLOAD for peer in others] == [True] * 3
         assert holder.transfers.bytes_out <= 2.2 * len(PAYLOAD)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.daemon.control import client as client_module
 from p2pdiloco.daemon.control import server as server_module
@@ -19,6 +20,8 @@ from p2pdiloco.daemon.control.controls import ControlState
 from p2pdiloco.daemon.control.server import MAX_CLIENTS, ControlServer
 from p2pdiloco.daemon.control.wire_lines import MAX_LINE_BYTES, Request, decode_reply, socket_path
 from p2pdiloco.errors import UserError
+
+pytestmark = pytest.mark.process
 
 
 class Told:
@@ -63,7 +66,7 @@ async def raw(folder: Path, line: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(socket_path(folder)))
     writer.write(line)
     try:
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), within_s(20))
     except ConnectionError:
         return b""
     finally:

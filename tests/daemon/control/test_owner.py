@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from daemon_kit import Neighbourhood, QuickMember, at_once, until
+from deadlines import within_s
 
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.control.owner import HAND_OVER_AT_MOST_S, NodeControls
@@ -198,7 +199,7 @@ async def test_a_budget_that_is_raised_calls_it_back(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     said = await owner.controls.limits({"max-transfer": "1GB/month"})
     assert "a start with --max-transfer 100kB/month, as this one, wins over it" in said
-    assert await asyncio.wait_for(waiting, 1.0)
+    assert await asyncio.wait_for(waiting, within_s(1.0))
     owner.reins.carried = (50, 0)  # another transport's, which counts from nothing
     owner.controls.attach(owner.reins)
     await owner.controls.close()
@@ -271,6 +272,7 @@ async def test_a_damaged_file_of_wishes_is_set_aside(tmp_path: Path, content: by
     assert (await owner.controls.pause()).startswith("paused") and (tmp_path / f"{FILE}.corrupt").exists()
 
 
+@pytest.mark.process
 async def test_a_mistake_in_the_watch_of_wishes_is_a_bug_and_ends_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +281,7 @@ async def test_a_mistake_in_the_watch_of_wishes_is_a_bug_and_ends_the_program(
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: found.set_result(context))
     async with owned(NodeSettings(data_dir=tmp_path), asyncio.Event()) as controls:
         monkeypatch.setattr(controls, "look", lambda: 1 / 0)
-        assert (await asyncio.wait_for(found, 5.0))["bug"]
+        assert (await asyncio.wait_for(found, within_s(5.0)))["bug"]
 
 
 def _says(member: QuickMember, handed_over: bool) -> None:

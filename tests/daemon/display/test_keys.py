@@ -10,6 +10,8 @@ import termios
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from p2pdiloco.daemon.display.keys import Keys
 from p2pdiloco.daemon.process import HURRIED
 
@@ -66,6 +68,7 @@ def said_until(read: Callable[[], bytes], word: bytes) -> bytes:
     return said
 
 
+@pytest.mark.process
 def test_keys_come_at_once_without_an_echo_and_the_terminal_is_given_back() -> None:
     child, terminal = pty.fork()
     if child == 0:  # the terminal is its own
@@ -83,6 +86,7 @@ def test_keys_come_at_once_without_an_echo_and_the_terminal_is_given_back() -> N
         os.waitpid(child, 0)
 
 
+@pytest.mark.process
 def test_q_leaves_and_once_more_at_once_and_the_terminal_is_given_back() -> None:
     ours, its = os.openpty()
     before = termios.tcgetattr(ours)

@@ -73,6 +73,7 @@ raise ValueError("uncaught")
 """
 
 
+@pytest.mark.process
 def test_nothing_but_json_is_on_the_stream_of_json_logs() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     said = [json.loads(line) for line in done.stderr.splitlines()]
@@ -90,6 +91,7 @@ assert not peers_to_join(BootstrapSettings(log="json", join=("/dnsaddr/no.exampl
 """
 
 
+@pytest.mark.process
 def test_what_is_said_before_there_is_an_event_loop_is_json_too() -> None:
     done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True)
     (line,) = done.stderr.splitlines()

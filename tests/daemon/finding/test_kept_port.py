@@ -19,6 +19,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.process
 async def test_the_last_port_is_taken_again(tmp_path: Path, free_port: int) -> None:
     assert await listen_again(tmp_path, ANY_ADDRESS) == ANY_ADDRESS
     keep_port(tmp_path, [f"/ip4/0.0.0.0/tcp/{free_port}"])
@@ -27,6 +28,7 @@ async def test_the_last_port_is_taken_again(tmp_path: Path, free_port: int) -> N
     assert await listen_again(tmp_path, asked_for) == asked_for
 
 
+@pytest.mark.process
 async def test_a_port_that_somebody_else_has_is_given_up_with_a_word(
     tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

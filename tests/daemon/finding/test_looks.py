@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
+from deadlines import within_s
 from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
@@ -76,7 +77,7 @@ async def test_our_record_is_published_no_more_though_it_changed_in_the_moment_o
     assert len(board.puts) == 1, "it waits for news"
     ours.news.set()
     publishing.cancel()
-    done, _ = await asyncio.wait({publishing}, timeout=PATIENCE_S)
+    done, _ = await asyncio.wait({publishing}, timeout=within_s(PATIENCE_S))
     publishing.cancel()
     assert done and len(board.puts) == 1
 

@@ -49,6 +49,7 @@ def test_of_several_one_is_named(nearby: list[Nearby], tmp_path: Path) -> None:
     assert looked(tmp_path, run="ef" * 32).join == ()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "values", [{"join": ("/ip4/192.0.2.9/tcp/1/p2p/x",)}, {"genesis": True}, {"run_file": Path("run.toml")}]
 )

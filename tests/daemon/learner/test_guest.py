@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 import torch
+from deadlines import within_s
 from learner_kit import BASES, LAYOUTS, filled_exchange
 
 from p2pdiloco import Session
@@ -42,6 +43,8 @@ from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
+
+pytestmark = pytest.mark.process
 
 PATIENCE_S = 20.0
 MERGED_TOKENS = 50_000
@@ -80,17 +83,17 @@ async def test_a_second_session_leaves_the_first_one_its_daemon(tmp_path: Path) 
     with DataDir(folder):
         (folder / "session.log").write_text("the first one's")
         async with waiting(folder) as (host, path, events):
-            first, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
-            assert await asyncio.to_thread(LearnerEnd(first).arrived, PATIENCE_S)
+            first, descriptor = await asyncio.to_thread(join_daemon, path, within_s(PATIENCE_S))
+            assert await asyncio.to_thread(LearnerEnd(first).arrived, within_s(PATIENCE_S))
             with pytest.raises(UserError, match="is in use by another running node"):
                 await asyncio.to_thread(Session, torch.nn.Linear(1, 1), None, "micro", data_dir=folder)
             assert (folder / "session.log").read_text() == "the first one's"
             first.close()
             os.close(descriptor)
-            assert isinstance(await asyncio.wait_for(events.get(), PATIENCE_S), LearnerExited)
+            assert isinstance(await asyncio.wait_for(events.get(), within_s(PATIENCE_S)), LearnerExited)
             await host.start(BASES)
-            successor, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
-            assert await asyncio.to_thread(LearnerEnd(successor).arrived, PATIENCE_S)
+            successor, descriptor = await asyncio.to_thread(join_daemon, path, within_s(PATIENCE_S))
+            assert await asyncio.to_thread(LearnerEnd(successor).arrived, within_s(PATIENCE_S))
             successor.close()
             os.close(descriptor)
 
@@ -101,9 +104,9 @@ async def test_a_program_that_comes_late_begins_with_the_course_that_the_run_has
     async with waiting(tmp_path) as (host, path, _):
         host.follow(FollowCourse((), "paused"))
         host.follow(SpareMachine(True, 0.5))
-        connection, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+        connection, descriptor = await asyncio.to_thread(join_daemon, path, within_s(PATIENCE_S))
         program = LearnerEnd(connection)
-        assert await asyncio.to_thread(program.arrived, PATIENCE_S)
+        assert await asyncio.to_thread(program.arrived, within_s(PATIENCE_S))
         (start,) = program.poll()
         assert isinstance(start, Start) and start.course == FollowCourse((), "paused")
         assert start.spare == SpareMachine(True, 0.5)
@@ -119,7 +122,7 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
             with process() as daemon:
                 (tmp_path / "lock").write_text(str(daemon.pid))
                 session = await asyncio.to_thread(Session, model, None, "micro", data_dir=tmp_path)
-                ready = await asyncio.wait_for(events.get(), PATIENCE_S)
+                ready = await asyncio.wait_for(events.get(), within_s(PATIENCE_S))
                 if life:
                     for name, value in named_parameters(models[0]).items():
                         torch.testing.assert_close(named_parameters(model)[name], value)
@@ -136,7 +139,7 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
                     steps += 1
                     assert session.run_tokens == before + 256 * steps
                     if ends is None and steps > 4:  # some fragments are copied out by now
-                        ends = asyncio.create_task(host.stop(state, PATIENCE_S))
+                        ends = asyncio.create_task(host.stop(state, within_s(PATIENCE_S)))
                 assert daemon.stdin is not None
                 daemon.stdin.close()
                 await asyncio.to_thread(session.close)
@@ -163,7 +166,7 @@ async def test_a_session_that_comes_when_the_run_has_ended_makes_no_step(tmp_pat
             assert session.schedule_tokens == 999_936
             assert not await asyncio.to_thread(session.step, 256, 1.0)
             assert session.inner_step == 0
-            ends = asyncio.create_task(host.stop(None, PATIENCE_S))
+            ends = asyncio.create_task(host.stop(None, within_s(PATIENCE_S)))
             assert daemon.stdin is not None
             daemon.stdin.close()
             await asyncio.to_thread(session.close)
@@ -186,7 +189,7 @@ async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:
             ):
                 with pytest.raises(UserError, match=words):
                     await asyncio.to_thread(Session, torch.nn.Linear(1, 1), None, run, data_dir=tmp_path)
-                assert isinstance(await asyncio.wait_for(events.get(), PATIENCE_S), LearnerExited)
+                assert isinstance(await asyncio.wait_for(events.get(), within_s(PATIENCE_S)), LearnerExited)
                 if run != same:
                     assert daemon.poll() is None
                     await host.start(BASES)
@@ -269,8 +272,8 @@ async def test_a_connection_that_fails_is_not_the_last(
     monkeypatch.setattr(guest.asyncio, "get_running_loop", lambda: Loop())
     async with waiting(tmp_path) as (_, path, _):
         with pytest.raises(UserError, match="waits for a learner"):
-            await asyncio.to_thread(join_daemon, path, PATIENCE_S)
-        connection, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+            await asyncio.to_thread(join_daemon, path, within_s(PATIENCE_S))
+        connection, descriptor = await asyncio.to_thread(join_daemon, path, within_s(PATIENCE_S))
         connection.close()
         os.close(descriptor)
     assert "no descriptors" in caplog.text and "too many open files" in caplog.text
@@ -290,6 +293,6 @@ async def test_who_is_no_daemon_leaves_no_descriptor_open(tmp_path: Path) -> Non
         before = psutil.Process().num_fds()
         greeting = asyncio.create_task(asyncio.to_thread(greet_wrongly))
         with pytest.raises(UserError, match="is no daemon that waits for a learner"):
-            await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+            await asyncio.to_thread(join_daemon, path, within_s(PATIENCE_S))
         await greeting
         assert psutil.Process().num_fds() == before

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from daemon_kit import signed_run, until
+from deadlines import within_s
 from test_runs import ignore, newcomer, server
 
 from p2pdiloco.cli.status import Search
@@ -76,7 +77,7 @@ async def joined(
     hub: MemoryNetwork, wanted: str, folder: Path, *hosts: str, say: Callable[[str], None] = ignore
 ) -> str:
     """The id of the run that a newcomer with that data folder joins."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(within_s(20)):
         found = await find_run(await newcomer(hub), Identity.generate(), wanted, folder, say, hosts)
     return found[0].id
 
@@ -182,7 +183,7 @@ async def test_who_starts_a_run_does_not_mean_the_one_that_it_was_in_before(tmp_
     remember_joined(tmp_path, old.id)
     for begins, meant in ((False, old), (True, new)):
         search = find_run(await newcomer(hub), me, "", tmp_path, ignore, (here,), begins=begins)
-        assert (await asyncio.wait_for(search, 20))[0].id == meant.id
+        assert (await asyncio.wait_for(search, within_s(20)))[0].id == meant.id
 
 
 async def test_a_host_that_does_not_answer_yet_is_waited_for_and_not_for_ever(

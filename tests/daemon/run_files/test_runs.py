@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from daemon_kit import signed_run, until, write_given
+from deadlines import within_s
 
 from p2pdiloco.adapters.disk.result_file import checksum
 from p2pdiloco.config.presets import for_run
@@ -94,7 +95,7 @@ async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_take
     await until(lambda: "the manifest of test from" in caplog.text, "a refusal")
     assert not search.done()  # it goes on looking
     await server(hub, run)  # an honest one
-    found, vault = await asyncio.wait_for(search, 10.0)
+    found, vault = await asyncio.wait_for(search, within_s(10.0))
     assert found.id == run.id and vault.version(0) == 0
     await transport.close()
 
@@ -110,7 +111,7 @@ async def test_an_honest_peer_is_asked_when_the_first_one_lies(
         serve_instead(door, run, changed(run, "a wrong signature", run))
     transport = await newcomer(hub)
     search = find_run(transport, Identity.generate(), "test", tmp_path, ignore)
-    found, _ = await asyncio.wait_for(search, 10.0)
+    found, _ = await asyncio.wait_for(search, within_s(10.0))
     assert found.id == run.id
 
 
@@ -166,7 +167,7 @@ async def test_no_list_yet_is_said_once_and_waited_for(
     search = asyncio.create_task(find_run(transport, Identity.generate(), "", tmp_path, said.append))
     await until(lambda: said, "it to say that it waits")
     await server(hub, run)
-    found, _ = await asyncio.wait_for(search, 10.0)
+    found, _ = await asyncio.wait_for(search, within_s(10.0))
     assert found.id == run.id and len(said) == 1
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from daemon_kit import served_runs, write_given
+from deadlines import within_s
 
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import load_signed
@@ -192,7 +193,7 @@ async def main(ends, data_dir, *files):
     if error is not None and not isinstance(error, UserError):
         raise error
     # One that was just begun when we let go ends by itself.
-    left = [child.pid for child in psutil.wait_procs(psutil.Process().children(), 10)[1]]
+    left = [child.pid for child in psutil.wait_procs(psutil.Process().children(), 100)[1]]
     said = [type(error).__name__, str(error), error.hint] if error else []
     print(json.dumps([signing.cancelled(), said, left, "torch" in sys.modules]))
 
@@ -203,11 +204,12 @@ uvloop.run(main(*sys.argv[1:]))
 def apart(ends: str, data_dir: Path, *files: Path) -> tuple[list[object], str]:
     """Sign in a process of its own that ends so; return what came of it, and what was logged."""
     command = [sys.executable, "-P", "-c", PROBE, ends, str(data_dir), *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within_s(100), check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.process
 def test_a_process_of_its_own_signs_and_says_what_is_wrong(tmp_path: Path, file: Path) -> None:
     result, said = apart("itself", tmp_path / "b", file)
     assert result == [False, [], [], False] and "the schedule is" in said
@@ -220,6 +222,7 @@ def test_a_process_of_its_own_signs_and_says_what_is_wrong(tmp_path: Path, file:
     assert isinstance(error, list) and error[0] == "ConfigError" and ".toml" in error[1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ends", ["cancelled", "killed"])
 def test_it_ends_with_who_waits_for_it_and_its_end_is_a_sentence(
     ends: str, tmp_path: Path, file: Path

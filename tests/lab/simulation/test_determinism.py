@@ -7,6 +7,9 @@ import re
 import subprocess
 import sys
 
+import pytest
+from deadlines import within_s
+
 from p2pdiloco_lab.simulation.runner import run_seed
 from p2pdiloco_lab.simulation.trace import brief
 
@@ -21,10 +24,11 @@ def digests(hash_seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-c", CODE]
     return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(60)
     ).stdout
 
 
+@pytest.mark.process
 def test_equal_digests_in_two_processes_with_different_hash_seeds() -> None:
     first = digests("1")
     assert len(first.split()) == 5

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from deadlines import within_s
 
 from p2pdiloco.core.rounds.attendance import Attendance
 from p2pdiloco.core.rounds.inbox import Held, Inbox
@@ -16,6 +17,8 @@ from worlds.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
 from worlds.hours import play_hours
 from worlds.kinds import Lie
 from worlds.lying import LyingVectors
+
+pytestmark = pytest.mark.long
 
 UNTIL_S = 40.0
 LITTLE = 0.03
@@ -112,5 +115,7 @@ def test_a_cell_is_the_same_in_every_process() -> None:
     other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
     environment = {**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(90)
+    )
     assert done.stdout.strip() == str(play(Cell(attack="alie", liars=1, of=5, until_s=25.0)))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from p2pdiloco_lab.cli.simulate import simulate
 from p2pdiloco_lab.simulation.scale import run_scale
+
+pytestmark = pytest.mark.long
 
 
 def test_peers_and_messages_do_not_grow_with_the_swarm() -> None:

@@ -16,6 +16,8 @@ from p2pdiloco_lab.simulation.node.lineage import missing_spans
 from p2pdiloco_lab.simulation.world.plan import WorldPlan
 from p2pdiloco_lab.simulation.world.world import World
 
+pytestmark = pytest.mark.long
+
 SIDES = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
 
 

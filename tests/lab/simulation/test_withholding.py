@@ -22,6 +22,8 @@ from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.world.withholder import Kept, Withholder
 from p2pdiloco_lab.simulation.world.world import World
 
+pytestmark = pytest.mark.long
+
 UNTIL_S = 70.0
 FROM_S = 15.0
 LIAR, VICTIM = "n1", "n0"

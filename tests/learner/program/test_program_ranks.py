@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from deadlines import within_s
 from one_rank import one_rank
 from program_kit import TOKENS, PaperDaemon, begin, network, samples, train
 from torch import distributed, nn
@@ -124,6 +125,7 @@ def be(rank, folder, log):
     os._exit(0)
 
 
+@pytest.mark.process
 def test_what_is_wrong_in_one_rank_is_an_error_in_both(tmp_path):
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["torch.distributed.fsdp", "p2pdiloco.session"])
@@ -133,7 +135,7 @@ def test_what_is_wrong_in_one_rank_is_an_error_in_both(tmp_path):
         for rank in ranks:
             rank.start()
         for rank in ranks:
-            rank.join(PATIENCE_S)
+            rank.join(within_s(PATIENCE_S))
         said = "\n".join(log.read_text() for log in logs if log.exists())
         assert [rank.exitcode for rank in ranks] == [0, 0], said
     finally:

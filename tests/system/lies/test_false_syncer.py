@@ -40,8 +40,8 @@ def with_a_liar(swarm: Swarm, lie: str, honest: tuple[str, ...] = ()) -> tuple[D
     ("lie", "words"),
     [
         ("merges", "is not the merge of what it names"),
-        ("states", "has another state than its update makes"),
-        ("accuses", "which is the merge of what it names"),
+        pytest.param("states", "has another state than its update makes", marks=pytest.mark.slow),
+        pytest.param("accuses", "which is the merge of what it names", marks=pytest.mark.slow),
     ],
 )
 def test_whoever_lies_about_a_version_is_excluded_and_the_others_go_on(

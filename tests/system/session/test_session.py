@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from deadlines import Deadline
 from system_kit import TAG, Swarm
 
 import p2pdiloco
@@ -33,9 +34,9 @@ def program(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = Deadline(PATIENCE_S)
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"did not happen: {what}"
+        assert not deadline.over(), f"did not happen: {what}"
         time.sleep(0.02)
     return found
 

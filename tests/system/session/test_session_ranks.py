@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from deadlines import within_s
 from system_kit import TAG, Swarm
 
 import p2pdiloco
@@ -171,7 +172,7 @@ def test_every_process_of_a_program_has_what_was_merged(swept_swarm: Swarm, tmp_
         logs.mkdir()
         with two(way, folder, kind, folder=logs, tag=swept_swarm.tag) as ranks:
             for one in ranks:
-                one.join(PATIENCE_S)
+                one.join(within_s(PATIENCE_S))
             said = "\n".join(path.read_text() for path in sorted(logs.iterdir()))
             assert [one.exitcode for one in ranks] == ends, said
     lines = read_log(folder / "node" / "events.jsonl")

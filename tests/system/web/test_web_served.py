@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import within_s
 from system_kit import PACE, Daemon, Swarm
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -27,7 +28,7 @@ def ask(daemon: Daemon, path: str, token: bool = True) -> Any:
     request = urllib.request.Request(page_of(daemon) + path)
     if token:
         request.add_header("Authorization", f"Bearer {(daemon.data_dir / 'web.token').read_text().strip()}")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=within_s(10)) as answer:
         text = answer.read().decode()
     return json.loads(text) if text.startswith("{") else text
 
@@ -121,7 +122,7 @@ def value(at: str, query: str) -> float:
     """Of a query's only answer; 0: there is none (yet)."""
     words = urllib.parse.urlencode({"query": query})
     try:
-        with urllib.request.urlopen(f"http://{at}/api/v1/query?{words}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{at}/api/v1/query?{words}", timeout=within_s(5)) as answer:
             results = json.load(answer)["data"]["result"]
     except (OSError, ValueError):
         return 0.0  # it starts
