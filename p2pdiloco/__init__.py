@@ -8,8 +8,7 @@ from p2pdiloco.release import WIRE_VERSION
 
 if TYPE_CHECKING:
     from p2pdiloco.errors import ConfigError, StorageError, UserError
-    from p2pdiloco.own_run import new_run
-    from p2pdiloco.session import Session
+    from p2pdiloco.session import Session, new_run
 
 __all__ = ["WIRE_VERSION", "ConfigError", "Session", "StorageError", "UserError", "__version__", "new_run"]
 

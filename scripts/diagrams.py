@@ -19,9 +19,9 @@ from p2pdiloco.core.election import office
 from p2pdiloco.core.election.office_table import OFFICE_TABLE, OfficeState
 from p2pdiloco.core.following import follower
 from p2pdiloco.core.following.follower import FOLLOW_TABLE, FollowState
-from p2pdiloco.core.machine import mermaid
 from p2pdiloco.core.rounds import round_table
 from p2pdiloco.core.rounds.round_table import ROUND_TABLE, RoundState
+from p2pdiloco.util import mermaid
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "reference" / "states.md"

@@ -33,10 +33,9 @@ from p2pdiloco.daemon.run_files.result import RunResult, result_of
 from p2pdiloco.daemon.run_files.runs import Run, fresh_vault, room_for
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
-from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, clean
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Transport
-from p2pdiloco.printable import clean
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.vault import Vault

@@ -21,8 +21,7 @@ from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.result_source import read_result, source_options
 from p2pdiloco.config.manifest import Dtype
 from p2pdiloco.config.models import BYTES
-from p2pdiloco.errors import UserError
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import UserError, clean
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.run_files.result import RunResult

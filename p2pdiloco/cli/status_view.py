@@ -21,7 +21,7 @@ from p2pdiloco.daemon.display.terminal import (
 )
 from p2pdiloco.daemon.display.transfer_text import transfer_text
 from p2pdiloco.daemon.display.wording import count, counted, duration, loss_text, short_peer
-from p2pdiloco.printable import clean, json_line
+from p2pdiloco.errors import clean, json_line
 
 
 def status_json(report: StatusReport) -> str:

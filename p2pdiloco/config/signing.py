@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from p2pdiloco.config.loader import DECODING, MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import RemoteError, StorageError
-from p2pdiloco.notes import clear_folder_at
+from p2pdiloco.util import clear_folder_at
 
 MAX_SIGNED_BYTES = MAX_MANIFEST_BYTES + 1024
 """Bytes of a manifest with owner, digest and signature: whatever manifest is allowed can be signed."""

@@ -18,9 +18,8 @@ from p2pdiloco.daemon.payloads.memory import check_budget
 from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, Footprint, footprint_of
 from p2pdiloco.daemon.run_files.joined import remember_joined
 from p2pdiloco.daemon.run_files.listing import PublishedRun
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, clean
 from p2pdiloco.learner.device import accelerators
-from p2pdiloco.printable import clean
 
 Ask = Callable[[str], Awaitable[bool]]
 

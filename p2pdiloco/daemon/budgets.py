@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from p2pdiloco.adapters.net.places import PutOff
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 MAX_PEERS = 4096
 LISTING_BYTES = 1024 * 1024

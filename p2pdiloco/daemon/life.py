@@ -18,7 +18,7 @@ from p2pdiloco.daemon.run_files.result_files import ResultPlan, ResultWriter
 from p2pdiloco.daemon.run_files.resume import Resume, write_resume
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer
 from p2pdiloco.learner.lifeline import save_takes_s
-from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, patiently
+from p2pdiloco.util import daemon_niceness, lower_session, lower_thread, patiently
 
 logger = logging.getLogger(__name__)
 FLUSH_S = 0.5

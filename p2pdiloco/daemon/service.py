@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 SOCKET, WATCHDOG, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 MAX_STATUS = 500

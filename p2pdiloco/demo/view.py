@@ -18,7 +18,7 @@ from p2pdiloco.demo.chronicle import Chronicle, NodeTrace
 from p2pdiloco.demo.event_log import Line
 from p2pdiloco.demo.swarm import stop_here
 from p2pdiloco.demo.verdict import DemoSummary, Kill
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 LINE_EVERY_S = 10.0
 KEPT_NOTES = 30

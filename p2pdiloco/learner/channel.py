@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.errors import TransportError
+from p2pdiloco.errors import TransportError, encoded
 from p2pdiloco.learner.channel_messages import (
     AnyCommand,
     AnyEvent,
@@ -36,7 +36,6 @@ from p2pdiloco.learner.channel_messages import (
     TakePart,
 )
 from p2pdiloco.learner.standstill import DaemonStandstill
-from p2pdiloco.printable import encoded
 
 MAX_FRAME_BYTES = 256 * 1024
 MAX_PATH_BYTES = 4096

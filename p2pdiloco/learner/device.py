@@ -12,7 +12,7 @@ import torch
 
 from p2pdiloco.config.settings import Precision
 from p2pdiloco.errors import UserError, first_line, invariant
-from p2pdiloco.priority import lower_process
+from p2pdiloco.util import lower_process
 
 CPU_MICRO_BATCH_TOKENS = 2048
 """Tokens of a pass on a processor: more are not faster (docs/topics/devices.md), and a pass that does not fit

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from torch import nn
 
-from p2pdiloco.average import MovingAverage
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.appraising import Appraiser
@@ -45,6 +44,7 @@ from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.parallel.holding import HeldShares
 from p2pdiloco.learner.standstill import LOOK_EVERY_S
 from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.util import MovingAverage
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.errors import install_hint
+from p2pdiloco.util import BoundedDict
 from p2pdiloco.web import health
 from p2pdiloco.web.deeds import do
 from p2pdiloco.web.live import Full, Live

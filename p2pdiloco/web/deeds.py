@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from p2pdiloco.daemon.control.controls import OwnerControls
-from p2pdiloco.errors import UserError
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import UserError, clean
 from p2pdiloco.web.words import Control
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
 from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow
 from p2pdiloco.daemon.display.series import MAX_MARKS, MAX_POINTS
 from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, MAX_RECENT_LINES
-from p2pdiloco.printable import encoded
+from p2pdiloco.errors import encoded
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 
 MAX_CREDITS = 256

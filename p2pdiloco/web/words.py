@@ -6,7 +6,7 @@ The value is the word that is shown and encoded; `str` explains it. docs/topics/
 from __future__ import annotations
 
 from p2pdiloco.core.api.reasons import Reason
-from p2pdiloco.core.machine import direct_members
+from p2pdiloco.util import direct_members
 
 
 @direct_members

@@ -18,8 +18,7 @@ from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.credits import collecting, papers, view
 from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.membership.reaching import reach
-from p2pdiloco.credits.certificate import is_proven, read_certificate, signed_certificate, text_of
-from p2pdiloco.credits.ledger import CreditRow, Credits
+from p2pdiloco.credits import CreditRow, Credits, is_proven, read_certificate, signed_certificate, text_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.history.queries import CreditLine, CreditsAnswer
 from p2pdiloco.errors import UserError

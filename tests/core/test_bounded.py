@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 
 def test_who_is_set_again_is_kept_longer() -> None:

@@ -8,10 +8,7 @@ from pathlib import Path
 from kit import RUN, child, genesis
 
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits.audit import Tip, count
-from p2pdiloco.credits.ledger import FragmentLedger
-from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import HistoryStore
+from p2pdiloco.credits import FragmentLedger, HistoryRecord, HistoryStore, Tip, count
 
 START_S = 1_800_000_000
 DAY_S = 86_400

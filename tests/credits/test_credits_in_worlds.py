@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco.credits.audit import Signatures, Tip, count
-from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import HistoryStore
+from p2pdiloco.credits import HistoryRecord, HistoryStore, Signatures, Tip, count
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 from p2pdiloco_lab.simulation.world.plan import RUN, draw_plan

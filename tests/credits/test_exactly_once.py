@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits.ledger import Doubt
+from p2pdiloco.credits import Doubt
 
 STEP_TOKENS = 10
 LEARNERS = ("p1", "p2", "p3")

@@ -8,10 +8,9 @@ import pytest
 from credits_kit import chain, history_of, record, tip
 from kit import child
 
+from p2pdiloco import credits
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits import records
-from p2pdiloco.credits.records import framed, frames, received
-from p2pdiloco.credits.store import HistoryStore
+from p2pdiloco.credits import HistoryStore, framed, frames, received
 from p2pdiloco.errors import RemoteError
 
 
@@ -99,8 +98,8 @@ def test_a_damaged_segment_is_as_if_it_were_not_there(tmp_path: Path) -> None:
 
 def test_a_page_ends_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [record(version) for version in chain(3)]
-    monkeypatch.setattr(records, "PAGE_BYTES", len(framed(kept[0])) + 1)
-    assert records.page_of(kept) == framed(kept[0]) + framed(kept[1])
+    monkeypatch.setattr(credits, "PAGE_BYTES", len(framed(kept[0])) + 1)
+    assert credits.page_of(kept) == framed(kept[0]) + framed(kept[1])
 
 
 @pytest.mark.parametrize("cut", [1, 5, 100])

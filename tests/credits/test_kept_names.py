@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.credits.names import MAX_NAMES, NamesFile
+from p2pdiloco.credits import MAX_NAMES, NamesFile
 
 
 def test_names_are_kept_however_long(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.scale import MOST_GAP
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS, marks_of
-from p2pdiloco.credits.audit import Signatures, count
-from p2pdiloco.credits.ledger import Doubt, FragmentLedger, credits_of, shares_of
-from p2pdiloco.credits.records import HistoryRecord
+from p2pdiloco.credits import Doubt, FragmentLedger, HistoryRecord, Signatures, count, credits_of, shares_of
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 VERIFY = HashCrypto("asker").verify

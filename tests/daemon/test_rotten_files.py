@@ -25,7 +25,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.reading.stream import SampleStream
-from p2pdiloco.notes import ASIDE, read_note
+from p2pdiloco.util import ASIDE, read_note
 
 NAME = "a"
 

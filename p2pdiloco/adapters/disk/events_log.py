@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import is_full, storage_error
-from p2pdiloco.notes import clear_folder_at
-from p2pdiloco.printable import json_line
+from p2pdiloco.errors import json_line
+from p2pdiloco.util import clear_folder_at
 
 FieldValue = str | int | float | bool | dict[str, float] | None
 MAX_TEXT = 500

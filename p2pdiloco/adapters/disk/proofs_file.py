@@ -15,7 +15,7 @@ from msgspec import Meta
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.core.api.proofs import MAX_PROOFS
 from p2pdiloco.core.api.statements import Evidence
-from p2pdiloco.notes import clear_folder_at, read_note
+from p2pdiloco.util import clear_folder_at, read_note
 
 NAME = "proofs"
 _decoder = msgspec.msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])

@@ -36,8 +36,8 @@ from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import invariant
-from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.ports import Buffer
+from p2pdiloco.util import clear_folder_at
 
 __all__ = ["RunStore", "SavedFragment", "run_folder", "signed_file", "signed_files"]
 

@@ -18,7 +18,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.errors import invariant
-from p2pdiloco.notes import set_aside
+from p2pdiloco.util import set_aside
 
 COMPACT_ABOVE_BYTES = 64 * 1024
 KEPT_GROUPS = 32

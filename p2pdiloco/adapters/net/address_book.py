@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 MAX_PEERS = 4096
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from p2pdiloco.adapters.net.places import Busy
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 PEER_AT_ONCE, PEER_PER_S = 64, 4.0
 """Requests of one peer. A newcomer had some 40 in its first five seconds, and then its heartbeats, two a

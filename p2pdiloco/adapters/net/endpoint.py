@@ -25,11 +25,11 @@ from p2pdiloco.adapters.net.refusals import (
     encode_refusal,
     refused_by_peer,
 )
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
+from p2pdiloco.util import BoundedDict
 
 MAX_STREAMS_OUT = 32
 MAX_MESSAGES_IN = 256

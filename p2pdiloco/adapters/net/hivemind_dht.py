@@ -24,10 +24,10 @@ from hivemind.utils.timed_storage import TimedStorage
 
 from p2pdiloco.adapters.net import dht_records
 from p2pdiloco.adapters.net.hivemind_binding import FAILURES, Attachment, peer_id_of
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.errors import PeerUnreachable
 from p2pdiloco.hashing import content_digest
+from p2pdiloco.util import BoundedDict
 
 MAX_KEYS = 4096
 MAX_ACCEPTED = 8192

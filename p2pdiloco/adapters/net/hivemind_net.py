@@ -23,10 +23,10 @@ from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_dht import MAX_KEYS, RecordTable
 from p2pdiloco.adapters.net.meeting import DIAL_TIMEOUT_S, Meeting, dialable_addresses
 from p2pdiloco.adapters.net.p2pd import P2PDaemon, P2PDOptions
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Link, TransportHandlers
+from p2pdiloco.util import BoundedDict
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 DHT_TIMEOUT_S = 10.0

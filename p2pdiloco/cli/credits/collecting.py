@@ -19,10 +19,18 @@ from p2pdiloco.cli.membership.reaching import Reached, reach
 from p2pdiloco.cli.status import Search, visiting
 from p2pdiloco.config.signing import SignedManifest
 from p2pdiloco.core.api.types import Vouch
-from p2pdiloco.credits.audit import Signatures, Tip, count
-from p2pdiloco.credits.ledger import CreditRow, Credits, FragmentLedger, credits_of
-from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import HistoryStore, VersionLine
+from p2pdiloco.credits import (
+    CreditRow,
+    Credits,
+    FragmentLedger,
+    HistoryRecord,
+    HistoryStore,
+    Signatures,
+    Tip,
+    VersionLine,
+    count,
+    credits_of,
+)
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.lasting import waiting
 from p2pdiloco.daemon.display.wording import short_peer

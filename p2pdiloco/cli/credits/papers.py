@@ -15,7 +15,7 @@ from p2pdiloco.cli.membership.reaching import Reached
 from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.signing import check_signature, decode_signed, encode_signed, run_id
-from p2pdiloco.credits.certificate import (
+from p2pdiloco.credits import (
     MAX_CERTIFICATE_BYTES,
     CertifiedHead,
     CreditCertificate,
@@ -28,9 +28,8 @@ from p2pdiloco.credits.certificate import (
 )
 from p2pdiloco.daemon.admission.own import owns
 from p2pdiloco.daemon.display.wording import count
-from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.errors import RemoteError, UserError, clean
 from p2pdiloco.identity import Identity, verify
-from p2pdiloco.printable import clean
 
 FALSE = 1
 """Exit status of a check that fails."""

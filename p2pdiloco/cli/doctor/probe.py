@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 CHECK = "libp2p"
 PROGRAM = Path(__file__).with_name("probe_program.py")

@@ -13,9 +13,8 @@ from p2pdiloco.daemon.links.probing import measure
 from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.run_files.listing import ListedRun
 from p2pdiloco.daemon.run_files.searching import RunSearch
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, clean
 from p2pdiloco.ports import Transport
-from p2pdiloco.printable import clean
 
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 MEMBERS = 8

@@ -31,8 +31,7 @@ from p2pdiloco.config.manifest import MAX_NAME, ExportSection, Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
-from p2pdiloco.errors import UserError
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import UserError, clean
 from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing

@@ -22,8 +22,7 @@ from p2pdiloco.daemon.run_files.tokenizers import (
     tokenizer_on_disk,
     tokenizers_of_result,
 )
-from p2pdiloco.errors import UserError
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import UserError, clean
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.data.tokens import (
     FILE,

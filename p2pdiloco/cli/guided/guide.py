@@ -24,8 +24,7 @@ from p2pdiloco.daemon.admission.link import Way, is_word, way_of
 from p2pdiloco.daemon.admission.own import owns
 from p2pdiloco.daemon.rest.readers import mains
 from p2pdiloco.daemon.run_files.listing import PublishedRun
-from p2pdiloco.errors import UserError
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import UserError, clean
 
 MAX_NAME = 63
 LIMITS = ("max_transfer", "hours", "not_on_battery")

@@ -9,8 +9,7 @@ import click
 from msgspec import Struct
 
 from p2pdiloco.daemon.display.question import YES, at_terminal
-from p2pdiloco.errors import UserError
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import UserError, clean
 
 BACK = "back"
 NO = ("n", "no")

@@ -21,7 +21,7 @@ from p2pdiloco.cli.logto.charts import Charts, Target, Where, new_id, open_chart
 from p2pdiloco.cli.logto.points import LogTally, Points
 from p2pdiloco.cli.logto.reading import EventReader, LogPlace
 from p2pdiloco.errors import UserError
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 EVENTS_AT_ONCE = 500
 PERIOD_S = 1.0

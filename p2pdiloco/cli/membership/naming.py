@@ -13,9 +13,8 @@ from p2pdiloco.cli.membership.reaching import Reached
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.daemon.admission.papers import MAX_LISTED, Notice
 from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, clean
 from p2pdiloco.identity import public_of
-from p2pdiloco.printable import clean
 
 ENDING = 6
 """Letters of a peer id's end that stand for it."""

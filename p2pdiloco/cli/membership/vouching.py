@@ -20,8 +20,7 @@ from p2pdiloco.daemon.display.wording import counted
 from p2pdiloco.daemon.finding.asking import ask, presences
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import peers_of
-from p2pdiloco.errors import ConfigError, UserError
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import ConfigError, UserError, clean
 
 DIGITS = 8
 """Hexadecimal digits of a digest that are shown."""

@@ -99,7 +99,7 @@ def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
     if reply.state is None or not reply.ok:
         return _print(reply)
     if as_json:
-        from p2pdiloco.printable import json_line
+        from p2pdiloco.errors import json_line
 
         click.echo(json_line(reply.state))
     elif changes:
@@ -167,7 +167,7 @@ def _say_kept(folder: Path) -> int:
 def _lines(state: ControlState) -> list[str]:
     """Word the state for people."""
     from p2pdiloco.daemon.display.transfer_text import transfer_text
-    from p2pdiloco.printable import clean
+    from p2pdiloco.errors import clean
 
     words = [clean(state.rest.words) if state.rest is not None else f"state: {state.state}"]
     if state.transfer is not None:

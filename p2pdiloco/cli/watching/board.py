@@ -23,9 +23,8 @@ from p2pdiloco.config.watching_settings import BoardSettings
 from p2pdiloco.daemon.history.asking import AskedCredits
 from p2pdiloco.daemon.history.queries import CreditsAnswer
 from p2pdiloco.daemon.run_files.listing import ListedRun, PublishedRun, peers_of, pull_manifest
-from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, install_hint, invariant
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, clean, install_hint, invariant
 from p2pdiloco.ports import Transport
-from p2pdiloco.printable import clean
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.asked_source import middle
 from p2pdiloco.web.joining import join_view

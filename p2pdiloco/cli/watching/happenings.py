@@ -12,7 +12,7 @@ from p2pdiloco.cli.watching.picture import MOST_HISTORY, MemberRow, SwarmPicture
 from p2pdiloco.daemon.display.progress import owner_text
 from p2pdiloco.daemon.display.terminal import peer_names
 from p2pdiloco.daemon.display.wording import duration, ranges, short_peer
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 SILENT_S = 5.0
 """Silence from which on a member is said to be silent. Members count on nobody any more after three."""

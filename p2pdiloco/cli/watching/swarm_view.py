@@ -18,7 +18,7 @@ from p2pdiloco.daemon.display.progress import owner_text, progress_text
 from p2pdiloco.daemon.display.snapshot import FragmentRow
 from p2pdiloco.daemon.display.terminal import groups_text, role_text, title, versions_text
 from p2pdiloco.daemon.display.wording import count, duration, fit, folded, loss_text, short_peer, sparkline
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
 CURVE_CELLS = 12

@@ -27,8 +27,7 @@ from p2pdiloco.daemon.display.keys import Keys, Move, told_apart
 from p2pdiloco.daemon.display.live import LiveView, suspend
 from p2pdiloco.daemon.display.wording import duration
 from p2pdiloco.daemon.run_files.listing import peers_of
-from p2pdiloco.errors import invariant
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean, invariant
 
 PERIOD_S = 0.25
 OLD_S = 8.0

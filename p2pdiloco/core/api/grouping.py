@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.util import BoundedDict
 
 OUTGROWN = 2
 """Factor: groups with so many times `group_size` members on average are too large."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from p2pdiloco.core.machine import direct_members
+from p2pdiloco.util import direct_members
 
 
 @direct_members

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Self
 
-from p2pdiloco.core.machine import direct_members
+from p2pdiloco.util import direct_members
 
 
 class Reason(Enum):

@@ -9,8 +9,8 @@ Rules: docs/protocol/audits.md, section 3.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.statements import Accusation
+from p2pdiloco.util import BoundedDict
 
 MAX_WAITING, OTHERS_WAITING = 8, 4
 """Number of accusers that are heard at one time; one that has no vote only while fewer wait than that."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 import random
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import CastOut
 from p2pdiloco.core.api.events import Audited
 from p2pdiloco.core.api.partials import Plan
@@ -37,6 +36,7 @@ from p2pdiloco.core.audits.subjects import AuditedMerge, merge_accused, merges_o
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
+from p2pdiloco.util import BoundedDict
 
 DRAWN = 0.04
 """Share of versions that somebody audits by lot: each costs the contributions of one round once more."""

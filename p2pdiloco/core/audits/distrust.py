@@ -9,7 +9,7 @@ Rules: docs/protocol/audits.md, section 3.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 DISTRUST_S = 3600.0
 """Time for which a member is not counted on, and gets no vote of ours."""

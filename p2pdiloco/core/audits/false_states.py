@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.events import UpdateApplied
 from p2pdiloco.core.api.proofs import short_of
 from p2pdiloco.core.api.reasons import VersionFault
@@ -20,6 +19,7 @@ from p2pdiloco.core.api.statements import Accusation, FalseState
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.util import BoundedDict
 
 MAX_FALSE = 16
 

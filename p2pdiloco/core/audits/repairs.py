@@ -10,11 +10,11 @@ Rules: docs/protocol/audits.md, section 4.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.util import BoundedDict
 
 MAX_REMADE = 4
 WITHIN_VERSIONS = 8

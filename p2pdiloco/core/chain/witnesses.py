@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.util import BoundedDict
 
 NONE = -1
 STRANGERS_S = 120.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.timing import answer_bound_s, patience_s
+from p2pdiloco.util import MovingAverage
 
 
 class Patience:

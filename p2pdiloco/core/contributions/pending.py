@@ -11,8 +11,8 @@ from p2pdiloco.core.api.events import ContributionReady
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.api.types import Head, Stamp
 from p2pdiloco.core.contributions.kept import KeptPart
-from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.timing import backoff_s
+from p2pdiloco.util import Machine, direct_members
 
 
 @direct_members

@@ -7,7 +7,7 @@ Rules: docs/protocol/election.md, section 8.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 FIRST_S = 60.0
 """Time for which others come first; twice as long after every further time, up to `LONGEST_S`."""

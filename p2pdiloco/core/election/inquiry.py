@@ -5,11 +5,11 @@ Rules: docs/protocol/election.md, section 10.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.util import BoundedDict
 
 MAX_ASKED = 64
 """Claimants that were asked last and are remembered."""

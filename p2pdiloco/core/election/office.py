@@ -34,7 +34,7 @@ from p2pdiloco.core.election.trust import Trust
 from p2pdiloco.core.election.turn import Turn
 from p2pdiloco.core.election.vote_judge import VoteJudge
 from p2pdiloco.core.election.voting import Binding, Candidacy, Voter, why_not_certified, why_not_for
-from p2pdiloco.core.machine import Machine
+from p2pdiloco.util import Machine
 
 
 class Office:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from p2pdiloco.core.machine import direct_members
+from p2pdiloco.util import direct_members
 
 
 @direct_members

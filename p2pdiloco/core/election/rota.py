@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 MOST = 256
 

@@ -19,13 +19,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Count, Head
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.following.stances import Stances
 from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.util import BoundedDict
 
 MAX_BACKED = 256
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.timing import backoff_s
+from p2pdiloco.util import BoundedDict
 
 DISTRUST_S = 30.0
 """First pause after something false (a wrong digest, a wrong signature, garbage); at most 16 times this."""

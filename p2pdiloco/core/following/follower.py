@@ -34,9 +34,9 @@ from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.following.checks import falsely_labelled, plausible, why_no_state
 from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.following.heads import NamedHeads
-from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.proofs.siblings import ShownVersions
 from p2pdiloco.core.timing import backoff_s
+from p2pdiloco.util import Machine, direct_members
 
 
 @direct_members

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.following.stances import Stances
 from p2pdiloco.core.members.derived import Derived
+from p2pdiloco.util import BoundedDict
 
 MAX_SUPPORTED = 32
 FEWEST = 3

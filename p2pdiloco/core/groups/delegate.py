@@ -13,7 +13,6 @@ again what is still unmerged.
 
 from __future__ import annotations
 
-from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
 from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
@@ -25,6 +24,7 @@ from p2pdiloco.core.contributions.pending import SendState, Underway
 from p2pdiloco.core.rounds.handover import Job
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.parts import MergedParts
+from p2pdiloco.util import MovingAverage
 
 
 class Partial(Underway):

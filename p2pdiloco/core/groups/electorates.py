@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.grouping import children, group_name, leaf_index, leaf_span, level_sizes
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.members.standing import Standing
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.util import BoundedDict
 
 MEETING_S = 1.0
 """Time for which the members of a new group are waited for before a mere majority elects."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 IN_VAIN = 3
 """Questions in a row that a peer leaves unanswered, before it counts for nothing until it answers one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.events import LearnerStatus
+from p2pdiloco.util import MovingAverage
 
 
 class OwnLearner:

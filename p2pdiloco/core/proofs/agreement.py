@@ -9,8 +9,8 @@ Rules: docs/protocol/audits.md, section 3.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.statements import Statement
+from p2pdiloco.util import BoundedDict
 
 MAX_CULPRITS = 16
 FEWEST = 2

@@ -9,7 +9,6 @@ Rules: docs/protocol/proofs.md, sections 4 and 5.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import CastOut, KeepProofs
 from p2pdiloco.core.api.messages import Message, Progress, Proven, Sibling, Stated
 from p2pdiloco.core.api.reasons import MessageFault
@@ -17,6 +16,7 @@ from p2pdiloco.core.api.statements import Accusation, Evidence, FalseState, caus
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.proofs.excluded import STATEMENTS
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.util import BoundedDict
 
 TOLD_AT_ONCE = 16
 """Proofs that a peer is told at one go; the others the next time."""

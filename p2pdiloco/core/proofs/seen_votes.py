@@ -6,11 +6,11 @@ Rules: docs/protocol/proofs.md, section 3.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.proofs import TwoVotes
 from p2pdiloco.core.api.types import MAX_VOTES, Certificate, Vote
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.voting import why_not_for
+from p2pdiloco.util import BoundedDict
 
 
 class SeenVotes:

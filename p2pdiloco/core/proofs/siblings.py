@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.messages import Sibling
 from p2pdiloco.core.api.proofs import SignedShort, short_of, two_versions
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.util import BoundedDict
 
 MOST_SHOWN = 32
 """Peers that were shown a version of ours last, whom it is not shown again at once."""

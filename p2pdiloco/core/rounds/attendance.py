@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.rounds.inbox import Inbox
 from p2pdiloco.core.timing import RHYTHM_SHARE
+from p2pdiloco.util import BoundedDict
 
 IN_VAIN = 3
 """Rounds that wait for a child in vain, before others wait for it no more."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import Release
 from p2pdiloco.core.api.partials import MergedPartial, PartialHeader, SignedOffer, SignedPartial
 from p2pdiloco.core.api.plausible import plausible_work
@@ -13,6 +12,7 @@ from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.label import signed_by_learners
+from p2pdiloco.util import BoundedDict
 
 ROOM = 4
 """Room of an inbox, as a multiple of `group_size`, which is what a group has on average. Half of it is for

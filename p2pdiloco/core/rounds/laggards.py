@@ -5,10 +5,10 @@ Rules: docs/protocol/rounds.md, section 4.
 
 from __future__ import annotations
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.util import BoundedDict
 
 IN_VAIN = 3
 """Versions that wait for a newcomer whose head does not move. Whoever has come no further in all that time

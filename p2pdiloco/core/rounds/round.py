@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 
-from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.partials import SignedOffer
@@ -26,7 +25,6 @@ from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office import Office
-from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.rounds.admission import Admission
 from p2pdiloco.core.rounds.attendance import Attendance
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
@@ -35,6 +33,7 @@ from p2pdiloco.core.rounds.handover import Job, Merger, Unusable
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
+from p2pdiloco.util import Machine, MovingAverage
 
 
 class Round:

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.statements import Evidence
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon import wire
@@ -24,6 +23,7 @@ from p2pdiloco.daemon.admission.queries import (
 from p2pdiloco.daemon.admission.register import Register
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import BoundedDict
 
 logger = logging.getLogger(__name__)
 SHOW_TIMEOUT_S = 3.0

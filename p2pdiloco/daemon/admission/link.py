@@ -18,9 +18,8 @@ from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon.admission.invite import INVITE, Invite, Right, decode_invite
 from p2pdiloco.daemon.admission.word import Key, Kind, Peers, pack_peers, unpack_peers
 from p2pdiloco.daemon.run_files.listing import SHORT, PublishedRun, is_beginning
-from p2pdiloco.errors import ConfigError
+from p2pdiloco.errors import ConfigError, clean
 from p2pdiloco.identity import peer_of, public_of
-from p2pdiloco.printable import clean
 
 SCHEME = "p2pdiloco:"
 MAX_NAMES = 4

@@ -26,8 +26,8 @@ from p2pdiloco.daemon.admission.papers import NOTICE_WORDS, Admission, Grant, no
 from p2pdiloco.daemon.admission.register import MAX_ADMITTED, Charter, Register
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.notes import read_note
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 SAVE_PAUSE_S = 1.0

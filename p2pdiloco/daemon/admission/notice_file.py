@@ -9,7 +9,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.daemon.admission.papers import Notice, decode_notice, encode_notice, is_true_notice
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 NAME = "notice"

@@ -26,10 +26,9 @@ from p2pdiloco.daemon.admission.papers import (
 )
 from p2pdiloco.daemon.finding.peers_file import load_joined_through, peers_file
 from p2pdiloco.daemon.run_files.listing import PublishedRun
-from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.errors import ConfigError, UserError, clean
 from p2pdiloco.identity import Identity, verify
-from p2pdiloco.notes import read_note
-from p2pdiloco.printable import clean
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from p2pdiloco.daemon.admission.papers import Notice, grant, signed
 from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run, run_names, saved_runs
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity, public_of
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 MAX_ISSUED = 1024

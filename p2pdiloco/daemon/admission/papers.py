@@ -15,8 +15,8 @@ from msgspec import Meta, structs
 from p2pdiloco.core.api.amendments import MAX_AMENDMENTS, Amendment
 from p2pdiloco.core.api.reasons import Reason
 from p2pdiloco.core.api.types import PeerId, RunId, Signature, Vouch, Wire, signed_bytes
-from p2pdiloco.core.machine import direct_members
 from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.util import direct_members
 
 MAX_USES = 1024
 MAX_LISTED = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 MAX_PEERS = 256
 FORGET_S = 600.0

@@ -18,7 +18,7 @@ from p2pdiloco.daemon.control.wire_lines import (
     socket_path,
 )
 from p2pdiloco.errors import UserError
-from p2pdiloco.notes import DAMAGE
+from p2pdiloco.util import DAMAGE
 
 TIMEOUT_S, STATE_TIMEOUT_S = 10.0, 2.0
 

@@ -22,7 +22,7 @@ from p2pdiloco.daemon.control.wire_lines import (
     socket_path,
 )
 from p2pdiloco.errors import UserError
-from p2pdiloco.notes import DAMAGE
+from p2pdiloco.util import DAMAGE
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 5.0

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.adapters.net.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.daemon.control.controls import ControlState
-from p2pdiloco.printable import encoded
+from p2pdiloco.errors import encoded
 
 MAX_LINE_BYTES = 64 * 1024
 SOCKET = "control.sock"

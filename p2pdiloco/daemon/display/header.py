@@ -10,7 +10,7 @@ from p2pdiloco.daemon.display.progress import copied_text, owner_text, progress_
 from p2pdiloco.daemon.display.snapshot import DataRow, NodeSnapshot
 from p2pdiloco.daemon.display.transfer_text import transfer_text
 from p2pdiloco.daemon.display.wording import count, duration, folded, loss_text, short_peer, size, sparkline
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 STATE_STYLES = {"training": "bold green", "leaving": "bold red"}
 OLD_S = 5.0

@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 SAY_AFTER_S = 2.0
 """Time after which work is worth a word."""

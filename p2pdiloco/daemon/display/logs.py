@@ -19,7 +19,7 @@ from typing import Literal, TextIO
 
 from p2pdiloco.daemon.display.outlet import outlet_of, words_of_loss
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
-from p2pdiloco.printable import clean, json_line
+from p2pdiloco.errors import clean, json_line
 
 Style = Literal["text", "json", "tui"]
 OWNERS_LOGGERS = "p2pdiloco.daemon.control", "p2pdiloco.daemon.rest"

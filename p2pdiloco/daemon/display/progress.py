@@ -7,7 +7,7 @@ import math
 from p2pdiloco.core.api.amendments import Going
 from p2pdiloco.daemon.display.snapshot import CourseRow
 from p2pdiloco.daemon.display.wording import count, duration
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 _GOING_WORDS = {Going.TRAIN: "", Going.PAUSE: "the run pauses", Going.END: "the run ends"}
 

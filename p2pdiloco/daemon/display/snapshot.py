@@ -30,8 +30,7 @@ from p2pdiloco.daemon.display.bounds import (
 )
 from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow, RestRow, TransferRow
 from p2pdiloco.daemon.display.series import Events, Points
-from p2pdiloco.errors import RemoteError
-from p2pdiloco.printable import encoded
+from p2pdiloco.errors import RemoteError, encoded
 
 MAX_PEER_ROWS = 64
 MAX_FRAGMENT_ROWS = 1024

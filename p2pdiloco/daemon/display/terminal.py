@@ -26,7 +26,7 @@ from p2pdiloco.daemon.display.wording import (
     ranges,
     short_peer,
 )
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 CELL_WIDTH = 39
 """Columns of one fragment's cell: two fit on 80."""

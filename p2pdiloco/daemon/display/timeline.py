@@ -17,8 +17,6 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.disk.events_log import FieldValue
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.average import MovingAverage
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.daemon.display.series import (
     Curve,
@@ -29,9 +27,8 @@ from p2pdiloco.daemon.display.series import (
     Points,
     merged,
 )
-from p2pdiloco.errors import StorageError
-from p2pdiloco.notes import clear_folder_at, read_note
-from p2pdiloco.printable import encoded
+from p2pdiloco.errors import StorageError, encoded
+from p2pdiloco.util import BoundedDict, MovingAverage, clear_folder_at, read_note
 
 logger = logging.getLogger(__name__)
 NAME = "timeline.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2pdiloco.daemon.display.own_rows import TransferRow
 from p2pdiloco.daemon.display.wording import size
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 
 def transfer_text(row: TransferRow) -> str:

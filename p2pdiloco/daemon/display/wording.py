@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 SPARKS = "▁▂▃▄▅▆▇█"
 

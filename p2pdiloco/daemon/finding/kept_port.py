@@ -10,7 +10,7 @@ from pathlib import Path
 from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.config.settings import ANY_ADDRESS
 from p2pdiloco.errors import UserError
-from p2pdiloco.notes import clear_folder_at, read_note
+from p2pdiloco.util import clear_folder_at, read_note
 
 logger = logging.getLogger(__name__)
 FILE = "port.txt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.util import BoundedDict
 
 MAX_NAMED = 4096
 """Number of peers that are remembered by name; the one unseen for longest is forgotten first."""

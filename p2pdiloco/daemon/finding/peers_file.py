@@ -15,7 +15,7 @@ from pathlib import Path
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.config.addresses import check_join_address, check_peer_address, peer_in
 from p2pdiloco.errors import ConfigError, StorageError
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 MAX_PEERS = 16

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
@@ -23,6 +22,7 @@ from p2pdiloco.daemon.finding.twins import Twins
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
+from p2pdiloco.util import BoundedDict
 
 logger = logging.getLogger(__name__)
 LIFETIME_S = 45.0

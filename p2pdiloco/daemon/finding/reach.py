@@ -38,12 +38,12 @@ from typing import Literal
 from msgspec import Struct
 
 from p2pdiloco.adapters.net import multiaddrs
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.dial_back import DIAL_S, MAX_IPS
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import BoundedDict
 
 ASKED = 3
 """Number of peers that are asked in one round."""

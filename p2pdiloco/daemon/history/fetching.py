@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from p2pdiloco.core.api.reasons import PullRefusal
-from p2pdiloco.credits.audit import Tip
-from p2pdiloco.credits.records import MAX_RECORD_BYTES, PAGE_BYTES, HistoryRecord, received
-from p2pdiloco.credits.store import VersionLine
+from p2pdiloco.credits import MAX_RECORD_BYTES, PAGE_BYTES, HistoryRecord, Tip, VersionLine, received
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.history.queries import PullHistory
 from p2pdiloco.daemon.run_files.giving import check_given

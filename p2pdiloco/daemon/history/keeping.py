@@ -18,11 +18,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits.audit import Tip, count
-from p2pdiloco.credits.ledger import MOST, Credits, FragmentLedger, credits_of
-from p2pdiloco.credits.names import NamesFile
-from p2pdiloco.credits.records import HistoryRecord, page_of
-from p2pdiloco.credits.store import HistoryStore, VersionLine
+from p2pdiloco.credits import (
+    MOST,
+    Credits,
+    FragmentLedger,
+    HistoryRecord,
+    HistoryStore,
+    NamesFile,
+    Tip,
+    VersionLine,
+    count,
+    credits_of,
+    page_of,
+)
 from p2pdiloco.daemon.history.fetching import Filling
 from p2pdiloco.daemon.history.queries import MAX_ROWS, CreditLine, CreditsAnswer
 from p2pdiloco.errors import StorageError

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from p2pdiloco.core.api.types import MAX_FRAGMENTS, Count, Digest, PeerId, RunId, Wire
-from p2pdiloco.credits.records import LATEST_S
+from p2pdiloco.credits import LATEST_S
 
 KEEPS_NONE = "keeps-no-history"
 """Reason of whoever is asked for credits, and keeps no history."""

@@ -13,8 +13,7 @@ from functools import partial
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits.audit import Tip
-from p2pdiloco.credits.records import HistoryRecord, page_of
+from p2pdiloco.credits import HistoryRecord, Tip, page_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES, HISTORY_S, Budget, Enough
 from p2pdiloco.daemon.history.keeping import HistoryKeeper

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 MAX_AGE_S = 86_400.0

@@ -23,7 +23,7 @@ from p2pdiloco.config.owner.own_limits import (
     flag_of,
     value_text,
 )
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 FILE = "owner.json"

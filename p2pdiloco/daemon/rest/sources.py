@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
-from p2pdiloco.average import MovingAverage
 from p2pdiloco.config.owner.hours import DAY_MIN, Span, next_begin_min
 from p2pdiloco.config.owner.own_limits import Bounds
 from p2pdiloco.daemon.apart import begun
@@ -17,6 +16,7 @@ from p2pdiloco.daemon.rest.idleness import Idleness
 from p2pdiloco.daemon.rest.readers import Sensors, mains
 from p2pdiloco.daemon.rest.reasons import Finding, RestReason, clock_text
 from p2pdiloco.errors import ConfigError
+from p2pdiloco.util import MovingAverage
 
 COOLER_C = 5.0
 """Degrees below the bound at which it is cool enough again."""

@@ -25,7 +25,7 @@ from msgspec import Meta, Struct
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.daemon.apart import begun
 from p2pdiloco.errors import StorageError
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 FILE = "transfer.json"

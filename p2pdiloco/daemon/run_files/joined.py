@@ -15,7 +15,7 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.finding.peers_file import load_joined_through
 from p2pdiloco.daemon.run_files.listing import choose_run, saved_runs
 from p2pdiloco.errors import UserError
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 MAX_JOINED = 64

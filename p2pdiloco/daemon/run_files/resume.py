@@ -19,7 +19,7 @@ from p2pdiloco.core.contributions.unmerged import Unmerged
 from p2pdiloco.core.node import Core
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel_messages import RestoreMode
-from p2pdiloco.notes import read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 FILE = "resume.json"

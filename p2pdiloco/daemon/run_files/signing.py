@@ -34,10 +34,9 @@ from p2pdiloco.daemon.run_files.edits import words_of_edits
 from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
 from p2pdiloco.daemon.run_files.listing import SHORT, PublishedRun, saved_runs
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_disk
-from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError, without_torch
+from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError, clean, without_torch
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.learner.lifeline import end_with, ignore_signals, yield_memory
-from p2pdiloco.printable import clean
 
 logger = logging.getLogger("p2pdiloco")
 ERRORS = {error.__name__: error for error in (ConfigError, StorageError)}

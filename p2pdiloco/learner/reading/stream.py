@@ -27,8 +27,8 @@ from p2pdiloco.errors import DataError
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS, DataShare
 from p2pdiloco.learner.reading.permutation import Array, permuted
 from p2pdiloco.learner.reading.shards import Allotment
-from p2pdiloco.notes import read_note
 from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
+from p2pdiloco.util import read_note
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch

@@ -21,9 +21,7 @@ from msgspec.structs import replace
 from benchkit import arguments, finish, processor_s
 from p2pdiloco.core.api.types import NEVER, WHOLE_RUN, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.credits.audit import Signatures, Tip, count
-from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import HistoryStore
+from p2pdiloco.credits import HistoryRecord, HistoryStore, Signatures, Tip, count
 from p2pdiloco.identity import Identity, verify
 
 RUN = secrets.token_hex(32)

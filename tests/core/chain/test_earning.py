@@ -15,8 +15,7 @@ from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.earning import LAST_BYTES, earned, mark_of
 from p2pdiloco.core.chain.watermarks import marks_of
-from p2pdiloco.credits.ledger import FragmentLedger
-from p2pdiloco.credits.records import HistoryRecord
+from p2pdiloco.credits import FragmentLedger, HistoryRecord
 
 
 def part(learner: str, sequence: int, payload: object, **odd: object) -> Contributor:

@@ -15,8 +15,7 @@ from p2pdiloco.cli.status_view import status_json
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.daemon.display.snapshot import StatusReport
-from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
-from p2pdiloco.printable import clean, json_line
+from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError, clean, json_line
 
 EVIL = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp\u2066\r\nFAKE: all fine\x7f\x85\u2028\ufeffé日"
 """OSC, CSI, C1, direction overrides and isolates, CR LF, DEL, NEL, a line separator; then what prints."""

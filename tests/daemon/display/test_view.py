@@ -26,7 +26,7 @@ from p2pdiloco.daemon.display.wording import (
     size,
     sparkline,
 )
-from p2pdiloco.printable import clean
+from p2pdiloco.errors import clean
 
 SNAPSHOTS = {
     "usual": snapshot(),

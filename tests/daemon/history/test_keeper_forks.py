@@ -14,9 +14,7 @@ from kit import RUN, child
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits.audit import Tip
-from p2pdiloco.credits.records import HistoryRecord
-from p2pdiloco.credits.store import HistoryStore, VersionLine
+from p2pdiloco.credits import HistoryRecord, HistoryStore, Tip, VersionLine
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.history import fetching, keeping
 from p2pdiloco.daemon.history.fetching import FalseHistory, Filling, check_page

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from daemon_kit import Neighbourhood, QuickMember, until
 
-from p2pdiloco.credits.audit import Signatures, Tip, count
-from p2pdiloco.credits.store import HistoryStore
+from p2pdiloco.credits import HistoryStore, Signatures, Tip, count
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES
 from p2pdiloco.daemon.history import keeping

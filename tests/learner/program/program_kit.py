@@ -8,8 +8,7 @@ from torch import nn
 
 from p2pdiloco.learner.channel import Deframer, decode_event, frame
 from p2pdiloco.learner.channel_messages import Applied, BaseRef, CopiedOut, Install, LearnerOptions, Start
-from p2pdiloco.own_run import new_run
-from p2pdiloco.session import Session
+from p2pdiloco.session import Session, new_run
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
@@ -95,7 +94,7 @@ class PaperDaemon:
 
 
 def begin(monkeypatch, daemon, model, optimizer, **more):
-    monkeypatch.setattr("p2pdiloco.session_node.SessionDaemon", lambda folder: daemon)
+    monkeypatch.setattr("p2pdiloco.session.SessionDaemon", lambda folder: daemon)
     return Session(model, optimizer, "paper", data_dir="none", **more)
 
 

@@ -14,13 +14,12 @@ from program_kit import TOKENS, PaperDaemon, begin, network, samples, train
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
-import p2pdiloco.session_node
+import p2pdiloco.session
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel_messages import Evaluate
 from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.learner.program.ranks import ALONE, hold, meet, ranks_of, total
-from p2pdiloco.own_run import new_run
-from p2pdiloco.session import Session
+from p2pdiloco.session import Session, new_run
 from p2pdiloco.tasks.models.parameters import named_parameters, unwrapped
 
 PATIENCE_S = 60
@@ -64,7 +63,7 @@ def copies_that_part(rank, folder):
 
     if rank == 0:
         daemon = PaperDaemon(folder, model)
-        p2pdiloco.session_node.SessionDaemon = lambda folder: daemon
+        p2pdiloco.session.SessionDaemon = lambda folder: daemon
         PaperDaemon.addresses = lambda daemon: ("here",)
     session = Session(model, None, "paper", evaluate=evaluate)
     assert session.addresses == ("here",)

@@ -12,8 +12,7 @@ import p2pdiloco
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.program.mailbox import ProgramTraining
-from p2pdiloco.session import Session
-from p2pdiloco.session_node import SessionNode
+from p2pdiloco.session import Session, SessionNode
 
 USED = {
     "step",

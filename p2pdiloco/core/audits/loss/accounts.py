@@ -17,9 +17,9 @@ import math
 
 from msgspec import Struct
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.core.audits.loss.bets import ENOUGH, START, Money, after, worth
+from p2pdiloco.util import BoundedDict
 
 MAX_LEARNERS = 256
 HARMS = -0.1

@@ -9,9 +9,9 @@ import math
 import random
 from collections.abc import Sequence
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.core.audits.loss.accounts import MAX_LEARNERS, Accounts, ratio_of
+from p2pdiloco.util import BoundedDict
 
 PAYLOADS = 2
 """Payloads that a version is for a learner: its contribution and the update."""

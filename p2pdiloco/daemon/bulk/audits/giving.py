@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.audits.merged import MergedPayloads
@@ -21,6 +20,7 @@ from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import Buffer, PullSource, Refusal
 from p2pdiloco.tensors.payload import Payload, size_of
+from p2pdiloco.util import BoundedDict
 
 MAX_GIVEN, OF_ONE_PEER = 8, 4
 """Number of contributions that go out at one time, and of those to one peer."""

@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from p2pdiloco.average import MovingAverage
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.uplinks.meter import Meter
@@ -29,6 +27,7 @@ from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES, WAIT_S, Arriving
 from p2pdiloco.daemon.bulk.updates.fetching import known_bytes
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.ports import Buffer, PullSource, Refusal
+from p2pdiloco.util import BoundedDict, MovingAverage
 
 DEGREE = 2
 """Number of peers to which a holder gives an update by itself."""

@@ -19,7 +19,6 @@ from typing import Protocol
 
 import msgspec
 
-from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Verdict, VersionFault
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.failing import failure_of
@@ -27,6 +26,7 @@ from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.updates.arriving import WAIT_S
 from p2pdiloco.daemon.bulk.updates.fetching import Fetch, Watcher
 from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.util import BoundedDict
 
 MAX_PULLS = 40
 """Number of requests to others for one update."""

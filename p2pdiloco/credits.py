@@ -1,0 +1,760 @@
+"""Credits: who trained how much of a run, from the labels that learners signed, kept for the whole run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files, storage_error
+from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Wire, signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.chain.earning import earned, mark_of
+from p2pdiloco.core.chain.scale import MOST_GAP
+from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
+from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
+
+# Ledger: what learners did of a run, by the versions of one head's line, each contribution once.
+#
+# What a version counts is the difference of its tokens to its parent's (`core.chain.scale`). Mostly that is
+# the sum of its labels. Where labels claim more than may count, one limit for all of them is found that gives
+# the same sum, times the versions since the learner's last one, as members count. So the credits of a
+# fragment always add up to its tokens.
+
+MOST = 1 << 62
+"""Limit of figures that follow from claims alone: sums of absurd ones must not be what nobody can encode."""
+
+
+class Doubt(Enum):
+    """Reasons for which a part of a version is not credited, or a version is not what it should be."""
+
+    FALSE_LABEL = "a label is not signed by its learner"
+    FALSE_VERSION = "a version is not signed by its syncer"
+    TWICE = "a contribution is there twice"
+    OUT_OF_ORDER = "a contribution does not come after the one that it names"
+    OTHER_RUN = "a version is of another run or fragment"
+    FEWER_TOKENS = "a version has fewer tokens than its parent"
+
+
+class Entry(Struct):
+    """Work of one learner in one fragment, or in one stretch of time."""
+
+    tokens: int = 0
+    """Tokens as its versions counted them."""
+    claimed: int = 0
+    """Tokens as its labels say."""
+    inner_steps: int = 0
+    contributions: int = 0
+    first_s: int = 0
+    last_s: int = 0
+    """Times at which a keeper took the versions that have its first and last contribution; 0: not known."""
+
+    def add(self, tokens: int, part: Contributor, at_s: int) -> None:
+        """Add a contribution."""
+        self.tokens += tokens
+        self.claimed += part.tokens
+        self.inner_steps += part.inner_steps
+        self.contributions += 1
+        if at_s:
+            self.first_s = min(self.first_s or at_s, at_s)
+            self.last_s = max(self.last_s, at_s)
+
+    def join(self, other: Entry) -> None:
+        """Add what is in another entry."""
+        self.tokens += other.tokens
+        self.claimed += other.claimed
+        self.inner_steps += other.inner_steps
+        self.contributions += other.contributions
+        self.first_s = min(filter(None, (self.first_s, other.first_s)), default=0)
+        self.last_s = max(self.last_s, other.last_s)
+
+
+class MergedMark(Struct, frozen=True):
+    """Newest contribution of a learner that a ledger has."""
+
+    stamp: Stamp
+    number: int
+    last: bytes
+    """Bytes by which a copy of it is known."""
+
+
+class FragmentLedger:
+    """Ledger of one fragment's line of versions, oldest first."""
+
+    def __init__(self, run: str, fragment: int, bucket_s: int = 0) -> None:
+        """`bucket_s`: length of the stretches of time that are told apart; 0: none are."""
+        self._run, self._fragment, self._bucket_s = run, fragment, bucket_s
+        self.entries: dict[tuple[str, int], Entry] = {}
+        """Entries by learner and beginning of the stretch of time."""
+        self.doubts: dict[Doubt, int] = {}
+        self.first = self.number = 0
+        """Numbers of its oldest and newest version; 0: it has none."""
+        self.digest = b""
+        self.tokens = self.before_tokens = self.uncredited_tokens = 0
+        """Tokens of its newest version, of what came before its first one, and of what nobody is credited
+        with."""
+        self._marks: dict[str, MergedMark] = {}
+
+    def doubt(self, doubt: Doubt) -> None:
+        """Count something that is not as it should be."""
+        self.doubts[doubt] = self.doubts.get(doubt, 0) + 1
+
+    def add(self, record: HistoryRecord, false: frozenset[int] = frozenset()) -> None:
+        """Count the next version of the line. `false`: places of labels that their learners did not sign."""
+        header = record.version.header
+        digest = header.digest()
+        if (header.run, header.fragment) != (self._run, self._fragment):
+            self.doubt(Doubt.OTHER_RUN)
+        if not self.number:
+            self.first = header.number
+            if header.number > 1:  # its parent is not here: all that it has is taken to count
+                counts = earned(header.contributors, frozenset())
+                self.before_tokens = max(0, header.tokens - sum(counts))
+                self.tokens = self.before_tokens
+        if header.tokens < self.tokens:
+            self.doubt(Doubt.FEWER_TOKENS)
+        counted = max(0, header.tokens - self.tokens)
+        shares = shares_of(counted, self._weights(header.contributors, header.number))
+        self.uncredited_tokens += counted
+        for place, (part, tokens) in enumerate(zip(header.contributors, shares, strict=True)):
+            if place in false:
+                self.doubt(Doubt.FALSE_LABEL)
+            elif self._is_next(part, header.number):
+                self._entry(part.learner, record.at_s).add(tokens, part, record.at_s)
+                self.uncredited_tokens -= tokens
+        self.tokens += counted
+        self.number, self.digest = header.number, digest
+
+    def _weights(self, parts: Sequence[Contributor], number: int) -> list[tuple[int, int]]:
+        """List (tokens claimed that may count, versions that it may make up for) of every part."""
+        gaps = (1 + min(MOST_GAP, self._gap(part.learner, number) or 0) for part in parts)
+        return list(zip(earned(parts, self._lasts(number)), gaps, strict=True))
+
+    def _lasts(self, number: int) -> frozenset[bytes]:
+        """Find the marks of everybody's newest contribution before that version."""
+        floor = number - 1 - WATERMARK_VERSIONS
+        return frozenset(mark.last for mark in self._marks.values() if mark.last and mark.number >= floor)
+
+    def _gap(self, learner: str, number: int) -> int | None:
+        """Count the versions between a learner's last one and that number; None: the chain has no watermark
+        of it, or none any more."""
+        mark = self._marks.get(learner)
+        gap = number - 1 - mark.number if mark is not None else None
+        return None if gap is None or gap > WATERMARK_VERSIONS else gap
+
+    def _is_next(self, part: Contributor, number: int) -> bool:
+        """Tell whether a contribution was not counted before, and note it."""
+        mark = self._marks.get(part.learner)
+        if mark is not None:
+            if part.stamp <= mark.stamp:
+                self.doubt(Doubt.TWICE)
+                return False
+            forgotten = part.after == NEVER and self._gap(part.learner, number) is None
+            if part.after != mark.stamp and not forgotten:
+                self.doubt(Doubt.OUT_OF_ORDER)
+        elif self.first == 1 and part.after != NEVER:
+            self.doubt(Doubt.OUT_OF_ORDER)
+        self._marks[part.learner] = MergedMark(part.stamp, number, mark_of(part.payload_digest))
+        return True
+
+    def _entry(self, learner: str, at_s: int) -> Entry:
+        bucket = at_s - at_s % self._bucket_s if self._bucket_s else 0
+        return self.entries.setdefault((learner, bucket), Entry())
+
+
+def shares_of(counted: int, weights: list[tuple[int, int]]) -> list[int]:
+    """Divide what a version counts among (tokens claimed, versions made up for): everybody what it claims,
+    up to one limit for each version."""
+    claims = [tokens for tokens, _ in weights]
+    if sum(claims) <= counted:
+        return claims
+    low, high = 0, max(claims)  # the least limit that reaches the sum
+    while low < high:
+        middle = (low + high) // 2
+        if sum(min(tokens, middle * share) for tokens, share in weights) >= counted:
+            high = middle
+        else:
+            low = middle + 1
+    shares = [min(tokens, high * share) for tokens, share in weights]
+    over = sum(shares) - counted
+    for place, (tokens, share) in enumerate(weights):  # what rounding up gave too much
+        back = min(over, shares[place] - min(tokens, (high - 1) * share)) if high else 0
+        shares[place] -= back
+        over -= back
+    return shares
+
+
+class CreditRow(Struct, frozen=True):
+    """Work of one learner in a run: the mean over fragments, as the run's own tokens are."""
+
+    peer: str
+    fragment_tokens: int
+    """Tokens, the sum over fragments: of these the rows add up exactly."""
+    tokens: int
+    claimed_tokens: int
+    inner_steps: int
+    contributions: int
+    """Contributions of all fragments."""
+    first_s: int
+    last_s: int
+    begins_s: int = 0
+    """Beginning of the stretch of time; 0: it is the whole run."""
+
+
+class Credits(Struct, frozen=True):
+    """Credits of a run, as far as its history is known."""
+
+    rows: tuple[CreditRow, ...]
+    """Rows, the most tokens first; of stretches of time, the oldest stretch first."""
+    fragments: int
+    fragment_tokens: int
+    """Tokens of all heads together."""
+    before_fragment_tokens: int
+    """Tokens of versions that nobody keeps any more."""
+    uncredited_fragment_tokens: int
+    """Tokens that the heads have and no learner is credited with, for the doubts."""
+    missing: dict[int, int] = field(default_factory=dict)
+    """Fragments whose history begins later, and the first version that is known."""
+    doubts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the run: the mean over fragments."""
+        return self.fragment_tokens // max(1, self.fragments)
+
+
+def credits_of(ledgers: Iterable[FragmentLedger]) -> Credits:
+    """Sum up the ledgers of all of a run's fragments."""
+    ledgers = list(ledgers)
+    found: dict[tuple[str, int], Entry] = {}
+    doubts: dict[str, int] = {}
+    for ledger in ledgers:
+        for key, entry in ledger.entries.items():
+            found.setdefault(key, Entry()).join(entry)
+        for doubt, times in ledger.doubts.items():
+            doubts[doubt.value] = doubts.get(doubt.value, 0) + times
+    number = max(1, len(ledgers))
+    rows = [_row(peer, begins_s, entry, number) for (peer, begins_s), entry in found.items()]
+    rows.sort(key=lambda row: (row.begins_s, -row.fragment_tokens, row.peer))
+    return Credits(
+        rows=tuple(rows),
+        fragments=len(ledgers),
+        fragment_tokens=sum(ledger.tokens for ledger in ledgers),
+        before_fragment_tokens=sum(ledger.before_tokens for ledger in ledgers),
+        uncredited_fragment_tokens=sum(ledger.uncredited_tokens for ledger in ledgers),
+        missing={n: ledger.first for n, ledger in enumerate(ledgers) if ledger.first > 1},
+        doubts=doubts,
+    )
+
+
+def _row(peer: str, begins_s: int, entry: Entry, fragments: int) -> CreditRow:
+    return CreditRow(
+        peer=peer,
+        fragment_tokens=entry.tokens,
+        tokens=entry.tokens // fragments,
+        claimed_tokens=min(entry.claimed // fragments, MOST),
+        inner_steps=min(entry.inner_steps // fragments, MOST),
+        contributions=entry.contributions,
+        first_s=entry.first_s,
+        last_s=entry.last_s,
+        begins_s=begins_s,
+    )
+
+
+# Records of a run's history: one signed version each, with the time at which a member took it.
+#
+# The signed header is kept as it is, since its digest names it and its whole past. The time is the word of
+# whoever kept it: no header has one.
+
+MAX_RECORD_BYTES = 8 * 1024 * 1024
+"""Limit of one record: a header that names 16384 contributors has about 3 MiB."""
+PAGE_BYTES = 1024 * 1024
+"""Bytes of records after which a page ends; one record is in it at least."""
+LATEST_S = 1 << 40
+_FRAME = struct.Struct(">II")
+"""Length of what follows, and its CRC-32."""
+
+
+class HistoryRecord(Wire, frozen=True):
+    """Record of one version."""
+
+    at_s: Annotated[int, Meta(ge=0, le=LATEST_S)]
+    """Seconds since 1970 at which a keeper took the version, by its own clock; 0: nobody knows."""
+    version: SignedVersion
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(HistoryRecord)
+
+
+def framed(record: HistoryRecord) -> bytes:
+    """Encode a record with its length and checksum before it."""
+    body = _encoder.encode(record)
+    return _FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def frames(content: bytes) -> Iterator[tuple[int, HistoryRecord]]:
+    """Read the sound records at the beginning of a file, each with the offset at which it ends."""
+    offset = 0
+    while offset + _FRAME.size <= len(content):
+        length, checksum = _FRAME.unpack_from(content, offset)
+        start, end = offset + _FRAME.size, offset + _FRAME.size + length
+        if length > MAX_RECORD_BYTES or end > len(content):
+            return
+        body = content[start:end]
+        if zlib.crc32(body) != checksum:
+            return
+        try:
+            record = _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        yield end, record
+        offset = end
+
+
+def page_of(records: Iterable[HistoryRecord]) -> bytes:
+    """Encode records for a peer that asks, as many as a page has."""
+    page = bytearray()
+    for record in records:
+        page += framed(record)
+        if len(page) >= PAGE_BYTES:
+            break
+    return bytes(page)
+
+
+def received(content: bytes) -> list[HistoryRecord]:
+    """Read the records that a peer sent. Raises: RemoteError ("garbage")."""
+    records, read = [], 0
+    for end, record in frames(content):
+        records.append(record)
+        read = end
+    if read != len(content):
+        raise RemoteError("garbage", "a damaged record of history")
+    return records
+
+
+# Audit of a run's history: a head's line of versions, counted, and its signatures checked.
+#
+# A head's digest names the whole past: of a line that leads to it nobody can change, leave out or add a
+# version. That the learners named there did the work is what their own signatures say.
+
+Verify = Callable[[str, bytes, bytes], bool]
+"""Function that tells whether (peer) signed (message) with (signature)."""
+
+
+class Tip(Struct, frozen=True):
+    """Version of a fragment from which its line is followed back."""
+
+    number: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, head: Head) -> Tip:
+        """Make the tip of a chain's head."""
+        return cls(head.number, head.digest)
+
+
+class Signatures:
+    """Checker of all signatures of versions and labels."""
+
+    def __init__(self, run: str, fragment: int, verify: Verify) -> None:
+        self._run, self._fragment, self._verify = run, fragment, verify
+        self.checked = 0
+        """Number of signatures that were checked."""
+
+    def false_labels(self, version: SignedVersion) -> frozenset[int]:
+        """Find the places of the labels that their learners did not sign."""
+        parts = version.header.contributors
+        self.checked += len(parts)
+        return frozenset(
+            place
+            for place, part in enumerate(parts)
+            if not self._verify(
+                part.learner, signed_bytes("work", part.work(self._run, self._fragment)), part.signature
+            )
+        )
+
+    def is_signed(self, version: SignedVersion) -> bool:
+        """Tell whether the syncer signed the version."""
+        self.checked += 1
+        message = signed_bytes("version", version.header)
+        return self._verify(version.header.syncer, message, version.signature)
+
+
+def count(
+    history: HistoryStore,
+    run: str,
+    fragment: int,
+    tip: Tip,
+    *,
+    bucket_s: int = 0,
+    signatures: Signatures | None = None,
+) -> FragmentLedger:
+    """Count the line of versions that ends in `tip`, as far as it is here. Without `signatures` none is
+    checked.
+
+    Raises:
+        StorageError: the history cannot be read.
+    """
+    ledger = FragmentLedger(run, fragment, bucket_s)
+    line = history.line(fragment, tip.number, tip.digest)
+    for record in history.along(fragment, line):
+        false: frozenset[int] = frozenset()
+        if signatures is not None:
+            if not signatures.is_signed(record.version):
+                ledger.doubt(Doubt.FALSE_VERSION)
+            false = signatures.false_labels(record.version)
+        ledger.add(record, false)
+    return ledger
+
+
+# Certificates: a signed sentence that a peer did so much of a run, and the peer's proof that it is meant.
+#
+# Whoever signs has counted the history itself. The owner's signature goes with the run's manifest, whose
+# digest is the run id: so whoever has the file can tell that it is the owner's.
+
+MAX_CERTIFICATE_BYTES = 2 * 1024 * 1024
+_SIGNED, _PROVEN = b"p2pdiloco/1/credits\0", b"p2pdiloco/1/credits-proof\0"
+Text = Annotated[str, Meta(max_length=80)]
+Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
+Hex = Annotated[str, Meta(max_length=256, pattern="^([0-9a-f]{2})*\\Z")]
+ManifestHex = Annotated[str, Meta(max_length=1024 * 1024, pattern="^([0-9a-f]{2})*\\Z")]
+Role = Literal["owner", "keeper"]
+
+
+class SigningKey(Protocol):
+    """Key of whoever signs."""
+
+    peer_id: str
+
+    def sign(self, message: bytes) -> bytes:
+        """Sign the message."""
+
+
+class CertifiedHead(Struct, frozen=True, forbid_unknown_fields=True):
+    """Version of a fragment up to which was counted."""
+
+    number: Natural
+    digest: Hex
+
+
+class CreditCertificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CreditCertificate of one peer's work in one run. Field order is what the signature covers."""
+
+    format: Literal["p2pdiloco-credits-1"] = "p2pdiloco-credits-1"
+    run: Text
+    run_name: Text
+    peer: Text
+    """Peer that did the work: whoever has its key can prove to be it."""
+    name: Text
+    """Name that it had chosen; no proof of anything."""
+    tokens: Natural
+    """Tokens merged into the run, the mean over fragments."""
+    inner_steps: Natural
+    contributions: Natural
+    run_tokens: Natural
+    """Tokens of the whole run by then."""
+    from_version: Natural
+    """Version from which on was counted; 1: the whole run."""
+    heads: Annotated[tuple[CertifiedHead, ...], Meta(max_length=1024)]
+    """Versions up to which was counted, by fragment."""
+    issued_s: Natural
+    signer: Text
+    role: Role
+    manifest: ManifestHex = ""
+    """The run's signed manifest, of an owner's certificate."""
+    signature: Hex = ""
+
+
+def _covered(certificate: CreditCertificate) -> bytes:
+    return _SIGNED + msgspec.json.encode(msgspec.structs.replace(certificate, signature=""))
+
+
+def signed_certificate(certificate: CreditCertificate, key: SigningKey) -> CreditCertificate:
+    """Sign a certificate."""
+    unsigned = msgspec.structs.replace(certificate, signer=key.peer_id)
+    return msgspec.structs.replace(unsigned, signature=key.sign(_covered(unsigned)).hex())
+
+
+def text_of(certificate: CreditCertificate) -> str:
+    """Write a certificate down as JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(certificate), indent=2).decode() + "\n"
+
+
+def read_certificate(content: bytes) -> CreditCertificate:
+    """Read a certificate. Raises: UserError (it is none)."""
+    try:
+        return msgspec.json.decode(content[:MAX_CERTIFICATE_BYTES], type=CreditCertificate)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"it is no certificate of credits: {str(error)[:120]}") from error
+
+
+def is_signed(certificate: CreditCertificate, verify: Verify) -> bool:
+    """Tell whether its signer signed it as it is."""
+    return verify(certificate.signer, _covered(certificate), bytes.fromhex(certificate.signature))
+
+
+def _proof_of(certificate: CreditCertificate, word: str) -> bytes:
+    digest = hashlib.sha256(_covered(certificate)).digest()
+    return _PROVEN + digest + word.encode()
+
+
+def prove(certificate: CreditCertificate, word: str, key: SigningKey) -> str:
+    """Sign a word that somebody chose, as the peer that the certificate is of. Raises: UserError."""
+    if key.peer_id != certificate.peer:
+        raise UserError(
+            f"the certificate is of peer {certificate.peer}, and the key in this folder is {key.peer_id}'s",
+            "name the data folder of the node that did the work: --data-dir DIR",
+        )
+    return key.sign(_proof_of(certificate, word)).hex()
+
+
+def is_proven(certificate: CreditCertificate, word: str, proof: str, verify: Verify) -> bool:
+    """Tell whether the peer that the certificate is of has signed the word."""
+    try:
+        signature = bytes.fromhex(proof)
+    except ValueError:
+        return False
+    return verify(certificate.peer, _proof_of(certificate, word), signature)
+
+
+# Store of a run's history on a disk, append-only: `<data_dir>/runs/<run id, 16>/history/<fragment>/`.
+#
+#     <n>.log              records as they come, up to `SEGMENT_BYTES`; a torn end is cut off at the next
+#   start
+#     <n>-<low>-<high>.z   a full one, compressed; versions `low` to `high` are in it
+#
+# All branches that were taken are there. Which versions count follows from a head: its parent, that one's
+# parent, and so on (`line`). A look reads the segments that have the numbers in question, no others.
+# Synchronous, and to be called from one thread.
+
+SEGMENT_BYTES = 512 * 1024
+MAX_OPEN = 4
+"""Segments whose records are in memory."""
+MAX_SEGMENT_BYTES = 64 * 1024 * 1024
+"""Limit of what a compressed segment unfolds to."""
+Records = dict[tuple[int, bytes], HistoryRecord]
+"""Records by number and digest."""
+_NAME = re.compile(r"([0-9]{8})(?:-([0-9]{1,19})-([0-9]{1,19})\.z|\.log)")
+
+
+class Segment(Struct, frozen=True):
+    """File of records."""
+
+    path: Path
+    low: int
+    high: int
+
+
+class VersionLine(Struct, frozen=True):
+    """Unbroken line of versions that ends in a head."""
+
+    digests: tuple[bytes, ...]
+    """Digests of its versions, oldest first."""
+    first: int
+    """Number of the oldest one; 1: it is whole."""
+    wanted: bytes
+    """Digest of the version before that, which is not here; of a whole one, that of version 0."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True: nothing is missing before it."""
+        return self.first == 1
+
+
+class _Open:
+    """Segment of a fragment that is written to."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.size, self.low, self.high = index, 0, 0, 0
+
+    def grow(self, number: int, size: int) -> None:
+        """Count a record."""
+        self.low = number if not self.size else min(self.low, number)
+        self.high = max(self.high, number)
+        self.size += size
+
+
+class HistoryStore:
+    """Store of the history of one run."""
+
+    def __init__(self, folder: Path, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder = folder
+        self._files = files or Files()
+        self._segment_bytes = segment_bytes
+        self._segments: dict[int, list[Segment]] = {}
+        self._open: dict[int, _Open] = {}
+        self._read: BoundedDict[Path, Records] = BoundedDict(MAX_OPEN)
+
+    # --- writing -------------------------------------------------------------------------------------
+
+    def append(self, record: HistoryRecord) -> None:
+        """Add a record. It survives the process; a power cut may take the newest ones.
+
+        Raises:
+            StorageError: it is not saved; what was there is as it was.
+        """
+        header = record.version.header
+        fragment, content = header.fragment, framed(record)
+        current = self._opened(fragment)
+        path = self._log(fragment, current.index)
+        try:
+            with path.open("r+b" if current.size else "wb", buffering=0) as file:
+                file.seek(current.size)
+                file.truncate()  # what an append that failed has left
+                self._files.write(file, content)
+        except OSError as error:
+            raise storage_error(error, "save", path) from error
+        current.grow(header.number, len(content))
+        self._read.pop(path, None)
+        if current.size >= self._segment_bytes:
+            self._seal(fragment, current)
+
+    def _seal(self, fragment: int, current: _Open) -> None:
+        """Compress a full segment, and begin another."""
+        log = self._log(fragment, current.index)
+        name = f"{current.index:08d}-{current.low}-{current.high}.z"
+        sealed = Segment(log.with_name(name), current.low, current.high)
+        self._files.save(sealed.path, [zlib.compress(self._files.read(log), 6)], durable=True)
+        self._segments[fragment].append(sealed)
+        self._open[fragment] = _Open(current.index + 1)
+        self._files.delete(log)
+
+    # --- reading -------------------------------------------------------------------------------------
+
+    def find(self, fragment: int, number: int, digest: bytes) -> HistoryRecord | None:
+        """Find the record of that very version. Raises: StorageError."""
+        current = self._opened(fragment)
+        if current.size and current.low <= number <= current.high:
+            found = self._content(self._log(fragment, current.index)).get((number, digest))
+            if found is not None:
+                return found
+        for segment in reversed(self._segments[fragment]):
+            if segment.low <= number <= segment.high:
+                found = self._content(segment.path).get((number, digest))
+                if found is not None:
+                    return found
+        return None
+
+    def down(self, fragment: int, number: int, digest: bytes) -> Iterator[HistoryRecord]:
+        """Read that version, its parent, and so on, as far as they are here; version 0 is never among them.
+
+        Raises: StorageError.
+        """
+        while number > 0:
+            record = self.find(fragment, number, digest)
+            if record is None:
+                return
+            yield record
+            number, digest = number - 1, record.version.header.parent
+
+    def line(self, fragment: int, number: int, digest: bytes) -> VersionLine:
+        """Find what is here of the chain with that head. Raises: StorageError."""
+        digests: list[bytes] = []
+        wanted = digest
+        for record in self.down(fragment, number, digest):
+            digests.append(wanted)
+            wanted = record.version.header.parent
+        digests.reverse()
+        return VersionLine(tuple(digests), number - len(digests) + 1, wanted)
+
+    def along(self, fragment: int, line: VersionLine) -> Iterator[HistoryRecord]:
+        """Read the records of a line, oldest first. Raises: StorageError."""
+        for number, digest in enumerate(line.digests, line.first):
+            record = self.find(fragment, number, digest)
+            if record is None:
+                return  # it was deleted meanwhile
+            yield record
+
+    # --- files ---------------------------------------------------------------------------------------
+
+    def _log(self, fragment: int, index: int) -> Path:
+        return self._folder / f"{fragment:04d}" / f"{index:08d}.log"
+
+    def _opened(self, fragment: int) -> _Open:
+        """Look what is there of a fragment, the first time, and cut off what a crash has torn."""
+        if fragment in self._open:
+            return self._open[fragment]
+        folder = self._folder / f"{fragment:04d}"
+        self._files.make_folder(folder)
+        there = self._files.list_folder(folder)
+        for path in there:
+            if path.name.endswith(TEMP_SUFFIX):
+                self._files.delete(path)  # the crash came while it was compressed
+        named = [(path, _NAME.fullmatch(path.name)) for path in there]
+        sealed = {int(m[1]): Segment(p, int(m[2]), int(m[3])) for p, m in named if m and m[2]}
+        logs = {int(m[1]): path for path, m in named if m and not m[2]}
+        self._segments[fragment] = [segment for _, segment in sorted(sealed.items())]
+        current = _Open(max((*sealed, -1)) + 1)
+        for index, path in sorted(logs.items()):
+            if index in sealed:
+                self._files.delete(path)  # the crash came after it was compressed
+                continue
+            current = _Open(index)
+            for end, record in frames(self._files.read(path)):
+                current.grow(record.version.header.number, end - current.size)
+        self._open[fragment] = current
+        return current
+
+    def _content(self, path: Path) -> Records:
+        """Read the records of a segment by digest; of a damaged one, those before the damage."""
+        known = self._read.get(path)
+        if known is not None:
+            return known
+        content = self._files.read(path)
+        if path.suffix == ".z":
+            content = _unfolded(content)
+        headers = ((record.version.header, record) for _, record in frames(content))
+        found = {(header.number, header.digest()): record for header, record in headers}
+        self._read[path] = found
+        return found
+
+
+def _unfolded(content: bytes) -> bytes:
+    """Decompress a segment as far as it is sound."""
+    unfolding = zlib.decompressobj()
+    try:
+        return unfolding.decompress(content, MAX_SEGMENT_BYTES)
+    except zlib.error:
+        return b""
+
+
+# Names of learners, kept beside a history: those that have left are called as they called themselves.
+
+logger = logging.getLogger(__name__)
+MAX_NAMES = 16384
+MAX_FILE_BYTES = MAX_NAMES * 512
+"""Limit of the file, whatever the names are: JSON writes a character in six bytes at most."""
+_names_decoder = msgspec.json.Decoder(dict[str, str])
+
+
+class NamesFile:
+    """File of names by peer id."""
+
+    def __init__(self, path: Path, known: Mapping[str, str], files: Files | None = None) -> None:
+        """`known`: names of those that are here, as they were seen last."""
+        self._path, self._known, self._files = path, known, files or Files()
+        self._names = read_note(path, _names_decoder.decode, logger.warning, MAX_FILE_BYTES) or {}
+
+    def get(self, peer: str) -> str:
+        """Find a name; empty: none is known."""
+        return self._known.get(peer) or self._names.get(peer, "")
+
+    def save(self, peers: Iterable[str]) -> None:
+        """Remember what these are called now. Raises: StorageError."""
+        names = {peer: name for peer in list(peers)[:MAX_NAMES] if (name := self.get(peer))}
+        if names != self._names:
+            self._files.make_folder(self._path.parent)
+            clear_folder_at(self._path)
+            self._files.save(self._path, [msgspec.json.encode(names)], durable=False)
+            self._names = names
