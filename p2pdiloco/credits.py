@@ -18,9 +18,7 @@ from msgspec import Meta, Struct, field
 from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files, storage_error
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Wire, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.earning import earned, mark_of
-from p2pdiloco.core.chain.scale import MOST_GAP
-from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
+from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, earned, mark_of
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
 

@@ -7,8 +7,8 @@ breaks no rule of the simulator (`scripts/bench/bench_rules.py` measures it).
 from __future__ import annotations
 
 from mutation_kit import Patch, mutation
-from p2pdiloco.core.election.electorate import Electorate, Fitness
-from p2pdiloco.core.rounds.closing_calls import ClosingCalls
+from p2pdiloco.core.context import Electorate, Fitness
+from p2pdiloco.core.round import ClosingCalls
 
 
 @mutation("wan", 3, 8, "stuck", first_seed=4)

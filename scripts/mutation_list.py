@@ -17,24 +17,20 @@ import mutation_standing
 from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
 from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.partials import SignedPartial
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedContribution
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.watermarks import Marks
-from p2pdiloco.core.contributions.kept import KeptContributions
-from p2pdiloco.core.contributions.own import ContributionQueue
-from p2pdiloco.core.election.office import Office
-from p2pdiloco.core.election.turn import Turn
-from p2pdiloco.core.election.vote_judge import VoteJudge
-from p2pdiloco.core.groups.group_inbox import GroupInbox
-from p2pdiloco.core.members.vote_disk import VoteDisk
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, SignedContribution
+from p2pdiloco.core.api.versions import SignedPartial
+from p2pdiloco.core.base import Outbox, Shared
+from p2pdiloco.core.capacity import VoteDisk
+from p2pdiloco.core.chain import Chain, Marks
+from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.delegate import GroupInbox
+from p2pdiloco.core.election import Office, Turn
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.outbox import Outbox
-from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
-from p2pdiloco.core.rounds.round import Round
-from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.pending import KeptContributions
+from p2pdiloco.core.round import Round
+from p2pdiloco.core.syncer import Inbox, LearnerInbox
+from p2pdiloco.core.voting import VoteJudge
 from p2pdiloco_lab.simulation.node.worker import Worker
 
 __all__ = ["MUTATIONS", "mutation_links", "mutation_proofs", "mutation_scale", "mutation_standing"]

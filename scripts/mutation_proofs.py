@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 
 from mutation_kit import Patch, each_effect, mutation
+from p2pdiloco.core import proofs
 from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits.false_states import FalseStates
+from p2pdiloco.core.context import FalseStates
+from p2pdiloco.core.follower import ShownVersions
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.proofs import gossip, hearing
-from p2pdiloco.core.proofs.gossip import Gossip
-from p2pdiloco.core.proofs.seen_votes import SeenVotes
-from p2pdiloco.core.proofs.siblings import ShownVersions
+from p2pdiloco.core.proofs import Gossip
+from p2pdiloco.core.voting import SeenVotes
 
 
 @mutation("liars", 4, 12, "only-liars")
@@ -31,7 +31,7 @@ def two_votes_are_not_compared(patch: Patch) -> None:
 
 @mutation("liars", 4, 6, "only-liars")
 def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
-    for module in (gossip, hearing):
+    for module in (proofs, proofs):
         patch.set(module, "audience", lambda shared, now: [])
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
 

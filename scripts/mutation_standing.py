@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mutation_kit import Patch, mutation
-from p2pdiloco.core.following.support import Support
-from p2pdiloco.core.members.standing import Standing
+from p2pdiloco.core.fork_choice import Support
+from p2pdiloco.core.standing import Standing
 
 
 @mutation("strangers", 2, 5, "stuck")

@@ -4,19 +4,192 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
 from typing import Protocol
 
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.grouping import parse_group
-from p2pdiloco.core.api.reasons import Suspicion
-from p2pdiloco.core.api.types import Certificate
-from p2pdiloco.core.audits.false_states import FalseStates
-from p2pdiloco.core.audits.repairs import Repairs
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.election.electorate import Electorate
-from p2pdiloco.core.members.standing import Standing
-from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.api.events import UpdateApplied
+from p2pdiloco.core.api.evidence import Accusation, FalseState, short_of
+from p2pdiloco.core.api.reasons import Suspicion, VersionFault
+from p2pdiloco.core.api.types import Certificate, Reach
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
+from p2pdiloco.core.base import Shared
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.standing import Standing
 from p2pdiloco.errors import invariant
+from p2pdiloco.util import BoundedDict
+
+# Electorate of one group: which members vote, may stand, and are expected in a round.
+#
+# This is the group as this node sees it. While the run fits into one group these are all members. In a leaf
+# group they are the members that the seeded hash puts there. Higher up they are the peers that hold the
+# offices of the groups below, by their own claim (docs/protocol/groups.md, section 6).
+#
+# A group is new at the beginning of an epoch, and its members have not heard each other yet. So for a while a
+# majority counts those that are listed but unheard too: else each would be a majority of one.
+
+
+class Fitness(IntEnum):
+    """Ability of a member to carry an office. It leaves offices to those that are fitter."""
+
+    HIDDEN = 0
+    """Member that no other can dial."""
+    THIN = 1
+    """Member whose uplink carries less than an office asks."""
+    FIT = 2
+
+
+LEAVES_TO_OTHERS = {
+    Fitness.HIDDEN: "cannot be dialled, and others can",
+    Fitness.THIN: "has a thin uplink, and others have none",
+}
+"""Reasons to leave offices to others, for people."""
+
+
+class Electorate:
+    """Electorate of all members: the one group of a run that fits into one."""
+
+    def __init__(self, shared: Shared, fragment: int, standing: Standing) -> None:
+        self._shared = shared
+        self._fragment = fragment
+        self._standing = standing
+
+    def voters(self, now: float) -> list[str]:
+        """List everyone that counts in a majority and has been heard, oneself included with a vote.
+        Sorted."""
+        return self._standing.answering(self._entitled(now))
+
+    def _entitled(self, now: float) -> list[str]:
+        """List everyone that would count, if it answers."""
+        return self._standing.deciding("voters", self._shared.voters(now))
+
+    def size(self, now: float) -> int:
+        """Count the members of which a majority is needed."""
+        return len(self.voters(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        """Count those of these that count in a majority."""
+        return len(set(peers).intersection(self.voters(now)))
+
+    def admits(self, peer: str, now: float) -> bool:
+        """Tell whether that peer belongs here, for all that we know."""
+        return True
+
+    def decides(self, peer: str, now: float) -> bool:
+        """Tell whether that peer may stand, and is believed about offices: who votes."""
+        return peer in self.voters(now)
+
+    def ready(self, now: float) -> bool:
+        """Tell whether enough is known of the others for it to make sense to stand."""
+        return True
+
+    def others(self, now: float) -> list[str]:
+        """List everyone that is told of elections and versions, without oneself."""
+        return self._shared.view.members(now)
+
+    def asked(self, now: float) -> list[str]:
+        """List the peers that a candidate asks for votes."""
+        return [peer for peer in self._entitled(now) if peer != self._shared.me]
+
+    def candidates(self, now: float) -> list[str]:
+        """List everyone that would stand now, oneself first: ranked to decide who does. Only the fittest of
+        the others are ranked, if they are as fit as we are."""
+        shared = self._shared
+        willing = self.willing(now)
+        fitness = {peer: self.fitness(peer) for peer in [shared.me, *willing]}
+        fittest = max(fitness.values())
+        found = [peer for peer in willing if fitness[peer] == fittest]
+        if shared.leaving and not willing:
+            found = self.live(now)  # they may be leaving, too, and do as we do
+        return [shared.me, *found]
+
+    def willing(self, now: float) -> list[str]:
+        """List the live others that would stand, by their own word: not those that are leaving."""
+        progress, deciding = self._shared.view.progress, set(self.voters(now))
+        live = [peer for peer in self.live(now) if peer in deciding]
+        return [peer for peer in live if (p := progress(peer)) and p.confirmed and p.stands]
+
+    def fitness(self, peer: str) -> Fitness:
+        """Judge that peer, perhaps oneself."""
+        shared, view = self._shared, self._shared.view
+        own = peer == shared.me
+        if not (shared.reach is Reach.DIRECT if own else view.dialable(peer)):
+            return Fitness.HIDDEN
+        return Fitness.THIN if (shared.uplink.thin if own else view.thin(peer)) else Fitness.FIT
+
+    def fitter(self, peer: str, now: float) -> list[str]:
+        """List the members to which that peer, perhaps oneself, leaves offices."""
+        shared = self._shared
+        fitness = self.fitness(peer)
+        if fitness is Fitness.FIT:
+            return []
+        others = self.willing(now)
+        if shared.votes and shared.willing and self.decides(shared.me, now):
+            others = [shared.me, *others]
+        return [other for other in others if self.fitness(other) > fitness]
+
+    def out_of_earshot(self, peers: Iterable[str], now: float) -> int:
+        """Count those of these that vote by the list of members, though we cannot hear them: there is no link
+        between two that cannot be dialled. 0 where we can be."""
+        shared = self._shared
+        if shared.reach in (Reach.DIRECT, Reach.UNKNOWN):
+            return 0
+        unknown = set(peers).difference(self.voters(now), shared.view.confirmed(now), [shared.me])
+        known = [peer for peer in unknown if shared.roster.incarnation(peer) is not None]
+        listed = self._standing.listed(known)
+        return sum(self.admits(peer, now) for peer in listed)
+
+    def had_votes(self, peers: Iterable[str], now: float) -> int:
+        """Count those of these that are members without a vote now. What they gave when they had one
+        counts."""
+        shared = self._shared
+        everybody = len(shared.view.voters(now)) == len(shared.view.confirmed(now))
+        if everybody and shared.votes == shared.confirmed:
+            return 0  # asked at every heartbeat
+        confirmed = {*shared.view.confirmed(now), *([shared.me] if shared.confirmed else [])}
+        deciding = self._standing.deciding("with-mute", sorted(confirmed))
+        mute = set(deciding).intersection(peers).difference(self.voters(now))
+        return sum(self.admits(peer, now) for peer in mute)
+
+    def live(self, now: float) -> list[str]:
+        """List the members to count on, without oneself."""
+        return self._shared.view.live(now)
+
+    def expected(self, now: float) -> list[str]:
+        """List what a round waits for: names of live learners here, of the groups below higher up."""
+        return self._shared.expected_learners(now)
+
+    def reachable(self, now: float) -> int:
+        """Count those of these of which a quorum may be asked for. Where they are all newcomers to a chain of
+        others, nothing is known of any but oneself."""
+        if self._standing.none_attends(self.expected(now)):
+            return 1
+        return len(self._standing.attending("learners", self.expected(now)))
+
+    def newcomer(self, child: str) -> bool:
+        """Tell whether nothing of that child was merged lately: all that is known of it is its own word."""
+        return not self._standing.attends(child)
+
+    def peer_of(self, child: str, now: float) -> str:
+        """Find the peer that sends for that child; empty if none is known."""
+        return child
+
+    def child_of(self, peer: str, now: float) -> str:
+        """Find the child for which that peer sends."""
+        return peer
+
+    def unknown(self, now: float) -> list[str]:
+        """List the groups below whose syncer is to be found out."""
+        return []
+
+    def all_below(self, child: str, learners: Iterable[str]) -> bool:
+        """Tell whether all these learners belong to that group below."""
+        return False
+
+    def neighbours(self, now: float) -> frozenset[str]:
+        """List the peers to exchange heartbeats with because of this group."""
+        return frozenset(self.others(now))
+
 
 MAX_BALLOTS = 32
 """Groups of one fragment in which our last vote is remembered, as many as the votes log keeps."""
@@ -161,3 +334,140 @@ class FragmentContext:
 def _epoch(group: str) -> int:
     parsed = parse_group(group)
     return -1 if parsed is None else parsed[0]
+
+
+# False states: versions of one fragment whose headers state another state than their update makes.
+#
+# Whoever stands on a version knows to the bit which state an update makes of it. A syncer could state the
+# right update and a false digest, and everybody would copy a state of its choosing. So such a version is
+# refused, what comes after it by the same syncer is not copied, and the syncer is accused before all.
+#
+# Rules: docs/protocol/audits.md, section 6.
+
+MAX_FALSE = 16
+
+
+class Holders(Protocol):
+    """Question to what members name (`core.following.heads`)."""
+
+    def holders(self, digest: bytes) -> list[str]:
+        """List the members whose head is that version."""
+
+
+class FalseStates:
+    """Versions of a fragment that have a false state, as this node found."""
+
+    def __init__(self, shared: Shared, chain: Chain) -> None:
+        self._shared, self._chain = shared, chain
+        self._found: BoundedDict[bytes, tuple[str, int]] = BoundedDict(MAX_FALSE)
+        """Digest of each false version -> its syncer and number."""
+
+    def __contains__(self, digest: object) -> bool:
+        """Tell whether the version of that digest has a false state."""
+        return digest in self._found
+
+    def builds_on(self, header: VersionHeader) -> bool:
+        """Tell whether a version is false, or may be made by the same syncer of a false one."""
+        found = self._found.values()
+        return any(syncer == header.syncer and number <= header.number for syncer, number in found)
+
+    def restore(self, subject: FalseState) -> None:
+        """Take up what this node found before its restart: others may hold that state still."""
+        self._found[subject.version_digest()] = subject.maker(), subject.number
+
+    def made_here(self, subject: FalseState) -> bool:
+        """Tell whether we made the outer step of that version ourselves, with the state that it states. Who
+        copied a state has not its parent in its log; of a version of our own our word says nothing."""
+        here = subject.maker() != self._shared.me and self._chain.knows(
+            subject.number, subject.version_digest()
+        )
+        return here and self._chain.logged(subject.number - 1) is not None
+
+    def judge(
+        self, applied: UpdateApplied, version: SignedVersion, heads: Holders, now: float
+    ) -> VersionFault | None:
+        """Say why a version whose outer step was made here is not taken; None: it is. Accuse who lied."""
+        header = version.header
+        if applied.unsound:
+            return VersionFault.OUT_OF_SCALE
+        if applied.state_digest == header.state_digest and self._chain.is_child(header):
+            return None
+        if not applied.certain or self._accepted_by_most(header, heads.holders(header.digest())):
+            return VersionFault.DIGEST_DIFFERS
+        self._accuse(version, now)
+        return VersionFault.FALSE_STATE
+
+    def _accepted_by_most(self, header: VersionHeader, holders: Iterable[str]) -> bool:
+        """Tell whether most who vote, and we, stand on that version, its syncer and who is excluded aside:
+        then it is we who are wrong. We count without a vote as well: one member of two that vote may be
+        its syncer's friend."""
+        shared = self._shared
+        voters = self._chain.marks.voters.difference(shared.excluded.peers, (header.syncer,)) | {shared.me}
+        return 2 * len(voters.intersection(holders)) > len(voters)
+
+    def _accuse(self, version: SignedVersion, now: float) -> None:
+        """Refuse a version from now on, and accuse its syncer, which excludes it here."""
+        shared, header, subject = self._shared, version.header, FalseState(short_of(version))
+        self._found[header.digest()] = header.syncer, header.number
+        for accusation in shared.accusations.of(subject.digest()):
+            shared.accusations.settled(accusation)
+        shared.distrust.add(header.syncer, now)
+        shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
+
+
+# Repairs: a false version is taken back by a later one, which adds the true update and subtracts the false.
+#
+# Outer steps are linear, so in the end it is as if the true update had come in its time, momentum included;
+# and no contribution is merged again. Whoever found the version false has the true update, and makes the
+# repair in its next version of that fragment. No update is longer than others for it, so that a false repair
+# does no more harm than a false merge; and nobody needs to know that a version was false in order to follow
+# its repair.
+#
+# Rules: docs/protocol/audits.md, section 4.
+
+MAX_REMADE = 4
+WITHIN_VERSIONS = 8
+"""Versions within which a false one is repaired: others have those in their logs, and see that there is such
+a one."""
+
+
+class Repairs:
+    """Repairs of one fragment."""
+
+    def __init__(self, shared: Shared, chain: Chain) -> None:
+        self._shared, self._chain = shared, chain
+        self._remade: BoundedDict[bytes, bool] = BoundedDict(MAX_REMADE)
+        """Versions that we found false, and whose true update we have."""
+
+    def remade(self, digest: bytes) -> None:
+        """Note that the true update of a false version is here."""
+        self._remade[digest] = True
+
+    def has(self, digest: bytes | None) -> bool:
+        """Tell whether the true update of that version was here."""
+        return digest in self._remade
+
+    def next(self) -> SignedVersion | None:
+        """Find a false version that our next one is to repair; None: there is none."""
+        oldest = self._chain.head.number + 1 - WITHIN_VERSIONS
+        for digest in self._remade:
+            version = self._chain.find(digest)
+            if version is not None and version.header.number >= oldest and not self._chain.repaired(digest):
+                return version
+        return None
+
+    def fault(self, header: VersionHeader) -> VersionFault | None:
+        """Say what is wrong with the repair that a child of our head states, if it states one."""
+        digest, chain = header.repairs, self._chain
+        if digest is None:
+            return None
+        if not self._shared.config.audited or chain.repaired(digest):
+            return VersionFault.FALSE_REPAIR
+        version = chain.find(digest)
+        if version is not None:
+            too_old = version.header.number < header.number - WITHIN_VERSIONS
+            return VersionFault.FALSE_REPAIR if too_old else None
+        # Only whoever has all of them can tell that there is no such version.
+        recent = range(max(0, header.number - WITHIN_VERSIONS), header.number)
+        has_all = all(chain.logged(number) is not None for number in recent)
+        return VersionFault.FALSE_REPAIR if has_all else None

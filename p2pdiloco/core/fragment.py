@@ -6,26 +6,20 @@ from p2pdiloco.core.api.config import RestoredFragment
 from p2pdiloco.core.api.effects import DiscardContribution, Offer, RequestFragment, VoteRecord
 from p2pdiloco.core.api.events import ContributionReady, LearnerApplied, OfferAnswered
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
-from p2pdiloco.core.api.partials import PartialHeader
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head
-from p2pdiloco.core.audits.auditor import Auditor
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.scale import strange_after
-from p2pdiloco.core.chain.witnesses import Witnesses
+from p2pdiloco.core.api.versions import PartialHeader
+from p2pdiloco.core.audits import Auditor
+from p2pdiloco.core.base import Shared, earliest
+from p2pdiloco.core.chain import Chain, Witnesses, strange_after
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.own import ContributionQueue
-from p2pdiloco.core.contributions.pending import Pending
-from p2pdiloco.core.election.office import Office
-from p2pdiloco.core.following.follower import Follower
-from p2pdiloco.core.groups.seat import Seat
-from p2pdiloco.core.groups.seats import Seats
-from p2pdiloco.core.members.view import MAX_WITNESSES
-from p2pdiloco.core.proofs.siblings import ShownVersions
-from p2pdiloco.core.rounds.round import Round
-from p2pdiloco.core.rounds.round_table import RoundState
-from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.timing import earliest
+from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.election import Office
+from p2pdiloco.core.follower import Follower, ShownVersions
+from p2pdiloco.core.members import MAX_WITNESSES
+from p2pdiloco.core.pending import Pending
+from p2pdiloco.core.round import Round, RoundState
+from p2pdiloco.core.seats import Seat, Seats
 
 
 class Fragment:

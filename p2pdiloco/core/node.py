@@ -14,18 +14,15 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored
 from p2pdiloco.core.api.effects import AnswerTransfer, Effect, Release, VoteRecord
-from p2pdiloco.core.api.grouping import is_group
 from p2pdiloco.core.api.reasons import MessageFault, Reason, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Crypto
-from p2pdiloco.core.following.beginning import Grounds
+from p2pdiloco.core.api.versions import is_group
+from p2pdiloco.core.base import Notices, Shared
+from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
-from p2pdiloco.core.life.heartbeat import Heartbeats
-from p2pdiloco.core.life.joining import Joining
-from p2pdiloco.core.life.leaving import Departure
-from p2pdiloco.core.proofs.gossip import Gossip
-from p2pdiloco.core.proofs.hearing import Hearing
-from p2pdiloco.core.rounds.round import Round
-from p2pdiloco.core.shared import Notices, Shared
+from p2pdiloco.core.membership import Departure, Heartbeats, Joining
+from p2pdiloco.core.proofs import Gossip, Hearing
+from p2pdiloco.core.round import Round
 from p2pdiloco.errors import invariant
 
 MAX_TRANSFERS = 4096

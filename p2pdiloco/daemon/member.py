@@ -16,12 +16,11 @@ from msgspec import Struct
 
 from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.amendments import Amendment
-from p2pdiloco.core.api.config import Restored, Timing
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.config import Amendment, Restored, Timing
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.proofs.gossip import telling
+from p2pdiloco.core.proofs import telling
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.membership import Membership
 from p2pdiloco.daemon.background import Background

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from p2pdiloco.core.api.events import SendFailed
 from p2pdiloco.core.api.messages import Message, Progress
-from p2pdiloco.core.life.news import in_one
+from p2pdiloco.core.membership import in_one
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 

@@ -8,11 +8,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.grouping import level_sizes
-from p2pdiloco.core.api.reach import WORDS
 from p2pdiloco.core.api.reasons import Unheard
-from p2pdiloco.core.api.types import MAX_VOUCHED, Vouch
-from p2pdiloco.core.following.follower import FollowState
+from p2pdiloco.core.api.types import MAX_VOUCHED, WORDS, Vouch
+from p2pdiloco.core.api.versions import level_sizes
+from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire

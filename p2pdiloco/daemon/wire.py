@@ -16,7 +16,6 @@ from msgspec import Meta
 from p2pdiloco.config.manifest import Name
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
-from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import ProbeRefusal, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
@@ -31,7 +30,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
     Wire,
 )
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import SignedPartial, SignedVersion
 from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.history.queries import CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError

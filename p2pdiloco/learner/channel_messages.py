@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import Compile
-from p2pdiloco.core.api.amendments import Amendment
+from p2pdiloco.core.api.config import Amendment
 
 MAX_SHARDS = 1024
 """Shards into which the data of an epoch is cut, at most (`learner.reading.shards`)."""

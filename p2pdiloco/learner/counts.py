@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.amendments import Amendment, in_force
+from p2pdiloco.core.api.config import Amendment, in_force
 
 
 class TrainingCounts:

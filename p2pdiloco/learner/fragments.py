@@ -46,7 +46,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.core.contributions.stride import Stride
+from p2pdiloco.core.api.versions import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.parallel.holding import HeldParameters

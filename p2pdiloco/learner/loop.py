@@ -18,7 +18,7 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from p2pdiloco.core.api.amendments import Amendment
+from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16, staged

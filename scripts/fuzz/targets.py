@@ -21,12 +21,12 @@ from p2pdiloco.config.loader import canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import decode_signed, encode_signed, sign_manifest, verify
 from p2pdiloco.core.api import messages
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import (
     NEVER,
     ContributionHeader,
     Contributor,
     Head,
+    Reach,
     SignedContribution,
     Stamp,
     Watermark,

@@ -19,13 +19,10 @@ from attacks.withholding import omit, withhold
 from p2pdiloco.core.api.messages import VoteRequest
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import NEVER, ContributionHeader, Head, Stamp
-from p2pdiloco.core.election.office import Office
-from p2pdiloco.core.election.turn import Turn
-from p2pdiloco.core.election.vote_judge import VoteJudge
-from p2pdiloco.core.election.voting import Candidacy
-from p2pdiloco.core.life.heartbeat import Heartbeats
-from p2pdiloco.core.rounds.inbox import LearnerInbox
-from p2pdiloco.core.rounds.publishing import Publisher
+from p2pdiloco.core.election import Office, Turn
+from p2pdiloco.core.membership import Heartbeats
+from p2pdiloco.core.syncer import LearnerInbox, Publisher
+from p2pdiloco.core.voting import Candidacy, VoteJudge
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.demo.event_log import Line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bench_rules
 from bench_rules import CELLS, WITHOUT
 from mutation_kit import Patch
-from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.context import Electorate
 
 
 def test_a_seed_is_played_with_and_without_thin_uplinks_leaving_offices_to_others() -> None:

@@ -10,7 +10,7 @@ from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.membership.amending import LEAD_SHARE, Whereabouts, Wish, amendment
 from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.core.api.amendments import Amendment, Going, amended, in_force
+from p2pdiloco.core.api.config import Amendment, Going, amended, in_force
 from p2pdiloco.errors import UserError
 
 STOPS = msgspec.structs.replace(MICRO, end=EndSection())

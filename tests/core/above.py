@@ -10,12 +10,12 @@ from kit import RUN, config, digest, genesis, sign, signed_part
 from partials_kit import partials_of
 from scenes import next_part
 
+from p2pdiloco.core import chain
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
 from p2pdiloco.core.api.types import Contributor
-from p2pdiloco.core.chain import scale
-from p2pdiloco.core.groups.electorates import UpperElectorate
+from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
+from p2pdiloco.core.delegate import UpperElectorate
 
 Effects = list[ef.Effect]
 
@@ -64,10 +64,10 @@ class Above:
             "due": True,
             "payload_digest": digest("sums"),
             "payload_bytes": 400,
-            "limits": scale.limits_after(self.chain, self.swarm.config),
+            "limits": chain.limits_after(self.chain, self.swarm.config),
         }
         header = PartialHeader(**(values | odd))
-        plan = scale.plan_of(self.chain.header, self.swarm.config)
+        plan = chain.plan_of(self.chain.header, self.swarm.config)
         below = partials_of(plan, header.parts, header.limits, header.group)
         return msgspec.structs.replace(header, below=odd.get("below", below))
 

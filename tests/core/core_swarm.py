@@ -12,10 +12,8 @@ from kit import STEP_S, digest, restored_nothing
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import FetchFailure
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import Roster, SignedPartial, SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 

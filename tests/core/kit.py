@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from partials_kit import partials_of
 
+from p2pdiloco.core import chain
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
-from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.partials import in_a_version
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import (
     NEVER,
     WHOLE_RUN,
@@ -23,6 +21,7 @@ from p2pdiloco.core.api.types import (
     ContributionHeader,
     Contributor,
     Head,
+    Reach,
     SignedContribution,
     Stamp,
     Vote,
@@ -31,10 +30,8 @@ from p2pdiloco.core.api.types import (
     Wire,
     signed_bytes,
 )
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain import scale
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.watermarks import Marks, marks_of
+from p2pdiloco.core.api.versions import Roster, SignedVersion, VersionHeader, in_a_version
+from p2pdiloco.core.chain import Chain, Marks, marks_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
@@ -125,7 +122,7 @@ def child(
         replace(p, after=before.stamp(p.learner), trust=before.mean(p.learner).trust(p.score)) for p in given
     )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)
-    usual = scale.after(chain_to(parent), merged, config(parent.fragment + 1))
+    usual = chain.after(chain_to(parent), merged, config(parent.fragment + 1))
     values: dict[str, Any] = {
         "run": RUN,
         "group": WHOLE_RUN,
@@ -141,10 +138,10 @@ def child(
         "codec": "bf16",
         "contributors": merged,
         "unit": usual.unit,
-        "limits": scale.limits_after(chain_to(parent), config(parent.fragment + 1)),
+        "limits": chain.limits_after(chain_to(parent), config(parent.fragment + 1)),
     }
     marks = before.after(parent.number + 1, merged)
-    plan = scale.plan_of(parent, config(parent.fragment + 1, group_size=group_size))
+    plan = chain.plan_of(parent, config(parent.fragment + 1, group_size=group_size))
     values["partials"] = in_a_version(values["limits"], partials_of(plan, merged, values["limits"]))
     header = VersionHeader(**(values | {"table": marks.digest} | odd))
     TABLES[header.digest()] = marks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2pdiloco.core.uplinks.meter import Meter, UplinkMeter
+from p2pdiloco.core.capacity import Meter, UplinkMeter
 
 
 class MeteredWay:

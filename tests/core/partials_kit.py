@@ -6,9 +6,16 @@ import hashlib
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.grouping import group_name, level_sizes, parent_index
-from p2pdiloco.core.api.partials import MergedPartial, PartialLabel, Plan, tree_of
 from p2pdiloco.core.api.types import Contributor, MergeLimits, signed_bytes
+from p2pdiloco.core.api.versions import (
+    MergedPartial,
+    PartialLabel,
+    Plan,
+    group_name,
+    level_sizes,
+    parent_index,
+    tree_of,
+)
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 

@@ -11,13 +11,13 @@ from core_swarm import Member, Swarm
 from kit import Solo, child, config, contribution, digest, found, genesis, signed_part
 from scenes import copied, expels, one_round, shown_a_lie, syncer
 
+from p2pdiloco.core import syncer as inbox
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, SignedContribution, Stamp
-from p2pdiloco.core.groups.electorates import UpperElectorate
-from p2pdiloco.core.rounds import inbox
+from p2pdiloco.core.api.versions import SignedPartial
+from p2pdiloco.core.delegate import UpperElectorate
 
 Effects = list[ef.Effect]
 
@@ -220,7 +220,7 @@ def partial_forged() -> Effects:
 def too_many(patched: Callable[[str, Any], None]) -> Effects:
     """More contributions than a header may name."""
     above = Above()
-    patched("p2pdiloco.core.groups.group_inbox.MAX_CONTRIBUTORS", len(above.parts()) - 1)
+    patched("p2pdiloco.core.delegate.MAX_CONTRIBUTORS", len(above.parts()) - 1)
     return above.offer(above.label())
 
 

@@ -11,14 +11,11 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.partials import MergedPartial
-from p2pdiloco.core.api.proofs import TwoVotes, short_of
+from p2pdiloco.core.api.evidence import Accusation, FalseVersion, TwoVotes, short_of
 from p2pdiloco.core.api.reasons import MessageFault, Verdict
-from p2pdiloco.core.api.statements import Accusation, FalseVersion
 from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Head, Stamp, Watermark, table_digest
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.watermarks import marks_of
+from p2pdiloco.core.api.versions import MergedPartial, SignedVersion
+from p2pdiloco.core.chain import Chain, marks_of
 
 FAR = branch(9, learners=("p1", "p2"))
 """Nine versions: more than the update log keeps."""

@@ -8,9 +8,8 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.proofs import short_of
+from p2pdiloco.core.api.evidence import Accusation, FalseState, FalseVersion, Refutation, short_of
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.statements import Accusation, FalseState, FalseVersion, Refutation
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 

@@ -27,11 +27,11 @@ from kit import (
 from refusal_rows import Below, Effects
 from scenes import FORGED_STATEMENTS, due_again, expels, left_out, one_round, shown_a_lie, syncer
 
+from p2pdiloco.core import fork_choice
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.proofs import TwoVotes
-from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.reasons import (
     FetchFailure,
     MessageFault,
@@ -40,9 +40,8 @@ from p2pdiloco.core.api.reasons import (
     VersionFault,
     VoteRefusal,
 )
-from p2pdiloco.core.api.types import Certificate, Contributor, Head, Stamp, Vote
+from p2pdiloco.core.api.types import Certificate, Contributor, Head, Reach, Stamp, Vote
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.following import support
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -158,7 +157,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
 
 @pytest.mark.parametrize("fault", VersionFault)
 def test_why_a_version_does_not_become_ours(fault: VersionFault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "FOUNDING_VERSIONS", -1)
+    monkeypatch.setattr(fork_choice, "FOUNDING_VERSIONS", -1)
     effects = VERSIONS[fault]()
     assert not found(effects, ef.CommitVersion)
     told = [*reasons(effects, "fork"), *reasons(effects, "refusal"), *reasons(effects, "catchup")]

@@ -6,10 +6,10 @@ from enum import Enum
 
 import pytest
 
-from p2pdiloco.core.contributions.pending import SEND_TABLE, SendSignal, SendState
-from p2pdiloco.core.election.office_table import OFFICE_TABLE, OfficeSignal, OfficeState
-from p2pdiloco.core.following.follower import FOLLOW_TABLE, FollowSignal, FollowState
-from p2pdiloco.core.rounds.round_table import ROUND_TABLE, RoundSignal, RoundState
+from p2pdiloco.core.election import OFFICE_TABLE, OfficeSignal, OfficeState
+from p2pdiloco.core.follower import FOLLOW_TABLE, FollowSignal, FollowState
+from p2pdiloco.core.pending import SEND_TABLE, SendSignal, SendState
+from p2pdiloco.core.round import ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.util import Machine, Table, mermaid
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdiloco.core.timing import AnswerTime, answer_bound_s, backoff_s, grace_window_s
+from p2pdiloco.core.base import AnswerTime, answer_bound_s, backoff_s, grace_window_s
 from p2pdiloco.util import MovingAverage
 
 seconds = st.floats(0, 1e6)

@@ -32,12 +32,11 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import Roster, SignedVersion
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.rounds.inbox import ROOM
+from p2pdiloco.core.syncer import ROOM
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 PEERS = ("p1", "p2", "p3")

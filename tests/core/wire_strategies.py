@@ -5,30 +5,34 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.partials import PartialLabel
-from p2pdiloco.core.api.proofs import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, short_of
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.api.statements import (
+from p2pdiloco.core.api.evidence import (
     Accusation,
+    FalseLabel,
     FalsePartial,
     FalseState,
     FalseVersion,
+    Proof,
     Refutation,
+    SignedShort,
     Statement,
+    TwoVersions,
+    TwoVotes,
+    short_of,
 )
+from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
     Certificate,
     ContributionHeader,
     Contributor,
     Head,
+    Reach,
     SignedContribution,
     Stamp,
     Vote,
     VoteBody,
 )
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.api.versions import PartialLabel, SignedVersion, VersionHeader
 
 Draw = st.SearchStrategy
 counts = st.one_of(st.integers(0, 6), st.integers(0, 1 << 62))

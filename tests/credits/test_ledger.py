@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.scale import MOST_GAP
-from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS, marks_of
+from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, marks_of
 from p2pdiloco.credits import Doubt, FragmentLedger, HistoryRecord, Signatures, count, credits_of, shares_of
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 

@@ -35,7 +35,7 @@ from p2pdiloco.core.api.types import (
     signed_bytes,
 )
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain import Chain
 from p2pdiloco.daemon import bootstrap, wire
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.frontdoor import FrontDoor

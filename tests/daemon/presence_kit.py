@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon.finding.presence import OurRecord
 
 

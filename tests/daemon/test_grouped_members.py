@@ -10,10 +10,10 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood, QuickMember, until
 
-from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, signed_bytes
-from p2pdiloco.core.groups.electorates import UpperElectorate
-from p2pdiloco.core.groups.seat import Seat
+from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
+from p2pdiloco.core.delegate import UpperElectorate
+from p2pdiloco.core.seats import Seat
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.merging.partial import partial_bytes

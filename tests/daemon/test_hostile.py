@@ -14,9 +14,8 @@ from daemon_kit import Neighbourhood, QuickMember, Rogue, until
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES, Announce, Leaving, OfficeQuery, Progress
 from p2pdiloco.core.api.messages import encode as encode_message
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, signed_bytes
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError

@@ -16,10 +16,9 @@ from presence_kit import our_record
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Message, OfficeQuery, Progress
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.contributions.unmerged import Unmerged
+from p2pdiloco.core.pending import Unmerged
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.presence import REDIAL_HIDDEN_S, Presence, publish_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from daemon_kit import Neighbourhood, QuickMember, Rogue, short_run, until
 
-from p2pdiloco.core.api.amendments import Amendment, Going
+from p2pdiloco.core.api.config import Amendment, Going
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import membership
 from p2pdiloco.daemon.admission.papers import Notice, signed

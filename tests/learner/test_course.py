@@ -7,7 +7,7 @@ from deadlines import within_s
 from learner_kit import LAYOUTS
 
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.core.api.amendments import Amendment
+from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.learner.channel_messages import CopiedOut, FollowCourse, FreeSlot, Status, Stop
 from p2pdiloco.learner.loop import train
 from p2pdiloco.learner.optimizer.schedule import FLOOR, learning_rate

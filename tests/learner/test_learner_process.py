@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.core.api.amendments import Amendment
+from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.daemon.learner import host
 from p2pdiloco.daemon.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
 from p2pdiloco.learner import checkpoint

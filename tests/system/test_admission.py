@@ -15,8 +15,7 @@ from p2pdiloco.adapters.net.refusals import RefusedByPeer
 from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.core.api.messages import Announce, Message, OfficeQuery, Progress, VoteRequest
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import WHOLE_RUN, Head
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import UserError
 from p2pdiloco.ports import Transport

@@ -8,7 +8,7 @@ from kit import config
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
-from p2pdiloco.core.chain.scale import heaviest_units
+from p2pdiloco.core.chain import heaviest_units
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pdiloco.core.api.plausible import MAX_WEIGHT
+from p2pdiloco.core.api.types import MAX_WEIGHT
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.merging.merge import Accumulator, contribution_reach, contribution_weight

@@ -4,9 +4,8 @@ import pytest
 import torch
 from test_limits import LAYOUT, PERIOD, unit
 
-from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
-from p2pdiloco.core.api.trust_weight import USUAL, Mean
-from p2pdiloco.core.api.types import NOTHING, UNCLEAR, MergeLimits
+from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NOTHING, UNCLEAR, MergeLimits
+from p2pdiloco.core.api.versions import USUAL, Mean
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.merging.inputs import Findings, Input, add_up
 from p2pdiloco.tensors.merging.merge import Accumulator

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_merge import LAYOUT, PERIOD, SPECS, WORK, draw, merged
 
-from p2pdiloco.core.api.plausible import MAX_WEIGHT
+from p2pdiloco.core.api.types import MAX_WEIGHT
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.merging.merge import (

@@ -17,10 +17,9 @@ from msgspec import Struct
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.events import PresenceSeen
-from p2pdiloco.core.api.grouping import Roster, level_sizes
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.types import Wire, signed_bytes
-from p2pdiloco.core.api.versions import VersionHeader
+from p2pdiloco.core.api.versions import Roster, VersionHeader, level_sizes
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.world.plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
 from p2pdiloco_lab.simulation.world.world import World

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.core.api.proofs import MAX_PROOFS
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import MAX_PROOFS, Evidence
 from p2pdiloco.util import clear_folder_at, read_note
 
 NAME = "proofs"

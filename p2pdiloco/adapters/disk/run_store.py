@@ -32,7 +32,7 @@ from p2pdiloco.adapters.disk.proofs_file import load_proofs, save_proofs
 from p2pdiloco.adapters.disk.unsynced import UnsyncedUpdates
 from p2pdiloco.adapters.disk.votes_log import VotesLog
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import invariant

@@ -20,7 +20,7 @@ from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.watching_settings import DoctorSettings
-from p2pdiloco.core.api.reach import WORDS, Reach
+from p2pdiloco.core.api.types import WORDS, Reach
 from p2pdiloco.daemon.admission.own import joined_through_before
 from p2pdiloco.daemon.finding.asking import ask_status
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers

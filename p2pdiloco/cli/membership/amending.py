@@ -14,7 +14,7 @@ from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.api.amendments import (
+from p2pdiloco.core.api.config import (
     LEAST_FACTOR,
     MAX_MESSAGE,
     MOST_FACTOR,

@@ -142,7 +142,7 @@ def amend(
     All else is part of the run's id: another model, other data or another H are another run."""
     from p2pdiloco.cli.membership.amending import Wish
     from p2pdiloco.cli.membership.amending import amend as amend_run
-    from p2pdiloco.core.api.amendments import Going
+    from p2pdiloco.core.api.config import Going
 
     ways = [
         way for way, is_meant in ((Going.PAUSE, pause), (Going.TRAIN, resume), (Going.END, end)) if is_meant

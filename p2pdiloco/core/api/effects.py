@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.messages import Message
-from p2pdiloco.core.api.partials import PartOfTree, SignedOffer
 from p2pdiloco.core.api.reasons import CastOutWhy, Verdict
-from p2pdiloco.core.api.statements import Evidence
-from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import NO_LIMITS, WHOLE_RUN, Contributor, MergeLimits, Stamp, Ticket, Watermark
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import Mean, PartOfTree, SignedOffer, SignedVersion
 
 
 class Effect(Struct, frozen=True):

@@ -9,13 +9,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.effects import Offer
-from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.messages import Message
-from p2pdiloco.core.api.partials import SignedOffer
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import AuditOutcome, FetchFailure, Verdict
-from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Head, Stamp, Ticket, Vouch, Watermark
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Head, Reach, Stamp, Ticket, Vouch, Watermark
+from p2pdiloco.core.api.versions import Roster, SignedOffer, SignedVersion
 
 
 class Event(Struct, frozen=True):

@@ -14,10 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco.core.api.proofs import Proof, SignedShort
-from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.evidence import Proof, SignedShort, Statement
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.api.statements import Statement
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
     Certificate,
@@ -25,6 +23,7 @@ from p2pdiloco.core.api.types import (
     GroupId,
     Head,
     PeerId,
+    Reach,
     RunId,
     Vote,
     Wire,

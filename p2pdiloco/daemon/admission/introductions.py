@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.gate import Change

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import PeerId, Signature, Wire
 from p2pdiloco.daemon.admission.gate import Change, Gate
 from p2pdiloco.daemon.admission.introductions import ROUND_S, Introductions

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, structs
 
-from p2pdiloco.core.api.amendments import MAX_AMENDMENTS, Amendment
+from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment
 from p2pdiloco.core.api.reasons import Reason
 from p2pdiloco.core.api.types import PeerId, RunId, Signature, Vouch, Wire, signed_bytes
 from p2pdiloco.errors import RemoteError, UserError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import Count, PeerId, RunId, Wire
 from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, Grant, Notice
 

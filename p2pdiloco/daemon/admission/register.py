@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.daemon.admission.papers import (
     Admission,
     AdmissionFault,

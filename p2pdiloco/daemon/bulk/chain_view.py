@@ -9,8 +9,7 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from p2pdiloco.adapters.disk.run_store import RunStore
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.api.types import Head, Reach
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.payloads.kept_payloads import KeptPayloads

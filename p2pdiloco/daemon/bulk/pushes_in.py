@@ -18,9 +18,9 @@ from typing import Protocol
 from p2pdiloco.adapters.disk.spool import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.partials import PartialHeader
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head
+from p2pdiloco.core.api.versions import PartialHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.memory import Memory

@@ -16,8 +16,8 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import decode as decode_message
-from p2pdiloco.core.api.partials import SignedPartial
 from p2pdiloco.core.api.reasons import PullRefusal, Verdict, VersionFault
+from p2pdiloco.core.api.versions import SignedPartial
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import BulkBudgets
 from p2pdiloco.daemon.bulk.audits.auditing import Auditing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdiloco.core.proofs.excluded import Excluded
+from p2pdiloco.core.audit_state import Excluded
 from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
 from p2pdiloco.daemon.rest.reasons import RestReason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2pdiloco.core.api.amendments import Going
+from p2pdiloco.core.api.config import Going
 from p2pdiloco.daemon.display.snapshot import CourseRow
 from p2pdiloco.daemon.display.wording import count, duration
 from p2pdiloco.errors import clean

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from p2pdiloco.core.api.amendments import Going
+from p2pdiloco.core.api.config import Going
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.core.following.beginning import Grounds
+from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.daemon.display.bounds import (
     MAX_LOSS,
     HexDigest,

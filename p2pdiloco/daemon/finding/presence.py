@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Reach
+from p2pdiloco.core.api.versions import Roster
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.attempts import Attempts
 from p2pdiloco.daemon.finding.names import MAX_NAMED, Names

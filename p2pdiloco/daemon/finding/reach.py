@@ -38,7 +38,7 @@ from typing import Literal
 from msgspec import Struct
 
 from p2pdiloco.adapters.net import multiaddrs
-from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.dial_back import DIAL_S, MAX_IPS
 from p2pdiloco.errors import RemoteError, TransportError

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.api.amendments import Amendment, Going, in_force, newest
+from p2pdiloco.core.api.config import Amendment, Going, in_force, newest
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.display.snapshot import CourseRow
 from p2pdiloco.daemon.display.wording import count

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from p2pdiloco.core.election.rendezvous import ranking
+from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import sane_loss

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from p2pdiloco.core.api.effects import CommitVersion
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
-from p2pdiloco.core.chain.scale import most_learners
+from p2pdiloco.core.chain import most_learners
 
 
 class KnowsLearners(Protocol):

@@ -27,7 +27,7 @@ from msgspec import Struct
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.core.api.grouping import level_sizes
+from p2pdiloco.core.api.versions import level_sizes
 from p2pdiloco.daemon.bulk.updates.fanout import degree
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.tasks.registry import task_of

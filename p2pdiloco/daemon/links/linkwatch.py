@@ -24,7 +24,7 @@ import math
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text
-from p2pdiloco.core.uplinks.uplink import UPDATE_COPIES
+from p2pdiloco.core.capacity import UPDATE_COPIES
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.links.linkplan import TOLERANCE, Demand, demand_of
 from p2pdiloco.daemon.links.meters import LinkMeters

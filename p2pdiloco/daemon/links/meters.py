@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from p2pdiloco.core.uplinks.meter import Meter, UplinkMeter
+from p2pdiloco.core.capacity import Meter, UplinkMeter
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.ports import Transport
 

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.uplinks.meter import TELL_EVERY_S
+from p2pdiloco.core.base import Shared
+from p2pdiloco.core.capacity import TELL_EVERY_S
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.links.linkwatch import LinkWatch

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.effects import UpdateRecord, VoteRecord
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import StorageError

@@ -1,6 +1,6 @@
 """Merged contributions that are not beyond doubt yet: onto the disk, and back as one.
 
-`core/contributions/kept.py` decides which.
+`core/pending.py` decides which.
 """
 
 from __future__ import annotations

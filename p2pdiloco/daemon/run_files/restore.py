@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.disk.containers import SavedFragment
 from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.core import chain
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain import scale
-from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain import Chain
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.tensors.vault import Vault
@@ -95,7 +95,7 @@ def _why_not(config: CoreConfig, saved: SavedFragment, vault: Vault) -> str | No
     """Load a checkpoint into the spare, or say why it is no state to start from: then an older one is, or
     version 0, and the others have newer ones."""
     header = saved.version.header
-    if not scale.can_be(header, saved.watermarks, config):
+    if not chain.can_be(header, saved.watermarks, config):
         return "its numbers are none that a run has"
     try:
         theta, momentum = saved.theta.data.cast("B"), saved.momentum.data.cast("B")

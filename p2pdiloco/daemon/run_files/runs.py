@@ -24,7 +24,7 @@ from p2pdiloco.config.signing import (
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain.scale import FIRST_REACH
+from p2pdiloco.core.chain import FIRST_REACH
 from p2pdiloco.daemon.machine import free_memory_bytes
 from p2pdiloco.daemon.run_files.initial import constants_in, given_beside, keep_given
 from p2pdiloco.daemon.run_files.listing import PublishedRun

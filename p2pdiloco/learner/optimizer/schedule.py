@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from p2pdiloco.config.manifest import InnerSection
-from p2pdiloco.core.api.amendments import Amendment
+from p2pdiloco.core.api.config import Amendment
 
 FLOOR = 0.1
 """The cosine ends at this share of the learning rate and stays there."""

@@ -31,7 +31,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
-from p2pdiloco.core.api.amendments import Amendment
+from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.device import accelerators, device_count
 

@@ -24,8 +24,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from p2pdiloco.core.api.references import FEWEST, references
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
+from p2pdiloco.core.api.versions import FEWEST, references
 
 BLOCK = 256
 """Elements of a block, that are next to each other."""

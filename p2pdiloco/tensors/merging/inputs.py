@@ -10,10 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor
 
-from p2pdiloco.core.api.plausible import FULL_TRUST
-from p2pdiloco.core.api.references import references
-from p2pdiloco.core.api.trust_weight import Mean
-from p2pdiloco.core.api.types import NOTHING
+from p2pdiloco.core.api.types import FULL_TRUST, NOTHING
+from p2pdiloco.core.api.versions import Mean, references
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.merging.agreement import Sample, scores
 from p2pdiloco.tensors.merging.merge import Accumulator, Lengths

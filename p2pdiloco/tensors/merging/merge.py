@@ -32,10 +32,9 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.core.api.plausible import FULL_TRUST, can_be_weighed, weight_of
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.references import FEWEST, references
-from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
+from p2pdiloco.core.api.types import FULL_TRUST, NO_LIMITS, MergeLimits, can_be_weighed, weight_of
+from p2pdiloco.core.api.versions import FEWEST, references
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.portable import add_scaled, norm, scale, scratch, whole_norm

@@ -28,10 +28,10 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.core.api.plausible import MAX_WEIGHT
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
+    MAX_WEIGHT,
     NO_LIMITS,
     MergeLimits,
 )

@@ -17,7 +17,7 @@ from attacks.lies import BY_A_MEMBER, Lie
 from attacks.usurper import usurp
 from attacks.withholding import omit, withhold
 from p2pdiloco.cli.main import main as command
-from p2pdiloco.core.contributions import label, own
+from p2pdiloco.core import contributions, pending
 from p2pdiloco.tensors.merging import agreement, inputs
 from p2pdiloco.tensors.merging.merge import Accumulator
 from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
@@ -27,7 +27,7 @@ def lying(lie: Lie, sign: Path) -> None:
     """Put the lie into this process; what it does is noted in the file, a word a line."""
     honest_encode, honest_label, honest_result = (
         OwnContributions.encode,
-        label.signed_label,
+        pending.signed_label,
         Accumulator.result,
     )
     honest_scores = agreement.scores
@@ -70,7 +70,7 @@ def lying(lie: Lie, sign: Path) -> None:
     inputs.scores = scores  # type: ignore[attr-defined]
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
-    own.signed_label = false_label  # type: ignore[attr-defined]
+    contributions.signed_label = false_label  # type: ignore[attr-defined]
 
 
 def main(words: Sequence[str]) -> None:

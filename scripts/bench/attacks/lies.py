@@ -8,8 +8,7 @@ import torch
 from msgspec import Struct, structs
 from torch import Tensor
 
-from p2pdiloco.core.api.plausible import MOST_PERIODS
-from p2pdiloco.core.api.types import LEAST_SCORE, ContributionHeader
+from p2pdiloco.core.api.types import LEAST_SCORE, MOST_PERIODS, ContributionHeader
 
 
 class Lie(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from attacks.lying_statistics import Run, Seen, seen
 from attacks.lying_swarm import Lies, LyingSwarm, Round
-from p2pdiloco.core.api.plausible import LEAST_TRUST
+from p2pdiloco.core.api.types import LEAST_TRUST
 from study.setting import Setting
 from study.suites import every
 from study.virtual import Circumstances

@@ -16,7 +16,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.api.plausible import LEAST_TRUST
+from p2pdiloco.core.api.types import LEAST_TRUST
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.task import Shards

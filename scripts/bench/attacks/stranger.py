@@ -15,9 +15,8 @@ from msgspec import Struct
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.core.api.messages import Message, Progress, VoteGranted, VoteRefused, decode
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import PullRefusal, Verdict
-from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.api.types import Head, Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import decode_status
 from p2pdiloco.errors import RemoteError, TransportError

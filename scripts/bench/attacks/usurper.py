@@ -11,12 +11,10 @@ from msgspec import structs
 
 from p2pdiloco.core.api.messages import Progress, VoteRequest
 from p2pdiloco.core.api.types import Head
-from p2pdiloco.core.election.office import Office
-from p2pdiloco.core.election.turn import Turn
-from p2pdiloco.core.election.vote_judge import VoteJudge
-from p2pdiloco.core.election.voting import Candidacy
-from p2pdiloco.core.life.heartbeat import Heartbeats
-from p2pdiloco.core.rounds.publishing import Publisher
+from p2pdiloco.core.election import Office, Turn
+from p2pdiloco.core.membership import Heartbeats
+from p2pdiloco.core.syncer import Publisher
+from p2pdiloco.core.voting import Candidacy, VoteJudge
 
 FAR_AHEAD = 1000
 MORE_TOKENS = 10**7

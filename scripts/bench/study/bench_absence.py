@@ -20,7 +20,7 @@ import torch
 from benchkit import arguments, finish
 from p2pdiloco.config.outer import with_schedule
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.core.contributions import stride
+from p2pdiloco.core.api import versions
 from study.lockstep import Absence, Lockstep, mean_loss
 
 LEARNERS = 8
@@ -33,13 +33,13 @@ def losses(steps: int, seed: int, delay_steps: int, absences: list[Absence], sha
     """Mean held-out loss of the last quarter."""
     manifest = for_run("micro", "absence")
     manifest = with_schedule(manifest, 10 * steps, LEARNERS)
-    kept, stride.PERIODS = stride.PERIODS, stride.PERIODS if shares else WHOLE
+    kept, versions.PERIODS = versions.PERIODS, versions.PERIODS if shares else WHOLE
     swarm = Lockstep(manifest, LEARNERS, delay_steps, f"seed{seed}")
     try:
         return mean_loss(swarm.run(steps, 25, absences), 0.25)
     finally:
         swarm.close()
-        stride.PERIODS = kept
+        versions.PERIODS = kept
 
 
 def main() -> int:

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.plausible import FULL_TRUST
-from p2pdiloco.core.api.trust_weight import Mean
-from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, Stamp
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain import scale
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.scale import FIRST_REACH
+from p2pdiloco.core.api.types import FULL_TRUST, NO_LIMITS, Contributor, MergeLimits, Stamp
+from p2pdiloco.core.api.versions import Mean, SignedVersion
+from p2pdiloco.core.chain import FIRST_REACH, Chain
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.payload import digest_of

@@ -21,7 +21,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.timing import RHYTHM_SHARE
+from p2pdiloco.core.base import RHYTHM_SHARE
 from p2pdiloco.learner.channel_messages import CopiedOut, NothingToCopy
 from p2pdiloco.tensors.merging.inputs import Input
 from study.baselines import Curve

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco.core.api.plausible import LEAST_TRUST
+from p2pdiloco.core.api.types import LEAST_TRUST
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.rules.violation import Violation
 from p2pdiloco_lab.simulation.world.plan import NodeSpec, WorldPlan, draw_plan, genesis_version

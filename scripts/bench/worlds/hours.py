@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
-from p2pdiloco.core.api.types import LEAST_SCORE
+from p2pdiloco.core.api.types import FULL_TRUST, LEAST_SCORE, LEAST_TRUST
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.rules.violation import Violation
 from p2pdiloco_lab.simulation.world.plan import Mix, WorldPlan, draw_plan, genesis_version

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from p2pdiloco.core.api.amendments import MAX_AMENDMENTS, Amendment, Going, amended, in_force, newest
+from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment, Going, amended, in_force, newest
 
 FIRST = Amendment(1, 100, schedule_tokens=1000)
 SECOND = Amendment(2, 200, rate_factor=0.5)

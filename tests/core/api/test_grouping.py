@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdiloco.core.api.grouping import (
+from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.core.api.versions import (
     Roster,
     children,
     group_name,
@@ -16,7 +17,6 @@ from p2pdiloco.core.api.grouping import (
     parent_index,
     parse_group,
 )
-from p2pdiloco.core.api.types import WHOLE_RUN
 
 
 @given(groups=st.integers(1, 5000), size=st.integers(2, 64))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
-from p2pdiloco.core.api.trust_weight import ALL_AT, BEGINS, Mean, plausible, trust_of
 from p2pdiloco.core.api.types import (
+    FULL_TRUST,
     LEAST_SCORE,
+    LEAST_TRUST,
     MOST_SCORE,
     NEVER,
     UNCLEAR,
@@ -16,7 +16,8 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Stamp,
 )
-from p2pdiloco.core.chain.watermarks import marks_of
+from p2pdiloco.core.api.versions import ALL_AT, BEGINS, Mean, plausible, trust_of
+from p2pdiloco.core.chain import marks_of
 
 
 def rounds(*scores: int, begins: int = BEGINS) -> list[int]:

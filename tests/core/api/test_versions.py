@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from kit import child, genesis
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import merkle
-from p2pdiloco.core.api.partials import MergedPartial
+from p2pdiloco.core.api import types
 from p2pdiloco.core.api.types import MergeLimits, signed_bytes
-from p2pdiloco.core.api.versions import ShortHeader, VersionHeader
+from p2pdiloco.core.api.versions import MergedPartial, ShortHeader, VersionHeader
 
 
 def test_a_version_is_named_and_signed_by_its_short_header() -> None:
@@ -44,21 +43,21 @@ def test_a_path_leads_from_its_own_entry_to_the_root_and_from_no_other(
     entries: list[bytes], data: st.DataObject
 ) -> None:
     index = data.draw(st.integers(0, len(entries) - 1))
-    way, root = merkle.path(entries, index), merkle.root(entries)
-    assert merkle.root_of(entries[index], way) == root
-    assert merkle.root_of(entries[index] + b"x", way) != root
+    way, root = types.path(entries, index), types.root(entries)
+    assert types.root_of(entries[index], way) == root
+    assert types.root_of(entries[index] + b"x", way) != root
     if way:
         (on_left, sibling), *rest = way
-        assert merkle.root_of(entries[index], ((on_left, bytes(32)), *rest)) != root or sibling == bytes(32)
+        assert types.root_of(entries[index], ((on_left, bytes(32)), *rest)) != root or sibling == bytes(32)
 
 
 def test_an_inner_node_does_not_pass_for_an_entry() -> None:
     entries = [b"a", b"b", b"c"]
-    (_, left), *_ = merkle.path(entries, 1)
-    inner = left + merkle.path(entries, 0)[0][1]
-    assert merkle.root([inner, b"c"]) != merkle.root(entries)
+    (_, left), *_ = types.path(entries, 1)
+    inner = left + types.path(entries, 0)[0][1]
+    assert types.root([inner, b"c"]) != types.root(entries)
 
 
 def test_order_and_number_of_entries_count() -> None:
-    roots = {merkle.root(e) for e in ([], [b""], [b"", b""], [b"a", b"b"], [b"b", b"a"], [b"a", b"b", b"b"])}
+    roots = {types.root(e) for e in ([], [b""], [b"", b""], [b"a", b"b"], [b"b", b"a"], [b"a", b"b", b"b"])}
     assert len(roots) == 6

@@ -34,18 +34,18 @@ from statements_kit import (
     states,
 )
 
+from p2pdiloco.core import audit_state, audits
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import AuditOutcome, CastOutWhy
 from p2pdiloco.core.api.types import UNMEASURED
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits import accusations, auditor
 
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
 
 
 # --- accusing ------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_nothing_follows_where_the_contributions_are_gone_and_the_accuser_is_not
     assert not excluded(solo)
     assert not found(states(solo, accusation(CHAIN[-2])), ef.Audit)
     assert found(states(solo, accusation(CHAIN[-2], by="p3")), ef.Audit), "others are"
-    solo.now += accusations.PAUSE_S + 1.0
+    solo.now += audit_state.PAUSE_S + 1.0
     for peer in PEERS:
         solo.hear(peer)
     assert solo.core.shared.accusations.hears("p2", True, solo.now)
@@ -153,7 +153,7 @@ def test_who_accuses_a_second_time_where_nothing_is_to_be_had_is_distrusted(work
         (audit,) = found(states(solo, accusation(version)), ef.Audit)
         outcome(solo, audit, MISSING, withheld=True)
         assert shared.distrust.has("p2", solo.now) is distrusted
-        solo.now += accusations.PAUSE_S + 1.0
+        solo.now += audit_state.PAUSE_S + 1.0
         for peer in PEERS:
             solo.hear(peer)
     assert not excluded(solo) and shared.distrust.has(accused, solo.now) is works
@@ -187,7 +187,7 @@ def test_one_of_another_branch_is_not_heard_and_one_that_never_comes_is_forgotte
     assert not solo.core.shared.accusations._waiting
     states(solo, accusation(child(CHAIN[-1].header, "p1", ("p1",))))
     assert solo.core.shared.accusations._waiting
-    solo.now += accusations.WAIT_S + 1.0
+    solo.now += audit_state.WAIT_S + 1.0
     solo.feed(ev.Tick())
     assert not solo.core.shared.accusations._waiting
 

@@ -6,6 +6,7 @@ import pytest
 from kit import Solo, child, config, found, reasons
 from msgspec.structs import replace
 
+from p2pdiloco.core import audits
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Announce
@@ -19,9 +20,8 @@ from p2pdiloco.core.api.types import (
     Stamp,
 )
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits import auditor
-from p2pdiloco.core.audits.auditor import expected_cosine
-from p2pdiloco.core.audits.distrust import DISTRUST_S, Distrust
+from p2pdiloco.core.audit_state import DISTRUST_S, Distrust
+from p2pdiloco.core.audits import expected_cosine
 
 Effects = list[ef.Effect]
 
@@ -30,7 +30,7 @@ PEERS = ("p1", "p2", "p3")
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
 
 
 def node(**run: object) -> Solo:
@@ -94,7 +94,7 @@ def test_nothing_is_audited_that_cannot_be() -> None:
 
 
 def test_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    monkeypatch.setattr(audits, "DRAWN", 100.0)
     assert found(applied(node(), None), ef.Audit)
 
 
@@ -102,7 +102,7 @@ def test_who_begins_draws_nothing_until_something_of_its_own_was_merged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others may not know it as a member yet, and give it nothing: it would take that for withholding."""
-    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    monkeypatch.setattr(audits, "DRAWN", 100.0)
     solo = node()
     made = child(solo.fragment.chain.header, "p1", PEERS)
     solo.fragment.chain.extend(made)
@@ -148,7 +148,7 @@ def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wr
 
 
 def test_who_gives_nothing_twice_in_a_row_is_distrusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    monkeypatch.setattr(audits, "DRAWN", 100.0)
     solo, missing, same = node(), AuditOutcome.MISSING, AuditOutcome.SAME
     for how, is_distrusted in ((missing, False), (same, False), (missing, False), (missing, True)):
         (audit,) = found(applied(solo, None), ef.Audit)

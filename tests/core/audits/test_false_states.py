@@ -20,13 +20,13 @@ from statements_kit import (
     states,
 )
 
+from p2pdiloco.core import audits
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault, VoteRefusal
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits import auditor
 
 OURS = bytes(31) + b"o"
 """Digest of the state that the update makes here."""
@@ -38,7 +38,7 @@ WORDS = "version 10 of fragment 0 has another state than its update makes"
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
 
 
 def applies(

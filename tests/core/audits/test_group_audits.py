@@ -6,17 +6,15 @@ import pytest
 from kit import RUN, Solo, child, config, found, genesis, reasons, sign
 from msgspec.structs import replace
 
+from p2pdiloco.core import audits, chain
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.evidence import Accusation, FalsePartial, Refutation
 from p2pdiloco.core.api.messages import Announce
-from p2pdiloco.core.api.partials import MergedPartial
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.statements import Accusation, FalsePartial, Refutation
 from p2pdiloco.core.api.types import WHOLE_RUN
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits import auditor
-from p2pdiloco.core.chain import scale
+from p2pdiloco.core.api.versions import MergedPartial, SignedVersion
 
 Effects = list[ef.Effect]
 LEARNERS = ("me", *(f"p{i}" for i in range(1, 20)))
@@ -26,7 +24,7 @@ SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutco
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
 
 
 def node() -> Solo:
@@ -62,7 +60,7 @@ def outcome(solo: Solo, made: SignedVersion, group: str, how: AuditOutcome) -> E
 
 def ours(solo: Solo, made: SignedVersion) -> list[MergedPartial]:
     """The partial merges that have our contribution, the leaf group's first."""
-    tree = made.header.tree(scale.plan_of(genesis(0, 5).header, solo.core.shared.config)) or {}
+    tree = made.header.tree(chain.plan_of(genesis(0, 5).header, solo.core.shared.config)) or {}
     mine = [part.entry for part in tree.values() if any(p.learner == "me" for p in part.parts)]
     assert len(mine) == 2 and len(tree) == 7, "two levels below the topmost group"
     return sorted(mine, key=lambda entry: entry.group)
@@ -158,12 +156,12 @@ def test_each_merge_is_drawn_by_those_whose_it_is(monkeypatch: pytest.MonkeyPatc
     solo = node()
     made = version(solo)
     leaf, upper = ours(solo, made)
-    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    monkeypatch.setattr(audits, "DRAWN", 100.0)
     (drawn,) = groups_of(applied(solo, made, 0.9))
     counts: dict[str, int] = {leaf.group: 0, upper.group: 0, WHOLE_RUN: 0}
     fragment = solo.core.fragments[0]
     outcome(solo, made, drawn, SAME)
-    monkeypatch.setattr(auditor, "DRAWN", 1.0)
+    monkeypatch.setattr(audits, "DRAWN", 1.0)
     for _ in range(400):
         fragment.auditor.applied(made, None, solo.now)
         for group in groups_of(solo.core.shared.out.take()):
@@ -178,7 +176,7 @@ def test_each_merge_is_drawn_by_those_whose_it_is(monkeypatch: pytest.MonkeyPatc
 def accusation(solo: Solo, made: SignedVersion, by: str, **odd: object) -> Accusation:
     """Somebody says that our own group's partial merge is false."""
     header = made.header
-    tree = header.tree(scale.plan_of(genesis(0, 5).header, solo.core.shared.config)) or {}
+    tree = header.tree(chain.plan_of(genesis(0, 5).header, solo.core.shared.config)) or {}
     part = tree[ours(solo, made)[0].group]
     label = part.label(RUN, 0, header.limits)
     subject = replace(FalsePartial(header.number, header.digest(), label, part.entry.signature), **odd)

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from p2pdiloco.core import audit_state
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.core.audits.loss import accounts, bets
-from p2pdiloco.core.audits.loss.accounts import MAX_LEARNERS, Accounts, ratio_of
+from p2pdiloco.core.audit_state import MAX_LEARNERS, Accounts, ratio_of
 
 
 def shown(ratios: list[float], same_data: bool = False, odd: bool = True) -> tuple[LossFinding | None, int]:
@@ -53,17 +53,22 @@ def test_thirty_audits_of_odd_honest_work_are_wrong_in_none_of_ten_thousand_lear
     rng = random.Random(2)
     choice = rng.random
     for _ in range(10_000):
-        money = bets.START
+        money = audit_state.START
         for _ in range(30):
             # -1 or 1, with a mean of `HARMS`.
-            money = bets.after(money, 1.0 if choice() < (1 + accounts.HARMS) / 2 else -1.0, accounts.HARMS)
-            assert bets.worth(money) < bets.ENOUGH
+            money = audit_state.after(
+                money, 1.0 if choice() < (1 + audit_state.HARMS) / 2 else -1.0, audit_state.HARMS
+            )
+            assert audit_state.worth(money) < audit_state.ENOUGH
 
 
-@pytest.mark.parametrize("least", [accounts.HARMS, accounts.HELPS])
+@pytest.mark.parametrize("least", [audit_state.HARMS, audit_state.HELPS])
 def test_a_bet_wins_nothing_on_the_mean_if_the_mean_is_the_least(least: float) -> None:
     chance = (1 + least) / 2
-    won, lost = bets.after(bets.START, -1.0, least), bets.after(bets.START, 1.0, least)
+    won, lost = (
+        audit_state.after(audit_state.START, -1.0, least),
+        audit_state.after(audit_state.START, 1.0, least),
+    )
     for low, high in zip(won, lost, strict=True):
         assert math.isclose((1 - chance) * low + chance * high, 1.0) and high >= 0.0
 

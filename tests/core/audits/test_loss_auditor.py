@@ -10,14 +10,14 @@ from election_scenes import refusal, request
 from kit import Solo, child, config, contribution, digest, found, reasons
 from scenes import expels, syncer
 
+from p2pdiloco.core import audit_state
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import LossFinding, Verdict, VoteRefusal
-from p2pdiloco.core.api.trust_weight import NONE_AT, Mean
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.core.audits.loss import loss_audits
-from p2pdiloco.core.audits.loss.loss_audits import FAILED_REST_S, LossAudits
-from p2pdiloco.core.chain.watermarks import Marks
+from p2pdiloco.core.api.versions import NONE_AT, Mean
+from p2pdiloco.core.audit_state import FAILED_REST_S, LossAudits
+from p2pdiloco.core.chain import Marks
 
 Effects = list[ef.Effect]
 PEERS = ("p1", "p2", "p3")
@@ -101,7 +101,7 @@ def test_after_audits_that_come_to_nothing_it_rests_ever_longer() -> None:
     for count in range(20):
         audits.begin()
         audits.end("p1", (), (), False, 0.0, now=0.0)
-        rest_s = FAILED_REST_S * 2 ** min(count, loss_audits.MAX_FAILED - 1)
+        rest_s = FAILED_REST_S * 2 ** min(count, audit_state.MAX_FAILED - 1)
         assert not audits.drawn(rest_s - 0.1) and audits.drawn(rest_s)
     audits.end("p1", (1.0,), (1.0,), False, 0.0, now=0.0)
     audits.end("p1", (), (), False, 0.0, now=0.0)

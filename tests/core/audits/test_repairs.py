@@ -8,16 +8,15 @@ import pytest
 from kit import Solo, branch, child, config, found, reasons, sign, table
 from msgspec.structs import replace
 
+from p2pdiloco.core import audits, context
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.proofs import short_of
+from p2pdiloco.core.api.evidence import Accusation, FalseVersion, short_of
 from p2pdiloco.core.api.reasons import AuditOutcome, VersionFault
-from p2pdiloco.core.api.statements import Accusation, FalseVersion
 from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits import auditor, repairs
 
 Effects = list[ef.Effect]
 PEERS = ("p1", "p2", "p3", "p4")
@@ -29,7 +28,7 @@ FALSE = CHAIN[-1]
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
 
 
 def node() -> Solo:
@@ -97,10 +96,10 @@ def test_nobody_repairs_what_others_may_not_have_any_more() -> None:
     solo = node()
     finds_false(solo)
     found_in = []
-    for _ in range(repairs.WITHIN_VERSIONS + 1):
+    for _ in range(context.WITHIN_VERSIONS + 1):
         found_in.append(solo.fragment.context.repairs.next())
         comes(solo, repairing(solo.fragment.chain.signed, repairs=None))
-    assert found_in == [FALSE] * repairs.WITHIN_VERSIONS + [None]
+    assert found_in == [FALSE] * context.WITHIN_VERSIONS + [None]
 
 
 def test_nobody_repairs_without_the_true_update() -> None:

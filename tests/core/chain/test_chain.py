@@ -9,7 +9,6 @@ import pytest
 from kit import branch, child, genesis
 
 from p2pdiloco.core.api import versions
-from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import (
     NEVER,
     UNMEASURED,
@@ -18,8 +17,8 @@ from p2pdiloco.core.api.types import (
     Stamp,
     Watermark,
 )
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.watermarks import REMEMBERED, WATERMARK_VERSIONS, marks_of
+from p2pdiloco.core.api.versions import Mean
+from p2pdiloco.core.chain import REMEMBERED, WATERMARK_VERSIONS, Chain, marks_of
 from p2pdiloco.errors import InvariantViolation
 
 

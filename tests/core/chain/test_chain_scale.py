@@ -10,15 +10,13 @@ from kit import Solo, branch, child, config, contribution, genesis, sign
 from msgspec.structs import replace
 from scenes import syncer
 
+from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.plausible import FULL_TRUST, LEAST_TRUST
 from p2pdiloco.core.api.reasons import Verdict, VersionFault
-from p2pdiloco.core.api.trust_weight import ALL_AT
-from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Stamp, Watermark
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain import scale
-from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NEVER, UNMEASURED, Contributor, Stamp, Watermark
+from p2pdiloco.core.api.versions import ALL_AT, SignedVersion, VersionHeader
+from p2pdiloco.core.chain import Chain
 
 UNIT = 40
 """Tokens of H inner steps here."""

@@ -6,15 +6,12 @@ from kit import child, config, contribution, digest, found, genesis
 from msgspec.structs import replace
 from scenes import one_round, syncer
 
+from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NOTHING, USUAL_SCORE, Contributor, Stamp
-from p2pdiloco.core.chain import scale
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.earning import LAST_BYTES, earned, mark_of
-from p2pdiloco.core.chain.watermarks import marks_of
+from p2pdiloco.core.api.types import LEAST_TRUST, NOTHING, USUAL_SCORE, Contributor, Stamp
+from p2pdiloco.core.chain import LAST_BYTES, Chain, earned, mark_of, marks_of
 from p2pdiloco.credits import FragmentLedger, HistoryRecord
 
 

@@ -9,13 +9,11 @@ from scenes import with_table
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Watermark
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.witnesses import STRANGERS_S, Witnesses
-from p2pdiloco.core.contributions.kept import IN_MEMORY, KEPT_MAX
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.chain import STRANGERS_S, Chain, Witnesses
+from p2pdiloco.core.pending import IN_MEMORY, KEPT_MAX
 
 OURS = 4
 """Tokens per step and steps of our contributions: 40 tokens each."""

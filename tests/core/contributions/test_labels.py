@@ -7,7 +7,7 @@ from kit import RUN, Solo, config, contribution, digest, signed_part
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import Contributor, SignedContribution, Stamp
-from p2pdiloco.core.contributions.label import DRAWN, signed_by_learners, unsigned
+from p2pdiloco.core.pending import DRAWN, signed_by_learners, unsigned
 
 HONEST = signed_part(Contributor("p1", Stamp(1, 2), 40, 4, Stamp(1, 1), digest("payload")))
 

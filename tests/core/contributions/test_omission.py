@@ -10,7 +10,7 @@ from scenes import held_by_p1, without_ours
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
-from p2pdiloco.core.contributions.omission import ELSEWHERE, MOST_AHEAD, MOST_MISSES
+from p2pdiloco.core.contributions import ELSEWHERE, MOST_AHEAD, MOST_MISSES
 
 
 def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.contributions.stride import LEAST_SHARE, MOST_GIVEN_UP, PERIODS, Stride
+from p2pdiloco.core.api.versions import LEAST_SHARE, MOST_GIVEN_UP, PERIODS, Stride
 
 
 def test_one_long_interval_is_an_absence_and_two_are_the_pace() -> None:

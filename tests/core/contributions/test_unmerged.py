@@ -10,7 +10,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
+from p2pdiloco.core.pending import TakeUp, Unmerged
 
 OLD, SLOT, NEWER = Stamp(1, 4), Stamp(1, 5), Stamp(2, 1)
 FREE = Unmerged((OLD,))

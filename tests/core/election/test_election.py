@@ -26,9 +26,9 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
-from p2pdiloco.core.election.office_table import OfficeState
-from p2pdiloco.core.election.rendezvous import ranking
-from p2pdiloco.core.election.terms import HEARSAY
+from p2pdiloco.core.candidates import ranking
+from p2pdiloco.core.election import OfficeState
+from p2pdiloco.core.voting import HEARSAY
 
 PEERS = ("p1", "p2", "p3", "p4")
 

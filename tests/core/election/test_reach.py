@@ -8,9 +8,8 @@ from kit import Solo, branch, found, sent, vote
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.effects import FetchUpdate
-from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import Certificate
+from p2pdiloco.core.api.types import Certificate, Reach
+from p2pdiloco.core.api.versions import Roster
 
 PEERS = ("p1", "p2", "p3", "p4")
 HIDDEN = [Reach.UNKNOWN, Reach.RELAYED, Reach.OUTBOUND]

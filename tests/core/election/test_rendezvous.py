@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.core.election.rendezvous import ranking
+from p2pdiloco.core.candidates import ranking
 
 PEERS = [f"peer{i}" for i in range(8)]
 
@@ -52,7 +52,7 @@ def test_the_order_depends_on_run_and_group() -> None:
 @pytest.mark.process
 def test_another_process_ranks_the_same() -> None:
     code = (
-        "from p2pdiloco.core.election.rendezvous import ranking;"
+        "from p2pdiloco.core.candidates import ranking;"
         "print(ranking('run', 'all', 1, 2, [f'peer{i}' for i in reversed(range(8))]))"
     )
     env = os.environ | {"PYTHONHASHSEED": "7"}

@@ -21,7 +21,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.core.election.trust import REST_S
+from p2pdiloco.core.candidates import REST_S
 
 PEERS = ("p1", "p2", "p3", "p4")
 

@@ -10,10 +10,9 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
-from p2pdiloco.core.election.idle import FIRST_S, LONGEST_S, Idle
-from p2pdiloco.core.election.office_table import OfficeState
-from p2pdiloco.core.election.rendezvous import ranking
-from p2pdiloco.core.election.vote_judge import LAST_AFTER_S
+from p2pdiloco.core.candidates import FIRST_S, LONGEST_S, Idle, ranking
+from p2pdiloco.core.election import OfficeState
+from p2pdiloco.core.voting import LAST_AFTER_S
 
 PEERS = ("p1", "p2", "p3", "p4")
 LAST = branch(4)[4].header.head()

@@ -15,12 +15,12 @@ from kit import (
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.election.electorate import Electorate
-from p2pdiloco.core.election.office_table import OfficeState
-from p2pdiloco.core.groups.electorates import LeafElectorate, UpperElectorate
-from p2pdiloco.core.members.vote_disk import HEARD_S, TRY_EVERY_S
+from p2pdiloco.core.api.types import Reach
+from p2pdiloco.core.capacity import HEARD_S, TRY_EVERY_S
+from p2pdiloco.core.context import Electorate
+from p2pdiloco.core.delegate import LeafElectorate, UpperElectorate
+from p2pdiloco.core.election import OfficeState
 
 PEERS = ("p1", "p2", "p3", "p4")
 

@@ -9,11 +9,10 @@ from kit import Solo, branch, child, config, found, reasons, restored_nothing, s
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import Basis, FetchFailure
 from p2pdiloco.core.api.types import Head, Vouch
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.following.beginning import Grounds
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.fork_choice import Grounds
 
 TRUE = branch(9, learners=("a", "b", "c"))
 FALSE = branch(12, syncer="l1", learners=("l1", "l2", "l3"))

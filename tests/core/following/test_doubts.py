@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.following.doubts import (
-    BUSY_S,
-    DISTRUST_S,
-    LONELY_S,
-    LONELY_TIMES,
-    NOW_S,
-    WASTED_S,
-    Doubts,
-)
+from p2pdiloco.core.follower import BUSY_S, DISTRUST_S, LONELY_S, LONELY_TIMES, NOW_S, WASTED_S, Doubts
 
 
 def test_others_are_asked_instead_for_a_while() -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, sent, table
 
+from p2pdiloco.core import fork_choice
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored
-from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.following import support
-from p2pdiloco.core.following.stances import STOOD_ON
-from p2pdiloco.core.following.support import MAX_SUPPORTED
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.fork_choice import MAX_SUPPORTED, STOOD_ON
 
 PEERS = ("p1", "p2", "p3", "p4")
 ALL = ("me", *PEERS)
@@ -27,7 +25,7 @@ FAR = branch(40, learners=ALL)[40]
 @pytest.fixture(autouse=True)
 def old_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run of few versions count as old enough."""
-    monkeypatch.setattr(support, "FOUNDING_VERSIONS", 3)
+    monkeypatch.setattr(fork_choice, "FOUNDING_VERSIONS", 3)
 
 
 def node(peers: tuple[str, ...] = PEERS) -> Solo:

@@ -13,7 +13,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
-from p2pdiloco.core.groups.seeking import ASKED_PER_CHILD
+from p2pdiloco.core.delegate import ASKED_PER_CHILD
 
 
 @pytest.fixture

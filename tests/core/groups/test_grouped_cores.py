@@ -13,9 +13,9 @@ from kit import config, contribution, genesis
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import MessageReceived, Offered, Tick
-from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
-from p2pdiloco.core.members.claims import Claims
+from p2pdiloco.core.api.versions import level_sizes
+from p2pdiloco.core.members import Claims
 
 ROUND_S = 8.0
 """Virtual: longer than an election in new groups takes."""

@@ -12,9 +12,9 @@ from test_grouped_cores import Run
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, Certificate, Contributor, Stamp
+from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
 
 MEMBERS, SIZE = 6, 2
 peers = st.sampled_from([f"m{index}" for index in range(1, MEMBERS)])

@@ -28,11 +28,10 @@ from msgspec.structs import replace
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.types import Contributor, Stamp, Watermark, table_digest
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.watermarks import marks_of
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.chain import marks_of
 
 
 def forged(

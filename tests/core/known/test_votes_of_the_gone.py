@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.types import Contributor, Stamp, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.watermarks import marks_of
+from p2pdiloco.core.chain import marks_of
 
 FOUNDING = 64
 BY_AGE = known_flaw(

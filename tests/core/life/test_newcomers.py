@@ -11,11 +11,10 @@ from scenes import FAR, serve, with_table
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, Watermark
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.contributions.pending import OTHER_OPINIONS
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.pending import OTHER_OPINIONS
 
 NO_STEPS = Contributor("p1", Stamp(1, 1), 1000, 0)
 INVENTED = Contributor("p1", Stamp(1, 9), 40, 4)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.types import Head
-from p2pdiloco.core.life.news import ROUND_BEATS, SAID_BEATS, News, in_one
-from p2pdiloco.core.members.view import View
+from p2pdiloco.core.members import View
+from p2pdiloco.core.membership import ROUND_BEATS, SAID_BEATS, News, in_one
 
 MANY = 40
 SOME = 10

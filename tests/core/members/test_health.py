@@ -10,7 +10,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.members.health import LISTEN_S, Health
+from p2pdiloco.core.members import LISTEN_S, Health
 
 TIMING = Timing()
 

@@ -10,8 +10,8 @@ from kit import Solo, branch, config, progress, reasons, sent
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.core.life.heartbeat import UNPROVEN_OFFICES
-from p2pdiloco.core.members.view import MAX_KNOWN, NEWCOMERS_A_BEAT, View
+from p2pdiloco.core.members import MAX_KNOWN, NEWCOMERS_A_BEAT, View
+from p2pdiloco.core.membership import UNPROVEN_OFFICES
 
 
 def heartbeat(incarnation: int = 1) -> msg.Progress:

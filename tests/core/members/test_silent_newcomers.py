@@ -7,7 +7,7 @@ from kit import Solo, branch, found, saved, sent, table, vote
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.members.answers import IN_VAIN
+from p2pdiloco.core.members import IN_VAIN
 
 OTHERS = ("old1", "old2")
 STRANGERS = ("s1", "s2", "s3")

@@ -6,18 +6,16 @@ import msgspec
 import pytest
 from kit import RUN, STEP_S, Solo, branch, child, config, found, reasons, sent, table, vote
 
+from p2pdiloco.core import fork_choice
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.grouping import leaf_index
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import UNMEASURED, USUAL_SCORE, Contributor, Stamp, Watermark
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
-from p2pdiloco.core.election.inquiry import Inquiry
-from p2pdiloco.core.following import support
-from p2pdiloco.core.groups.electorates import MAX_ASKED, LeafElectorate, UpperElectorate
+from p2pdiloco.core.api.types import UNMEASURED, USUAL_SCORE, Contributor, Reach, Stamp, Watermark
+from p2pdiloco.core.api.versions import SignedVersion, leaf_index
+from p2pdiloco.core.chain import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
+from p2pdiloco.core.delegate import MAX_ASKED, LeafElectorate, UpperElectorate
+from p2pdiloco.core.election import Inquiry
 
 PEERS = ("p1", "p2", "p3")
 WORKERS = ("me", "p1", "p2")
@@ -199,7 +197,7 @@ def test_what_a_member_has_made_may_come_from_anybody() -> None:
 
 def test_a_stranger_answers_with_another_state_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was asked because a member named that version; what it gives is its own."""
-    monkeypatch.setattr(support, "FOUNDING_VERSIONS", 0)
+    monkeypatch.setattr(fork_choice, "FOUNDING_VERSIONS", 0)
     solo = settled("s1")
     solo.announce(forged(solo, "p1"))
     before = solo.head

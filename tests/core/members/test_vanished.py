@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.members.vanished import Vanished
+from p2pdiloco.core.api.versions import Roster
+from p2pdiloco.core.members import Vanished
 
 ROSTER = Roster((("beside", 1), ("elsewhere", 1)))
 NEIGHBOURS = {"beside"}

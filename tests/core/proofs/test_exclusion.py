@@ -31,12 +31,18 @@ from msgspec.structs import replace
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.proofs import MAX_PROOFS, FalseLabel, SignedShort, TwoVersions, TwoVotes, short_of
+from p2pdiloco.core.api.evidence import (
+    MAX_PROOFS,
+    FalseLabel,
+    SignedShort,
+    TwoVersions,
+    TwoVotes,
+    cause_of,
+    short_of,
+)
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
-from p2pdiloco.core.api.statements import cause_of
-from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.proofs.excluded import Excluded
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.audit_state import Excluded
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 PEERS = ("p1", "p2", "p3", "p4")

@@ -35,19 +35,17 @@ from statements_kit import (
     states,
 )
 
+from p2pdiloco.core import audit_state, audits, proofs
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.proofs import TwoVotes
+from p2pdiloco.core.api.evidence import Accusation, FalseVersion, Refutation, TwoVotes
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault
-from p2pdiloco.core.api.statements import Accusation, FalseVersion, Refutation
-from p2pdiloco.core.audits import accusations, auditor
-from p2pdiloco.core.proofs import hearing
 
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
 
 
 # --- bounds ----------------------------------------------------------------------------------------------
@@ -90,23 +88,23 @@ def test_who_tells_what_nobody_signed_is_not_heard_for_a_while() -> None:
 
 def test_who_has_no_vote_leaves_places_to_those_who_have() -> None:
     """Anybody with one merged contribution could fill all places."""
-    heard = accusations.Accusations()
-    for number in range(accusations.OTHERS_WAITING):
+    heard = audit_state.Accusations()
+    for number in range(audit_state.OTHERS_WAITING):
         assert heard.hears(f"s{number}", False, 0.0)
         heard.take(accusation(by=f"s{number}"), 0.0)
     assert not heard.hears("s9", False, 0.0) and heard.hears("p2", True, 0.0)
 
 
 def test_versions_far_behind_and_far_ahead_are_not_heard() -> None:
-    chain = branch(hearing.NEAR + 3, learners=ALL)
+    chain = branch(proofs.NEAR + 3, learners=ALL)
     solo, ahead = node(chain), [chain[-1]]
-    while len(ahead) < hearing.NEAR + 2:
+    while len(ahead) < proofs.NEAR + 2:
         ahead.append(child(ahead[-1].header, "p1", ALL))
     waiting = solo.core.shared.accusations._waiting
-    states(solo, accusation(chain[-2 - hearing.NEAR]))
+    states(solo, accusation(chain[-2 - proofs.NEAR]))
     states(solo, accusation(ahead[-1]))
     assert not waiting
-    states(solo, accusation(chain[-1 - hearing.NEAR]))
+    states(solo, accusation(chain[-1 - proofs.NEAR]))
     states(solo, accusation(ahead[-2], by="p3"))
     assert set(waiting) == {"p2", "p3"}
 

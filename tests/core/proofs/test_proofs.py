@@ -10,8 +10,7 @@ from kit import RUN, child, genesis, sign, signed_part, vote
 from msgspec.structs import replace
 from wire_strategies import proofs
 
-from p2pdiloco.core.api.messages import Proven, decode, encode
-from p2pdiloco.core.api.proofs import (
+from p2pdiloco.core.api.evidence import (
     FalseLabel,
     Proof,
     SignedShort,
@@ -22,6 +21,7 @@ from p2pdiloco.core.api.proofs import (
     short_of,
     two_versions,
 )
+from p2pdiloco.core.api.messages import Proven, decode, encode
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.release import WIRE_VERSION

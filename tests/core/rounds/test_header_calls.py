@@ -8,15 +8,15 @@ import pytest
 from kit import Solo, child, config, contribution, found, reasons, sent
 from scenes import syncer
 
+from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.partials import PartialHeader, SignedPartial
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.core.chain import scale
-from p2pdiloco.core.groups.group_inbox import GroupInbox
-from p2pdiloco.core.rounds.round import Job
+from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
+from p2pdiloco.core.delegate import GroupInbox
+from p2pdiloco.core.round import Job
 
 LONG = {"inner_steps": 400, "delay_steps": 200}
 """A window of seconds."""

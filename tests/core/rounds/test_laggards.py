@@ -7,8 +7,8 @@ from kit import Solo, branch, child, found, genesis, saved
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Head
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.rounds.laggards import IN_VAIN, MOST, Laggards
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.syncer import IN_VAIN, MOST, Laggards
 
 
 def lone() -> tuple[Laggards, Chain]:

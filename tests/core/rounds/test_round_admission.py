@@ -12,7 +12,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Stamp
-from p2pdiloco.core.rounds.inbox import MAX_NOTED, ROOM
+from p2pdiloco.core.syncer import MAX_NOTED, ROOM
 
 
 def test_an_old_base_starts_no_round_but_is_merged() -> None:

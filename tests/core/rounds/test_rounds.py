@@ -13,7 +13,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.core.rounds.round_table import RoundState
+from p2pdiloco.core.round import RoundState
 
 
 def test_quorum_of_k_starts_closing() -> None:

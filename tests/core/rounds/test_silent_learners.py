@@ -10,8 +10,8 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.core.rounds.attendance import IN_VAIN
-from p2pdiloco.core.timing import ANSWER_SHARE
+from p2pdiloco.core.base import ANSWER_SHARE
+from p2pdiloco.core.round import IN_VAIN
 
 PEERS = ("p1", "p2", "p3", "p4")
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from metered_way import MeteredWay
 
-from p2pdiloco.core.uplinks.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LONG_S, SAMPLES
+from p2pdiloco.core.capacity import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LONG_S, SAMPLES
 
 OVERHEAD = 1.0625
 

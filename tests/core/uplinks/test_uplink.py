@@ -9,11 +9,10 @@ from kit import STEP_S, Solo, child, config, contribution, found, reasons, sent,
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.effects import Effect, Merge
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.api.types import Head, Stamp
-from p2pdiloco.core.timing import ARRIVAL_INTERVALS
-from p2pdiloco.core.uplinks.uplink import KEEP_S, MARGIN, OwnUplink, asked_bits_per_s
+from p2pdiloco.core.api.types import Head, Reach, Stamp
+from p2pdiloco.core.base import ARRIVAL_INTERVALS
+from p2pdiloco.core.capacity import KEEP_S, MARGIN, OwnUplink, asked_bits_per_s
 
 PEERS = ("p1", "p2", "p3", "p4")
 ASKED = asked_bits_per_s(config(), STEP_S)

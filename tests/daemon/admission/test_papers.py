@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdiloco.core.api.amendments import MAX_AMENDMENTS, Amendment, Going
+from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment, Going
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.papers import (
     MAX_NOTICE_BYTES,

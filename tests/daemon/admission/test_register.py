@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pdiloco.core.api.proofs import TwoVotes
+from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.types import Vote, VoteBody
 from p2pdiloco.daemon.admission.gate import Gate, NotAdmitted
 from p2pdiloco.daemon.admission.papers import AdmissionFault, Notice, admission, grant, signed

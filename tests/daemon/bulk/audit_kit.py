@@ -15,9 +15,8 @@ from p2pdiloco.adapters.disk.spool import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.trust_weight import Mean, sample_seed
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits, Stamp
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.api.versions import Mean, SignedVersion, VersionHeader, sample_seed
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.frontdoor import FrontDoor

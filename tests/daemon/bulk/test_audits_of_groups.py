@@ -13,11 +13,9 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.partials import MergedPartial, PartOfTree
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.core.api.trust_weight import Mean, sample_seed
 from p2pdiloco.core.api.types import Contributor, MergeLimits
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import Mean, MergedPartial, PartOfTree, SignedVersion, sample_seed
 from p2pdiloco.hashing import content_digest
 
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING

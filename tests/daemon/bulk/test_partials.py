@@ -19,9 +19,7 @@ from daemon_kit import signed_run, until
 from p2pdiloco.adapters.net import framing
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.partials import MAX_PARTIALS, MergedPartial, PartialHeader, SignedPartial
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.trust_weight import USUAL, Mean
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     MAX_WATERMARKS,
@@ -31,7 +29,15 @@ from p2pdiloco.core.api.types import (
     Stamp,
     Watermark,
 )
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import (
+    MAX_PARTIALS,
+    USUAL,
+    Mean,
+    MergedPartial,
+    PartialHeader,
+    SignedPartial,
+    SignedVersion,
+)
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk import pushes_in as arrivals

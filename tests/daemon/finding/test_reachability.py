@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.dial_back import MAX_A_MINUTE, STRANGERS_A_MINUTE, DialBack
 from p2pdiloco.daemon.finding.reach import (

@@ -12,7 +12,7 @@ import pytest
 from daemon_kit import Neighbourhood, QuickMember, Rogue, until
 
 from p2pdiloco.core.api.messages import Progress
-from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import MAX_LOSS, PeerRow, sane_loss
 from p2pdiloco.daemon.finding.reach import Reachability

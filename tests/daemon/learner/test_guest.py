@@ -24,7 +24,7 @@ from p2pdiloco import Session
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.core.api.amendments import Amendment
+from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.daemon.learner import guest
 from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerExited

@@ -12,7 +12,7 @@ from daemon_kit import Neighbourhood, until
 from metered_way import MeteredWay
 
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.core.uplinks.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, Meter
+from p2pdiloco.core.capacity import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, Meter
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.daemon.links.linkplan import MAX_EVERY, control_doubts, demand_of
 from p2pdiloco.daemon.links.linkwatch import FALL, RISE, LinkWatch

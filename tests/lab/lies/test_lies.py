@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from p2pdiloco.core.api.trust_weight import ALL_AT, USUAL
 from p2pdiloco.core.api.types import USUAL_SCORE
+from p2pdiloco.core.api.versions import ALL_AT, USUAL
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.merging.agreement import scores
 from worlds.kinds import COLLUDING, IN_THE_DATA, Lie

@@ -7,7 +7,7 @@ import random
 import pytest
 from sim_kit import calm_plan
 
-from p2pdiloco.core.api.amendments import Amendment, Going, amended
+from p2pdiloco.core.api.config import Amendment, Going, amended
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.node.lineage import missing_spans
 from p2pdiloco_lab.simulation.world.world import World

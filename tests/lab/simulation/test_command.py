@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from p2pdiloco.core.api.effects import Effect, UpdateRecord, VoteRecord
-from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.core.base import Outbox
 from p2pdiloco.errors import UserError
 from p2pdiloco_lab.cli.simulate import simulate
 from p2pdiloco_lab.simulation.report import SeedsSummary

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
+from p2pdiloco.core import audits
 from p2pdiloco.core.api.effects import Audit, CommitVersion, Effect, Record
-from p2pdiloco.core.audits import auditor
-from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS
-from p2pdiloco.core.following.support import Support
+from p2pdiloco.core.chain import FOUNDING_VERSIONS
+from p2pdiloco.core.fork_choice import Support
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.node.lineage import genesis_state
 from p2pdiloco_lab.simulation.world.past import Past, old_liars
@@ -75,7 +75,7 @@ class Seen:
 def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_excluded_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
     seen = Seen(audited_plan(), LieTold.MERGES)
     lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
     assert lied and seen.false >= 2, "more than one makes the merge again"
@@ -89,7 +89,7 @@ def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_excluded_
 
 @pytest.mark.parametrize("kind", [LieTold.MERGES, LieTold.STATES, LieTold.ACCUSATIONS])
 def test_who_comes_when_all_is_over_hears_of_it(kind: LieTold, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
     plan = audited_plan()
     joins = tuple(
         LATE_S if spec.peer == LATE else at_s for spec, at_s in zip(plan.nodes, plan.joins_s, strict=True)
@@ -107,7 +107,7 @@ def test_nobody_takes_a_false_state_and_its_syncer_is_excluded_by_all() -> None:
 
 
 def test_a_false_accuser_is_excluded_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
     seen = Seen(audited_plan(), LieTold.ACCUSATIONS)
     assert set(seen.excluded.values()) == {(LIAR,)} and not seen.false and seen.audits >= 4
 
@@ -118,8 +118,8 @@ def test_honest_syncers_are_never_found_false_and_audits_are_rare() -> None:
 
 
 def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "SUSPICIOUS", -1.0)
-    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    monkeypatch.setattr(audits, "SUSPICIOUS", -1.0)
+    monkeypatch.setattr(audits, "DRAWN", 100.0)
     assert Seen(audited_plan(), LieTold.MERGES).false >= 2
 
 

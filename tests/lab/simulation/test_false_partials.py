@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
+from p2pdiloco.core import audits
 from p2pdiloco.core.api.effects import Audit, Effect, Record
-from p2pdiloco.core.audits import auditor
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.world.perjurer import FALSE_FROM_S, LieTold, Perjurer
 from p2pdiloco_lab.simulation.world.world import World
@@ -61,7 +61,7 @@ class Seen:
 
 @pytest.fixture(autouse=True)
 def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 0.0)
+    monkeypatch.setattr(audits, "DRAWN", 0.0)
 
 
 def test_a_false_partial_is_found_by_its_group_and_the_root_is_not_blamed() -> None:
@@ -85,14 +85,14 @@ def test_a_false_sum_is_found_by_all_and_no_group_is_blamed() -> None:
 
 
 def test_honest_groups_are_never_found_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "DRAWN", 1.0)
+    monkeypatch.setattr(audits, "DRAWN", 1.0)
     seen = Seen()
     assert not seen.found
     assert "all" in seen.audited and any("/" in group for group in seen.audited), "both were audited"
 
 
 def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "SUSPICIOUS", -1.0)
-    monkeypatch.setattr(auditor, "DRAWN", 100.0)
+    monkeypatch.setattr(audits, "SUSPICIOUS", -1.0)
+    monkeypatch.setattr(audits, "DRAWN", 100.0)
     seen = Seen(group_syncers=(GROUP_SYNCER,), roots=(ROOT,))
     assert {liar for liar, _ in seen.found} == {GROUP_SYNCER, ROOT}

@@ -11,14 +11,13 @@ from known_flaws import given, known_flaw
 from msgspec.structs import replace
 from sim_kit import Commits, calm_plan
 
+from p2pdiloco.core import chain, fork_choice
+from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain import scale, watermarks
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.plan import plan_after
-from p2pdiloco.core.following import support
+from p2pdiloco.core.chain import Chain, plan_after
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.node.lineage import MergedPart, OuterUpdate
 from p2pdiloco_lab.simulation.report import SeedResult
@@ -212,9 +211,9 @@ def test_a_split_that_lasts_longer_than_watermarks_do_heals(
     admits: bool, founding_versions: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They last for 16 versions here, and each side makes some 25."""
-    monkeypatch.setattr(watermarks, "WATERMARK_VERSIONS", 16)
+    monkeypatch.setattr(chain, "WATERMARK_VERSIONS", 16)
     if founding_versions is not None:
-        monkeypatch.setattr(support, "FOUNDING_VERSIONS", founding_versions)
+        monkeypatch.setattr(fork_choice, "FOUNDING_VERSIONS", founding_versions)
     world = World(plan_of(8, until_s=75.0, admits=admits))
     split(world, FIVE_AND_THREE, 15.0, 70.0)
     assert outcome(healed(world, FIVE_AND_THREE, 70.0)) == "ok"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.core.rounds.attendance import Attendance
-from p2pdiloco.core.rounds.inbox import Held, Inbox
+from p2pdiloco.core.round import Attendance
+from p2pdiloco.core.syncer import Held, Inbox
 from p2pdiloco_lab.simulation.world.world import World
 from worlds.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
 from worlds.hours import play_hours
@@ -46,7 +46,7 @@ def test_a_liar_costs_next_to_nothing_and_no_honest_learner_is_doubted(lie: Lie,
 def test_lies_would_cost_much_if_nothing_was_held_against_them(
     alone: CellResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2pdiloco.core.api.trust_weight.Mean.trust", lambda mean, score: 64)
+    monkeypatch.setattr("p2pdiloco.core.api.versions.Mean.trust", lambda mean, score: 64)
     row = row_of(cell("flip-x10"), play(cell("flip-x10")), alone)
     assert row.loss_ratio > 1 + LITTLE and row.liars_trust == 1.0
 
@@ -76,7 +76,7 @@ def test_a_syncer_that_merges_its_reversed_work_alone_moves_the_model_by_little(
     monkeypatch.setattr(Attendance, "missing", lambda a, now: [] if lies(a) else missing(a, now))
     monkeypatch.setattr(Attendance, "quorum", lambda a, now: 1 if lies(a) else quorum(a, now))
     if not of_few:
-        monkeypatch.setattr("p2pdiloco.core.chain.scale._company", lambda _chain, _learners: 1.0)
+        monkeypatch.setattr("p2pdiloco.core.chain._company", lambda _chain, _learners: 1.0)
     row = row_of(turning, play(turning), play(turning.alone))
     assert not row.violation and row.honest_excluded == 0
     assert (row.loss_ratio < 1 + LITTLE) is of_few, row

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from p2pdiloco.core.api.proofs import short_of
-from p2pdiloco.core.api.statements import Accusation, Evidence, FalseVersion, Refutation
+from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseVersion, Refutation, short_of
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.rules.exclusion import WITHIN_S, Exclusion
 from p2pdiloco_lab.simulation.rules.violation import Violation

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.core.contributions.unmerged import Unmerged
+from p2pdiloco.core.pending import Unmerged
 from p2pdiloco_lab.simulation.node.learner import Callbacks, CommittedVersion, LearnerModel
 from p2pdiloco_lab.simulation.node.lineage import (
     Displacement,

@@ -11,10 +11,10 @@ import msgspec
 import torch
 
 from p2pdiloco.cli.main import main as command
+from p2pdiloco.core import fork_choice
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audits.auditor import Auditor
-from p2pdiloco.core.following import support
+from p2pdiloco.core.audits import Auditor
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.ports import PullSource, Refusal
@@ -79,7 +79,7 @@ def false_histories() -> None:
 
 def old_run() -> None:
     """Be honest, and take the run for an old one from its first version on."""
-    support.FOUNDING_VERSIONS = 0
+    fork_choice.FOUNDING_VERSIONS = 0
 
 
 def false_accusations() -> None:

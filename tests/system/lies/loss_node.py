@@ -9,7 +9,7 @@ import sys
 from torch import Tensor
 
 from p2pdiloco.cli.main import main as command
-from p2pdiloco.core.audits.loss import accounts
+from p2pdiloco.core import audit_state
 from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 
 
@@ -27,6 +27,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "reverses":
         reversing()
     else:
-        accounts.ENOUGH = 8.0
+        audit_state.ENOUGH = 8.0
     sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
     command()

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Message, Progress
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import Suspicion
-from p2pdiloco.core.api.types import ContributionHeader
+from p2pdiloco.core.api.types import ContributionHeader, Reach
+from p2pdiloco.core.capacity import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.uplinks.meter import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.node.learner_side import LearnerSide
 from p2pdiloco_lab.simulation.node.lineage import Displacement, PartialSum

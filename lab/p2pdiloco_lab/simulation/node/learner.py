@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from p2pdiloco.core.contributions.stride import Stride
+from p2pdiloco.core.api.versions import Stride
 from p2pdiloco_lab.simulation.node.lineage import Displacement
 from p2pdiloco_lab.simulation.node.substance import Mode, Resumed, Trainer
 

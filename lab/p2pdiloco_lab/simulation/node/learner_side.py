@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.amendments import Amendment, Going, in_force
+from p2pdiloco.core.api.config import Amendment, Going, in_force
 from p2pdiloco.core.api.effects import RetireSlot
 from p2pdiloco_lab.simulation.node.learner import Callbacks, CommittedVersion, LearnerModel
 from p2pdiloco_lab.simulation.node.lineage import Displacement

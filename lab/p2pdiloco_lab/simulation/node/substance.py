@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.events import Measured
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.trust_weight import Mean
 from p2pdiloco.core.api.types import MergeLimits
+from p2pdiloco.core.api.versions import Mean
 
 Work = tuple[bytes, int, int, int]
 """A contribution that was merged: its payload, tokens, inner steps, trust weight."""

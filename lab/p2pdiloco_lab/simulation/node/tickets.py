@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.contributions.kept import KEPT_MAX
+from p2pdiloco.core.pending import KEPT_MAX
 from p2pdiloco_lab.simulation.node.lineage import Displacement, OuterUpdate, PartialSum
 from p2pdiloco_lab.simulation.rules.violation import Violation
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api.effects import CommitVersion
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.following.support import FEWEST
+from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.rules.violation import Violation
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from p2pdiloco.core.contributions.kept import KEPT_MAX
+from p2pdiloco.core.pending import KEPT_MAX
 
 BASE = 32
 PER_NODE = 2

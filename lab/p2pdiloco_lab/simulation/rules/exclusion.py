@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.api.statements import Statement
+from p2pdiloco.core.api.evidence import Statement
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.proofs.agreement import FEWEST
+from p2pdiloco.core.proofs import FEWEST
 from p2pdiloco_lab.simulation.rules.violation import Violation
 from p2pdiloco_lab.simulation.world.perjurer import PROVABLE
 

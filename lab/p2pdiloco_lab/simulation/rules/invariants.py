@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
-from p2pdiloco.core.api.plausible import LEAST_TRUST
 from p2pdiloco.core.api.types import (
+    LEAST_TRUST,
     WHOLE_RUN,
     Certificate,
     ContributionHeader,
@@ -22,9 +22,14 @@ from p2pdiloco.core.api.types import (
     signed_bytes,
 )
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.scale import COUNTED_UNITS, COUNTED_WEIGHTS, MOST_GAP, MOST_INCARNATION
-from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
+from p2pdiloco.core.chain import (
+    COUNTED_UNITS,
+    COUNTED_WEIGHTS,
+    LATELY_VERSIONS,
+    MOST_GAP,
+    MOST_INCARNATION,
+    Chain,
+)
 from p2pdiloco_lab.simulation.node.lineage import Displacement, FragmentLineage, MergedPart
 from p2pdiloco_lab.simulation.rules.violation import Violation
 

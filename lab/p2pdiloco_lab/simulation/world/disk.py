@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.statements import Evidence
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain.watermarks import marks_of
-from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
+from p2pdiloco.core.chain import marks_of
+from p2pdiloco.core.pending import TakeUp, Unmerged
 from p2pdiloco_lab.simulation.node.lineage import FragmentLineage, OuterUpdate
 from p2pdiloco_lab.simulation.node.substance import NOTHING, Resumed, Substance
 

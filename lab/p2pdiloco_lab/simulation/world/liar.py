@@ -7,9 +7,15 @@ import random
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.partials import SignedOffer
-from p2pdiloco.core.api.plausible import MAX_INNER_STEPS, MOST_PERIODS
-from p2pdiloco.core.api.types import ContributionHeader, SignedContribution, Stamp, signed_bytes
+from p2pdiloco.core.api.types import (
+    MAX_INNER_STEPS,
+    MOST_PERIODS,
+    ContributionHeader,
+    SignedContribution,
+    Stamp,
+    signed_bytes,
+)
+from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 
 LIES = 0.6

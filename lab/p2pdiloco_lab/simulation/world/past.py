@@ -13,10 +13,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.trust_weight import ALL_AT
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, Stamp, Watermark, signed_bytes, table_digest
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, LATELY_VERSIONS, PROBATION_MERGES
+from p2pdiloco.core.api.versions import ALL_AT, SignedVersion, VersionHeader
+from p2pdiloco.core.chain import FOUNDING_VERSIONS, LATELY_VERSIONS, PROBATION_MERGES
 from p2pdiloco_lab.simulation.node.lineage import FragmentLineage
 from p2pdiloco_lab.simulation.world.crypto import HashCrypto
 from p2pdiloco_lab.simulation.world.disk import Checkpoint

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.effects import CommitVersion, Effect, Persist, UpdateRecord
+from p2pdiloco.core.api.evidence import Accusation, FalseVersion, short_of
 from p2pdiloco.core.api.messages import Announce, Message, Progress, Stated, VoteGranted, VoteRefused
-from p2pdiloco.core.api.proofs import short_of
-from p2pdiloco.core.api.statements import Accusation, FalseVersion
 from p2pdiloco.core.api.types import Head, Vote, VoteBody, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco_lab.simulation.node.lineage import FragmentLineage, OuterUpdate

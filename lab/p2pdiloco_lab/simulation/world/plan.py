@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.core.chain.scale import FIRST_REACH
+from p2pdiloco.core.chain import FIRST_REACH
 from p2pdiloco_lab.simulation.node.lineage import genesis_state
 from p2pdiloco_lab.simulation.node.substance import Substance
 

@@ -9,8 +9,7 @@ import random
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api.messages import Message, Progress, VoteRequest
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import WHOLE_RUN, Head
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
 from p2pdiloco_lab.simulation.world.plan import stream
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from p2pdiloco.core.api.effects import Effect
 from p2pdiloco.core.api.events import PresenceSeen
-from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.versions import VersionHeader
+from p2pdiloco.core.api.versions import Roster, VersionHeader
 from p2pdiloco_lab.simulation.node.host import Host
 from p2pdiloco_lab.simulation.node.lineage import genesis_state
 from p2pdiloco_lab.simulation.node.substance import NOTHING, Losses, Substance

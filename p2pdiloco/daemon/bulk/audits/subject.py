@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from p2pdiloco.core.api import effects as ef
-from p2pdiloco.core.api.partials import PartOfTree
-from p2pdiloco.core.api.trust_weight import sample_seed
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits
+from p2pdiloco.core.api.versions import PartOfTree, sample_seed
 from p2pdiloco.tensors.merging.inputs import Input
 from p2pdiloco.tensors.merging.making import Correction, Remade, UpdateMaker
 from p2pdiloco.tensors.payload import Payload

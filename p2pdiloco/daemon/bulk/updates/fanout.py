@@ -20,7 +20,7 @@ from contextlib import ExitStack
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.uplinks.meter import Meter
+from p2pdiloco.core.capacity import Meter
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES, WAIT_S, Arriving

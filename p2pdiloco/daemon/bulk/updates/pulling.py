@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from p2pdiloco.core.uplinks.meter import Meter
+from p2pdiloco.core.capacity import Meter
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn

@@ -1,1 +1,0 @@
-"""Audits: merges of others made again, and what follows if one was false."""

@@ -1,1 +1,0 @@
-"""Loss audits: single contributions of others measured by what they do to the loss."""

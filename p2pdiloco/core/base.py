@@ -1,0 +1,497 @@
+"""Answer times, time-outs, and the grace window (Decoupled DiLoCo, arXiv 2604.21428).
+
+Rules: docs/protocol/rounds.md, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+from p2pdiloco.core.api.config import CoreConfig, Timing
+from p2pdiloco.core.api.effects import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.reasons import Basis
+from p2pdiloco.core.api.types import Crypto, Reach, Vouch, Wire, signed_bytes
+from p2pdiloco.core.api.versions import Roster
+from p2pdiloco.core.audit_state import Accusations, Audits, Distrust, Excluded, LossAudits
+from p2pdiloco.core.capacity import OwnUplink, VoteDisk
+from p2pdiloco.core.members import Answers, Claims, Derived, Health, OwnLearner, View
+
+ANSWER_SHARE = 0.75
+"""Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""
+
+RHYTHM_SHARE = 0.5
+"""Share of the time that the fastest learner takes for H inner steps: no round begins sooner after a
+version."""
+ARRIVAL_INTERVALS = 16
+"""Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
+ARRIVAL_SHARE = 0.75
+"""Share of the patience of those that are in for which a round waits so: a merge and a version follow."""
+
+
+class AnswerTime:
+    """Time until the last live learner has answered a closing call.
+
+    Smoothed mean and mean deviation with the weights of TCP's retransmission timer (RFC 6298): samples have a
+    long tail, and waiting for nearly all of them costs nothing in the rounds in which all answer sooner.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._deviation_s = 0.0
+
+    def add(self, sample_s: float) -> None:
+        """Take in how long after the call a round's last answer came (or had not come by then)."""
+        if self._mean_s is None:
+            self._mean_s, self._deviation_s = sample_s, sample_s / 2
+            return
+        self._deviation_s += (abs(sample_s - self._mean_s) - self._deviation_s) / 4
+        self._mean_s += (sample_s - self._mean_s) / 8
+
+    @property
+    def expected_s(self) -> float:
+        """Time in which nearly all answers are in; infinite while nothing is known. A new syncer's first
+        round waits as long as it may: else it would close before anybody's answer and learn from that."""
+        return math.inf if self._mean_s is None else self._mean_s + 4 * self._deviation_s
+
+
+def grace_window_s(
+    delay_steps: int,
+    step_s: float,
+    quorum_s: float,
+    sync_s: float,
+    fraction: float,
+    cap_s: float,
+    answer_s: float = 0.0,
+) -> float:
+    """Compute how long a syncer waits after quorum: min(max(gamma * slack, answer time), cap), never
+    negative.
+
+    slack = tau * xi_step - (xi_quorum + xi_sync), as in the paper: the result is still back before step t +
+    tau. Where tau steps are shorter than a message's way there and back, nobody could answer in that time;
+    hence `answer_s`, what answers are expected to take, within `answer_bound_s`.
+    """
+    slack_s = delay_steps * step_s - (quorum_s + sync_s)
+    return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
+
+
+def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
+    """Compute the most that is waited beyond the slack: a share (`ANSWER_SHARE`) of the time between two
+    contributions of a learner, so that a round has ended before the next one is due. Above the leaves, where
+    those below have such a window first, half as much again."""
+    return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
+
+
+def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:
+    """Compute how long a learner waits for the version that contains what its syncer took: four times what
+    such rounds take, their payloads' way included, or four times tau inner steps."""
+    return max(floor_s, 4 * round_s, 4 * delay_steps * step_s)
+
+
+def grace_cap_s(cap_s: float, level: int) -> float:
+    """Compute the cap of the windows on that level: peers that are called there first have a window of their
+    own."""
+    return cap_s * (level + 1)
+
+
+def earliest(times: Iterable[float | None]) -> float | None:
+    """Find the first of these times, None if there is none. A loop, since it is asked after every event."""
+    first_s = None
+    for time_s in times:
+        if time_s is not None and (first_s is None or time_s < first_s):
+            first_s = time_s
+    return first_s
+
+
+def backoff_s(first_s: float, attempt: int) -> float:
+    """Compute the pause before attempt 1, 2, …: doubles, at most 16 times the first."""
+    return first_s * min(16, 1 << min(attempt - 1, 4)) if attempt > 0 else 0.0
+
+
+# Outbox: collects what one `handle` call wants done, and numbers what must be answered.
+
+
+class Outbox:
+    """Ordered list of effects with helpers for the commonest ones."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+        self._next_token = 1
+        self._answers: dict[int, tuple[Callable[[float], None], Callable[[float, str], None]]] = {}
+
+    def put(self, effect: Effect) -> None:
+        """Append one effect."""
+        self._effects.append(effect)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Append a message."""
+        self._effects.append(Send(peer, message))
+
+    def persist(
+        self,
+        record: VoteRecord | UpdateRecord,
+        then: tuple[Effect, ...],
+        done: Callable[[float], None],
+        failed: Callable[[float, str], None],
+    ) -> None:
+        """Append a durable write with its continuation. One of `done` and `failed` hears what came of it."""
+        token = self._next_token
+        self._next_token += 1
+        self._answers[token] = done, failed
+        self._effects.append(Persist(token, record, then))
+
+    def persisted(self, token: int, now: float) -> bool:
+        """Take in that a write is durable. False: nothing was asked under that token."""
+        done, _ = self._answers.pop(token, (None, None))
+        if done is not None:
+            done(now)
+        return done is not None
+
+    def persist_failed(self, token: int, why: str, now: float) -> bool:
+        """Take in that a write failed. False: nothing was asked under that token."""
+        _, failed = self._answers.pop(token, (None, None))
+        if failed is not None:
+            failed(now, why)
+        return failed is not None
+
+    def record(
+        self, kind: str, fragment: int | None, reason: str, **fields: str | int | float | bool | None
+    ) -> None:
+        """Append a line for people."""
+        self._effects.append(Record(kind, fragment, reason, tuple(fields.items())))
+
+    def cut(self, fragment: int, learners: Iterable[str], me: str) -> None:
+        """Append a line for every one of these learners but us whose contribution was cut."""
+        for learner in learners:
+            if learner != me:
+                self.record("cut", fragment, "too long to count in full: cut", peer=learner)
+
+    def take(self) -> list[Effect]:
+        """Take all effects so far, in order; the outbox is empty afterwards."""
+        effects, self._effects = self._effects, []
+        return effects
+
+
+# State of one node that its fragments share.
+
+MAX_STEP_S = 3600.0
+"""Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
+
+
+@dataclass(frozen=True)
+class Notices:
+    """Ways to tell the rest of the node at once what it, or others, wait for."""
+
+    greet: Callable[[str], None]
+    """Tells one peer how we stand."""
+    confirmed: Callable[[float], None]
+    """Says that we are a full member."""
+    moved: Callable[[float], None]
+    """Says that a fragment holds another peer's version."""
+    regrouped: Callable[[float], None]
+    """Says that the groups of a fragment changed: there are others to be known."""
+    vote_disk: Callable[[str, float], None]
+    """Says, with the reason, that our disk takes votes again, or no more."""
+
+
+class WorkRecord(Protocol):
+    """Record of who has worked, by one fragment's chain (`core.members.standing`)."""
+
+    def has(self, peer: str) -> bool:
+        """Tell whether that peer has a mark."""
+
+    def voters(self) -> frozenset[str]:
+        """List the peers that vote."""
+
+    @property
+    def number(self) -> int:
+        """Number of the newest version."""
+
+
+class Shared:
+    """State of the node that its fragments read; the life of the node tells it what changes."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        me: str,
+        incarnation: int,
+        crypto: Crypto,
+        rng: random.Random,
+        notices: Notices,
+    ) -> None:
+        self.config = config
+        self.timing = config.timing
+        self.me = me
+        self.incarnation = incarnation
+        self.crypto = crypto
+        self.rng = rng
+        self.notices = notices
+        self.out = Outbox()
+        self.health = Health()
+        self.excluded = Excluded(config.run, me, crypto.verify, self.has_worked, self.has_vote)
+        """Members that are shown to have lied."""
+        self.view = View(me, config.timing, self.has_worked, self.excluded)
+        self.derived = Derived()
+        self.answers = Answers()
+        """Peers that do not answer when they are asked for their votes."""
+        self.guidance = Guidance(self.view, config.timing)
+        """Guidance on whom to believe, if we began with nothing."""
+        self.confirmed = False
+        """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
+        self.vote_disk = VoteDisk(notices.vote_disk)
+        """Ability to save votes: while it is lost, this node neither votes nor stands."""
+        self.reach = Reach.DIRECT
+        """Ways in which others can reach us."""
+        self.uplink = OwnUplink()
+        self.learner = OwnLearner()
+        self.exact = True
+        """False: this machine calculates otherwise than all others, and its versions would be false."""
+        self.leaving = False
+        self.gather_until_s = -math.inf
+        """End of the time for which rounds of a leaving node wait for live learners: if all leave, none is to
+        come back."""
+        self.departed = False
+        """True: nothing is offered any more; what is unmerged now is for our next life."""
+        self._listed = self.roster = Roster(())
+        """Members that are listed, as far as we know."""
+        self.claims = Claims(config.fragments)
+        self.audits = Audits()
+        self.accusations = Accusations()
+        """Accusations of others that wait for an audit of ours."""
+        self.distrust = Distrust()
+        """Members that are counted on in no office: a merge of theirs was false."""
+        drawing = random.Random(rng.random() if config.loss_audits else 0)
+        self.loss_audits = LossAudits(config.loss_audits, drawing)
+        """Loss audits, and whom they have expelled."""
+        self._records: list[WorkRecord] = []
+        """Records of who has worked, one for each fragment."""
+        self._answer_times: dict[int, AnswerTime] = {}
+        self._paces_at_s = -1e18
+        self._median_s = self._fastest_s = 0.0
+
+    def keep(self, record: WorkRecord) -> None:
+        """Ask one more fragment's chain who has worked."""
+        self._records.append(record)
+
+    def has_mark(self, peer: str) -> bool:
+        """Tell whether that peer has a mark in any fragment's chain: something of it was merged."""
+        return any(record.has(peer) for record in self._records)
+
+    def has_worked(self, peer: str) -> bool:
+        """Tell whether that peer counts by its work. Before anybody votes by any chain, everybody does."""
+        return self.has_mark(peer) or not any(record.voters() for record in self._records)
+
+    def has_vote(self, peer: str) -> bool:
+        """Tell whether that peer votes by any fragment's chain. Before anybody does, everybody does."""
+        voters = [record.voters() for record in self._records]
+        return any(peer in each for each in voters) or not any(voters)
+
+    @property
+    def newest_number(self) -> int:
+        """Number of the newest version of any fragment: so old is the run."""
+        return max((record.number for record in self._records), default=0)
+
+    def trusts(self, peer: str) -> bool:
+        """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, or was let in
+        by the run's owner."""
+        return (self.config.admits or self.has_worked(peer)) and peer not in self.excluded
+
+    def confirm(self) -> None:
+        """Count this node as a full member from now on."""
+        self.confirmed = True
+
+    def miscalculates(self) -> None:
+        """Note that this machine calculates otherwise than all others."""
+        self.exact = False
+
+    def leave(self, gather_until_s: float) -> None:
+        """Begin to leave; rounds of ours wait for live learners until that time."""
+        self.leaving, self.gather_until_s = True, gather_until_s
+
+    def depart(self) -> None:
+        """Offer nothing any more: leaving is complete."""
+        self.departed = True
+
+    def listed(self, members: Roster) -> None:
+        """Take in which members are listed."""
+        self._listed = members
+        self.roster = self._without_excluded()
+
+    def _without_excluded(self) -> Roster:
+        members = self._listed.members
+        left = tuple(member for member in members if member[0] not in self.excluded)
+        return self._listed if len(left) == len(members) else Roster(left)
+
+    def exclude(self, peer: str, now: float) -> None:
+        """Let a peer count for nothing any more, for good."""
+        self.view.exclude(peer)
+        self.claims.heard(peer, (), now)
+        self.answers.came(peer)
+        self.roster = self._without_excluded()
+
+    def reached(self, reach: Reach) -> bool:
+        """Take in how others can reach us. Tell whether that is news."""
+        news, self.reach = reach is not self.reach, reach
+        return news
+
+    @property
+    def willing(self) -> bool:
+        """True: we would be syncer."""
+        return self.exact and not self.leaving
+
+    @property
+    def learning(self) -> bool:
+        """True: this node's learner runs."""
+        return self.learner.running
+
+    def answer_time(self, level: int) -> AnswerTime:
+        """Find how long calls are answered that we sent as a syncer on that level, whatever the fragment."""
+        return self._answer_times.setdefault(level, AnswerTime())
+
+    def sign(self, domain: str, value: Wire) -> bytes:
+        """Sign a wire value."""
+        return self.crypto.sign(signed_bytes(domain, value))
+
+    def signed_by(self, peer: str, domain: str, value: Wire, signature: bytes) -> bool:
+        """Tell whether that peer signed the wire value."""
+        return self.crypto.verify(peer, signed_bytes(domain, value), signature)
+
+    @property
+    def votes(self) -> bool:
+        """True: we have a vote."""
+        return self.confirmed and self.vote_disk.works
+
+    def voters(self, now: float) -> list[str]:
+        """List everyone that counts in a majority now, oneself included with a vote."""
+        others = self.view.voters(now)
+        return self.derived.of("voters", self.with_me, others) if self.votes else others
+
+    def expected_learners(self, now: float) -> list[str]:
+        """List the live learners that a round waits for, oneself included."""
+        others = self.view.live_learners(now)
+        if self.loss_audits.expels:
+            others = [peer for peer in others if peer not in self.loss_audits]
+        return self.derived.of("learners", self.with_me, others) if self.learning else others
+
+    def training(self, now: float) -> int:
+        """Count the learners that train, our own included, which may be about to say so."""
+        return len(self.expected_learners(now)) + (not self.learning)
+
+    @property
+    def expected_members(self) -> int:
+        """Members that the run was to have at its start; 0: nobody knows."""
+        return self.config.expected_members
+
+    def with_me(self, others: list[str]) -> list[str]:
+        """List these others and oneself, sorted."""
+        return sorted([*others, self.me])
+
+    def median_step_s(self, now: float) -> float:
+        """Median inner step time of the live learners, 0 if none is known; looked at anew a few times a
+        second."""
+        self._look_at_paces(now)
+        return self._median_s
+
+    def fastest_step_s(self, now: float) -> float:
+        """Inner step time of the fastest live learner, by its own word; 0 if none is known."""
+        self._look_at_paces(now)
+        return self._fastest_s
+
+    def _look_at_paces(self, now: float) -> None:
+        if abs(now - self._paces_at_s) <= self.timing.heartbeat_s / 2:
+            return
+        self._paces_at_s = now
+        learners = filter(self.has_worked, self.view.live_learners(now))
+        said = [progress.step_time_s for peer in learners if (progress := self.view.progress(peer))]
+        own = [self.learner.step_s] if self.learning and self.learner.step_s > 0 else []
+        times = sorted(t for t in own + said if 0 < t <= MAX_STEP_S)
+        self._median_s, self._fastest_s = (median(times), times[0]) if times else (0.0, 0.0)
+
+
+# Guidance of a node that begins with nothing: whom its person and the run's owner named to believe.
+#
+# 1. What the owner vouched for: members that had worked by then. What most of those that are here stand on is
+#    the run; without any of them a newcomer waits.
+# 2. Else a peer that the person named to join through, as long as it delivers.
+# 3. Else what most confirmed members stand on.
+#
+# Rules: docs/protocol/trust.md, section 5.
+
+STUCK_TIMES = 15
+"""Waits (`resume_alone_s`) for a joined peer after which what is under way keeps nobody waiting any more."""
+
+
+class Guidance:
+    """Guidance of one node, the same for all its fragments."""
+
+    def __init__(self, view: View, timing: Timing) -> None:
+        self._view = view
+        self._timing = timing
+        self.fresh = False
+        """True: this life began with nothing saved, so that others' word is all that there is."""
+        self.anchors: frozenset[str] = frozenset()
+        """Peers that the person named to join through, and that are members."""
+        self.vouches: dict[int, Vouch] = {}
+        """Newest word of the owner, by fragment."""
+        self.witnesses: frozenset[str] = frozenset()
+        """Members that had worked when the owner vouched."""
+        self._first_s = self._since_s = math.inf
+        """Times since which confirmed members are here, and since which nothing of what we lack has come."""
+        self._under_way: set[int] = set()
+        self._anchors_failed = False
+
+    def begin_with_nothing(self) -> None:
+        """Note that nothing was saved."""
+        self.fresh = True
+
+    def told(self, anchors: tuple[str, ...], vouches: tuple[Vouch, ...]) -> None:
+        """Take in what person and owner say now."""
+        self.anchors = frozenset(anchors)
+        self.vouches = {vouch.fragment: vouch for vouch in vouches}
+        self.witnesses = frozenset(peer for vouch in vouches for peer in vouch.members)
+
+    def hears(self, now: float) -> None:
+        """Note that a confirmed member was heard."""
+        if self._first_s == math.inf:
+            self._first_s = self._since_s = now
+
+    def asks(self, fragment: int, under_way: bool) -> None:
+        """Note whether something of a fragment is under way."""
+        (self._under_way.add if under_way else self._under_way.discard)(fragment)
+
+    def progressed(self, now: float) -> None:
+        """Note that something came."""
+        self._since_s = max(now, self._first_s)
+
+    def basis(self, fragment: int, confirmed: list[str], now: float) -> Basis:
+        """Choose whose word counts now."""
+        if fragment in self.vouches:
+            return Basis.VOUCHED
+        if not self._anchors_failed and self._may_deliver(confirmed):
+            if not self._late(now):
+                return Basis.JOINED
+            self._anchors_failed = True
+        return Basis.MOST
+
+    def _may_deliver(self, confirmed: list[str]) -> bool:
+        """Tell whether a joined peer is confirmed, or may turn out to be."""
+        return any(peer in confirmed or self._view.progress(peer) is None for peer in self.anchors)
+
+    def _late(self, now: float) -> bool:
+        patience_s = self._timing.resume_alone_s
+        return now - self._since_s >= patience_s * (STUCK_TIMES if self._under_way else 1)
+
+    def heard_enough(self, now: float) -> bool:
+        """Tell whether everybody who is listed has spoken, or had the time to."""
+        waited_s = now - self._first_s
+        return waited_s >= self._timing.genesis_wait_s or (waited_s >= 0 and not self._view.unheard(now))
+
+    def waited_long(self, now: float) -> bool:
+        """Tell whether no more agreement is to be waited for."""
+        return now - self._first_s >= self._timing.resume_alone_s

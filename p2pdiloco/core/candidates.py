@@ -1,0 +1,351 @@
+"""Candidates for an office: whose turn it is to stand, and who leaves it to others.
+
+Rules: docs/protocol/election.md, section 7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from itertools import islice
+
+from p2pdiloco.core.api.reasons import Suspicion
+from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
+from p2pdiloco.core.context import LEAVES_TO_OTHERS, Electorate, Fitness, FragmentContext
+from p2pdiloco.util import BoundedDict
+
+MAX_DOUBLED = 3
+"""Limit of doublings of what each rank waits."""
+
+
+class Candidates:
+    """Candidates for one group's office, this node among them, ranked anew only when they change."""
+
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
+        self._context = context
+        self._group = group
+        self._electorate = electorate
+        self.idle = Idle()
+        self._rota = Rota()
+        self._of: tuple[int, list[str], frozenset[str], frozenset[str]] = (0, [], frozenset(), frozenset())
+        self._ours = 0
+        self.losses = 0
+        """Candidacies of ours that failed since the office was last filled."""
+        self.taken_s = -1e18
+        """Time at which the office was last filled."""
+
+    def may_stand(self, now: float) -> bool:
+        """Tell whether we would be syncer. One that leaves would not, but where no other would and work of
+        its own waits for one."""
+        shared = self._context.shared
+        if not shared.votes or not shared.exact or not self._electorate.decides(shared.me, now):
+            return False
+        return not shared.leaving or (self._context.needs_syncer() and not self._electorate.willing(now))
+
+    def lost(self) -> None:
+        """Note that a candidacy of ours failed."""
+        self.losses += 1
+
+    def filled(self, now: float) -> None:
+        """Note that the office is filled."""
+        self.losses, self.taken_s = 0, now
+
+    def wait_s(self, term: int, now: float) -> float:
+        """Compute how long our rank leaves the better ones alone.
+
+        Members of a new group see its office open a message's way apart; and where candidates crossed each
+        other's path, messages take longer than a rank waited.
+        """
+        shared = self._context.shared
+        doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
+        later_s = shared.timing.hidden_wait_s if self.passed_over(now) else 0.0
+        return self.our_rank(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
+
+    def passed_over(self, now: float) -> bool:
+        """Tell whether we should leave the office to a fitter member."""
+        return bool(self._electorate.fitter(self._context.shared.me, now))
+
+    def why_give_way(
+        self, certificate: Certificate | None, now: float, number: int = 0, candidate: str = ""
+    ) -> str:
+        """Say why the holder should leave the office to others: it was elected where those were not there, or
+        were no fitter. Empty if it should not, or not yet.
+
+        It first makes a version (`number`: there is one of it, though not here), so that work goes on if they
+        fail. It goes on while none of the fitter ones has that: they could not be elected. A hidden holder
+        has a limited time for it. `candidate`: the member that asks for the office; unless the holder has
+        laid it down, it has to be one of the fitter ones itself.
+        """
+        if certificate is None:
+            return ""
+        fitter = self._electorate.fitter(certificate.syncer, now)
+        if candidate and self._still_holds(certificate):
+            fitter = [peer for peer in fitter if peer == candidate]
+        if not fitter:
+            return ""
+        fitness = self._electorate.fitness(certificate.syncer)
+        made = max(self._context.chain.head.number, number) > certificate.start_number
+        ends = made and any(peer == candidate or self._up_to_date(peer) for peer in fitter)
+        if fitness is Fitness.HIDDEN:
+            ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
+        return LEAVES_TO_OTHERS[fitness] if ends else ""
+
+    def _up_to_date(self, peer: str, less: int = 0) -> bool:
+        """Tell whether that peer, perhaps oneself, has our newest version, or is behind by no more than
+        `less`."""
+        chain, view = self._context.chain, self._context.shared.view
+        head = chain.head if peer == self._context.shared.me else view.head(peer, self._context.index)
+        return head is not None and head.number >= chain.head.number - less
+
+    def _still_holds(self, certificate: Certificate) -> bool:
+        """Tell whether the certified syncer still holds the office, by its last heartbeat."""
+        progress = self._context.shared.view.progress(certificate.syncer)
+        office = self._group, self._context.index, certificate.term
+        return certificate.syncer == self._context.shared.me or bool(progress and office in progress.offices)
+
+    def is_news(self, syncer: str, now: float) -> bool:
+        """Tell whether it was elected just now among peers that had not met before: its heartbeat is on the
+        way."""
+        shared = self._context.shared
+        met = self._group == WHOLE_RUN or not shared.view.may_come(syncer, now)
+        return not met and now - self.taken_s < shared.timing.suspect_s
+
+    def our_rank(self, term: int, now: float) -> int:
+        """Find our rank in that term; 0: we are first."""
+        shared = self._context.shared
+        of = term, self._electorate.candidates(now), self.idle.now(now), self._lately(now)
+        if of != self._of:
+            order = ranking(shared.config.run, self._group, self._context.index, term, of[1])
+            order.sort(key=lambda peer: (peer in of[2], peer in of[3]))
+            self._of, self._ours = of, order.index(shared.me)
+        return self._ours
+
+    def look(self) -> None:
+        """Note who made the head of the chain. In grouped runs no group's syncer makes versions."""
+        if self._group == WHOLE_RUN and self._context.chain.header.groups == 1:
+            header = self._context.chain.header
+            self._rota.made(header.syncer, header.number)
+
+    def _lately(self, now: float) -> frozenset[str]:
+        return self._rota.lately(len(self._standing(now)) // 2)
+
+    def _standing(self, now: float) -> list[str]:
+        """List everyone that would stand, oneself included."""
+        own = [self._context.shared.me] if self.may_stand(now) else []
+        return [*self._electorate.willing(now), *own]
+
+    def waited_in_vain(self, certificate: Certificate | None, now: float) -> None:
+        """Remember a syncer that makes nothing of its term. In grouped runs versions are not its to make."""
+        if certificate and self._group == WHOLE_RUN and self._context.chain.header.term < certificate.term:
+            self.idle.was(certificate.syncer, certificate.term, now)
+
+    def comes_last(self, candidate: str, certificate: Certificate | None, now: float) -> bool:
+        """Tell whether others are to be elected before that candidate, which made nothing of its last term or
+        was syncer lately, and there are some."""
+        idle = self.idle.now(now)
+        others = [peer for peer in self._standing(now) if peer not in idle]
+        if candidate in idle:
+            return bool(others)
+        lately = self._lately(now)
+        if candidate not in lately or self._goes_on(candidate, certificate):
+            return False
+        fit = self._electorate.fitness(candidate)
+        return any(
+            peer not in lately and self._electorate.fitness(peer) >= fit and self._up_to_date(peer, 1)
+            for peer in others
+        )
+
+    def _goes_on(self, candidate: str, certificate: Certificate | None) -> bool:
+        """Tell whether that one asks again for its own office, of which it has not made as many versions as a
+        term has: its votes may be no majority any more."""
+        most = self._context.shared.config.term_versions
+        if certificate is None or certificate.syncer != candidate:
+            return False
+        over = self._context.chain.head.number >= certificate.start_number + most
+        return not over and self._rota.versions(candidate) < most
+
+
+# Trust of a member in the syncer in office, by what it has seen itself.
+#
+# Rules: docs/protocol/election.md, section 2.
+
+REST_S = 60.0
+"""Time for which this member does not stand again against a holder that others count on, though it has found
+something against it itself. Others may find the same: then they stand."""
+FIRST_REST_S = 2.0
+"""Rest after what it suspects, the first time in a term; twice as long every further time, up to
+`REST_S`."""
+
+
+class Trust:
+    """Trust of one member in one group's syncer."""
+
+    def __init__(
+        self, context: FragmentContext, group: str, electorate: Electorate, candidates: Candidates
+    ) -> None:
+        self._electorate = electorate
+        self._shared = context.shared
+        self._fragment = context.index
+        self._group = group
+        self._candidates = candidates
+        self.suspected: Suspicion | None = None
+        """Reason why this one is not counted on, though it is alive; None if it is."""
+        self.outvoted = False
+        """True: others count on it, and so it stays."""
+        self._vain: tuple[int, int] = 0, 0
+        """Term in which others let stay whom we suspected, and how many times."""
+        self._endured_term = 0
+        self._rests_until_s = 0.0
+
+    def doubt(self, why: Suspicion, certificate: Certificate | None) -> None:
+        """Stop counting on it. If others let it stay in this term before, we go by that for now."""
+        self.suspected = why
+        self.outvoted = certificate is not None and certificate.term == self._vain[0]
+
+    def renew(self) -> None:
+        """Count on it again, or on the next."""
+        self.suspected, self.outvoted = None, False
+
+    def overruled(self, counted_on: bool, certificate: Certificate | None, now: float) -> None:
+        """Take in whether those that refused us their votes count on it, where we do not."""
+        self.outvoted = counted_on and self.suspected is not None
+        if counted_on and certificate is not None and self._found(certificate.syncer, now):
+            self._endured_term, self._rests_until_s = certificate.term, now + REST_S
+        elif self.outvoted and certificate is not None:
+            times = self._vain[1] if self._vain[0] == certificate.term else 0
+            self._vain = certificate.term, times + 1
+            self._rests_until_s = now + min(REST_S, FIRST_REST_S * (1 << min(times, 8)))
+
+    def endures(self, certificate: Certificate, now: float) -> bool:
+        """Tell whether the holder stays: others count on it, and only what we found speaks against it."""
+        return certificate.term == self._endured_term and not self._seen(certificate, now, "")
+
+    def rests(self, certificate: Certificate | None, now: float) -> bool:
+        """Tell whether to stand against it is in vain for now: others have just let it stay."""
+        if certificate is None or now >= self._rests_until_s:
+            return False
+        suspected = self.outvoted and certificate.term == self._vain[0]
+        return self.endures(certificate, now) or (suspected and not self._gone(certificate, now, ""))
+
+    def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
+        """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
+        if it can. For another than this node."""
+        return self._seen(certificate, now, candidate) or self._found(certificate.syncer, now)
+
+    def _found(self, syncer: str, now: float) -> str:
+        """Say what audits of ours have found against it. Without a vote we cannot find out whether others
+        count on it all the same, nor earn a vote without our work: it is to have that."""
+        if not self._electorate.decides(self._shared.me, now):
+            return ""
+        if self._shared.distrust.has(syncer, now):
+            return "a merge of the syncer's was false, or it left our work out"
+        return "the syncer's work does harm, or nothing" if syncer in self._shared.loss_audits else ""
+
+    def _seen(self, certificate: Certificate, now: float, candidate: str) -> str:
+        """Say what else speaks against it, which others may see, too."""
+        if certificate.syncer in self._shared.excluded:
+            return "the syncer is excluded"
+        return str(self.suspected) if self.suspected is not None else self._gone(certificate, now, candidate)
+
+    def _gone(self, certificate: Certificate, now: float, candidate: str) -> str:
+        """Say why it is not here any more, or is to leave the office to others."""
+        if others := self._candidates.why_give_way(certificate, now, candidate=candidate):
+            return f"the syncer {others}"
+        view, syncer = self._shared.view, certificate.syncer
+        if view.has_left(syncer):
+            return "the syncer left"
+        said = view.progress(syncer)
+        if said and not said.votes and (self._group, self._fragment, certificate.term) not in said.offices:
+            return "the syncer cannot save, and has laid the office down"
+        if not view.alive(syncer, now) and not self._candidates.is_news(syncer, now):
+            silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
+            return "the syncer is silent" if silent else "the syncer is unreachable"
+        return ""
+
+
+# Rota of one office: who was its syncer last. Others come before them.
+#
+# Nobody can make a member wait for its rank, and by naming a high term it can choose one in which it is the
+# first. So without this one member could hold every office for ever, and leave whom it likes out of all
+# rounds.
+#
+# Rules: docs/protocol/election.md, section 8.
+
+MOST = 256
+
+
+class Rota:
+    """Syncers of one chain in the order in which they made its versions, as this member saw."""
+
+    def __init__(self) -> None:
+        self._last: BoundedDict[str, int] = BoundedDict(MOST)
+        """Number of each one's newest version, the newest last."""
+        self._newest = ""
+        self._since = 0
+        """Number of the first of the newest versions that one syncer made without another between."""
+
+    def made(self, syncer: str, number: int) -> None:
+        """Note who made the head of the chain, and its number."""
+        if self._last.get(syncer) == number and self._newest == syncer:
+            return
+        if syncer != self._newest:
+            self._newest, self._since = syncer, number
+        self._last[syncer] = number
+
+    def lately(self, many: int) -> frozenset[str]:
+        """List so many of those who were syncer last."""
+        return frozenset(islice(reversed(self._last), many))
+
+    def versions(self, syncer: str) -> int:
+        """Count the newest versions that this one made without another between."""
+        return self._last[syncer] - self._since + 1 if syncer == self._newest else 0
+
+
+# Idle syncers: elected, waited for as long as anybody is, and no version came. They are the last in turn.
+#
+# Else one fast member that makes nothing would be elected again and again, each time for a patience of all.
+#
+# Rules: docs/protocol/election.md, section 8.
+
+FIRST_S = 60.0
+"""Time for which others come first; twice as long after every further time, up to `LONGEST_S`."""
+LONGEST_S = 3600.0
+
+
+class Idle:
+    """Syncers that made nothing of one group's office, as this member saw, until they make a version."""
+
+    def __init__(self) -> None:
+        self._known: BoundedDict[str, tuple[int, int, float]] = BoundedDict(MOST)
+        """The newest such term, how many there were in a row, and until when others come first."""
+
+    def was(self, syncer: str, term: int, now: float) -> None:
+        """Note that this syncer let us wait for nothing in this term."""
+        before, times, _ = self._known.get(syncer, (0, 0, 0.0))
+        if term > before:
+            self._known[syncer] = term, times + 1, now + min(FIRST_S * 2.0 ** min(times, 16), LONGEST_S)
+
+    def made(self, syncer: str, term: int) -> None:
+        """Note that this syncer made a version in this term."""
+        if syncer in self._known and self._known[syncer][0] <= term:
+            del self._known[syncer]
+
+    def now(self, now: float) -> frozenset[str]:
+        """List those after whom nobody comes for a while."""
+        return frozenset(peer for peer, (_, _, until_s) in self._known.items() if now < until_s)
+
+
+# Rendezvous hashing: the order in which candidates stand for an office.
+#
+# Every peer computes the same order from the same members, and a different one for every fragment and term.
+# So offices spread over the members and rotate by themselves, without a word exchanged
+# (docs/protocol/election.md, section 3).
+
+
+def ranking(run: str, group: str, fragment: int, term: int, candidates: Iterable[str]) -> list[str]:
+    """Rank all candidates, the first first."""
+
+    def score(peer: str) -> bytes:
+        return hashlib.sha256(f"{run}/{group}/{fragment}/{term}/{peer}".encode()).digest()
+
+    return sorted(candidates, key=score, reverse=True)

@@ -1,0 +1,804 @@
+"""Versions of a fragment, watermarks of its learners, and what other peers have of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
+from statistics import median_high
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.reasons import VersionFault
+from p2pdiloco.core.api.types import (
+    FULL_TRUST,
+    LEAST_TRUST,
+    MAX_CONTRIBUTORS,
+    MAX_WATERMARKS,
+    NEVER,
+    NO_LIMITS,
+    Contributor,
+    Head,
+    MergeLimits,
+    Stamp,
+    Watermark,
+    table_digest,
+)
+from p2pdiloco.core.api.versions import (
+    BEGINS,
+    FEWEST,
+    Mean,
+    Plan,
+    SignedVersion,
+    VersionHeader,
+    next_plan,
+    plausible,
+    references,
+    trust_of,
+)
+from p2pdiloco.errors import invariant
+from p2pdiloco.util import BoundedDict
+
+# Chain of a fragment's versions as this node holds it: head, recent log, watermarks.
+#
+# Rules: docs/protocol/exactly-once.md, section 2.
+
+
+class Chain:
+    """Versions of one fragment. It goes forward: `extend` by a child of the head, or `replace` by a heavier
+    chain's state, or by one to which this node yields (`core.following.heads`)."""
+
+    def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
+        invariant(bool(log), "a chain starts with at least one version")
+        self._keep = keep
+        self._log: dict[int, SignedVersion] = {}
+        self._digests: dict[int, bytes] = {}
+        self.signed, self.head = log[-1], log[-1].header.head()
+        for version in log:
+            self._remember(version, version.header.digest())
+        self.marks = marks_of(watermarks)
+        """Watermarks of the head: the roster of the fragment."""
+        self.replaced = 0
+        """Number of times that another chain's state was taken."""
+        self.yielded = 0
+        """Number of times that it was a lighter one."""
+
+    def _remember(self, version: SignedVersion, digest: bytes) -> None:
+        number = version.header.number
+        self._log[number] = version
+        self._digests[number] = digest
+        for old in [n for n in self._log if n < number - self._keep]:
+            del self._log[old]
+            del self._digests[old]
+
+    @property
+    def header(self) -> VersionHeader:
+        """Header of the head."""
+        return self.signed.header
+
+    def knows(self, number: int, digest: bytes) -> bool:
+        """Tell whether that version is the head or one of its logged ancestors."""
+        return self._digests.get(number) == digest
+
+    def digest_of(self, number: int) -> bytes | None:
+        """Find the digest of a logged version's header; None if it is not in the log."""
+        return self._digests.get(number)
+
+    def logged(self, number: int) -> SignedVersion | None:
+        """Find a version of the log; None if it is not there."""
+        return self._log.get(number)
+
+    def find(self, digest: bytes) -> SignedVersion | None:
+        """Find a version of the log by its header's digest; None if it is not there."""
+        number = next((number for number, known in self._digests.items() if known == digest), None)
+        return None if number is None else self._log[number]
+
+    def repaired(self, digest: bytes) -> bool:
+        """Tell whether a version of the log repairs that one."""
+        return any(version.header.repairs == digest for version in self._log.values())
+
+    def logged_all(self) -> tuple[SignedVersion, ...]:
+        """List the whole log, oldest first, the head last."""
+        return tuple(version for _, version in sorted(self._log.items()))
+
+    def table(self) -> tuple[Watermark, ...]:
+        """List all watermarks in canonical order."""
+        return self.marks.table
+
+    def is_child(self, header: VersionHeader) -> bool:
+        """Tell whether the header continues this chain by one."""
+        return header.number == self.head.number + 1 and header.parent == self.head.digest
+
+    def watermark(self, learner: str) -> Stamp:
+        """Find the stamp of that learner's newest contribution in this chain."""
+        return self.marks.stamp(learner)
+
+    def merged_at(self, learner: str) -> int:
+        """Find the version that has that learner's newest merged contribution; 0 if there is none."""
+        return self.marks.number(learner)
+
+    def marks_after(self, header: VersionHeader) -> Marks:
+        """Compute the watermarks once `header` extends this chain."""
+        return self.marks.after(header.number, header.contributors)
+
+    def extend(self, version: SignedVersion) -> None:
+        """Append a child of the head."""
+        invariant(self.is_child(version.header), "extended by something that is not a child of the head")
+        self.marks = self.marks_after(version.header)
+        self.signed, self.head = version, version.header.head()
+        self._remember(version, self.head.digest)
+
+    def replace(self, version: SignedVersion, watermarks: Iterable[Watermark], yields: bool = False) -> None:
+        """Take another chain's state: its ancestors are unknown to us. `yields`: though it may be lighter."""
+        head = version.header.head()
+        invariant(yields or head.weight > self.head.weight, "replaced by a lighter chain")
+        self.replaced += 1
+        self.yielded += head.weight <= self.head.weight
+        self._log.clear()
+        self._digests.clear()
+        self.signed, self.head = version, head
+        self._remember(version, head.digest)
+        self.marks = marks_of(watermarks)
+
+
+# Watermarks of a chain: the newest merged contribution of every learner, and who votes, by version.
+#
+# The table of a version follows from its parent's and from its contributors, so everybody computes the same,
+# and the header commits to it (`VersionHeader.table`). It is the roster of the fragment: a learner enters by
+# a merged contribution, votes after a probation, and is forgotten when nothing of it was merged for long.
+#
+# A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes of
+# one process that follow the same chain (the simulator's) share one: it is worked out once for a version,
+# however many ask.
+#
+# Rules: docs/protocol/trust.md, section 2.
+
+WATERMARK_VERSIONS = 1024
+"""Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
+then."""
+LATELY_VERSIONS = 32
+"""Versions since a learner's newest merged contribution in which it counts as one that takes part."""
+REMEMBERED = 64
+"""Tables of children that are remembered for whoever asks next: a version's is worked out before it is
+committed, and in a simulator for thousands of nodes."""
+
+FOUNDING_VERSIONS = 64
+"""Versions at a run's beginning in which everybody votes soon: nobody has been there for long."""
+FOUNDING_MERGES = 2
+"""Merged versions after which a learner votes at the run's beginning. Those in which it is trusted less than
+a newcomer do not count: else zeros and noise would earn a vote."""
+PROBATION_MERGES = 8
+"""Merged versions, likewise, after which a learner may vote later."""
+FEWEST_VOTERS = 3
+"""Voters who decide without others at the run's beginning. One of fewer that gives its versions to nobody
+could never be replaced, as it has half of all votes."""
+NEWCOMERS_VERSIONS = 64
+NEWCOMERS_SHARE = 8
+"""Limit of new voters: one for so many that vote, and one at least, in `NEWCOMERS_VERSIONS`. A crowd of new
+identities needs hundreds of versions of honest-looking work before it outvotes those who were there."""
+
+
+class Marks:
+    """Watermarks of one version."""
+
+    def __init__(self, table: tuple[Watermark, ...]) -> None:
+        self.table = table
+        """Watermarks in canonical order."""
+        self._by = {mark.learner: mark for mark in table}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Digest of the table, as headers state it."""
+        return table_digest(self.table)
+
+    @cached_property
+    def voters(self) -> frozenset[str]:
+        """Learners that vote."""
+        return frozenset(mark.learner for mark in self.table if mark.voter)
+
+    def voting_since(self, number: int) -> frozenset[str]:
+        """List the learners that vote and were merged in that version or later."""
+        return frozenset(mark.learner for mark in self.table if mark.voter and mark.number >= number)
+
+    def often(self, learner: str, number: int, of: int) -> int:
+        """Compute in how many of `of` versions up to this table's, version `number`, a learner with a mark
+        has been, as a mean since it has its mark."""
+        mark = self._by[learner]
+        return min(of, of * mark.merges // max(1, number - mark.first + 1))
+
+    @cached_property
+    def deciding(self) -> frozenset[str]:
+        """Learners that decide: those that vote. While fewer than `FEWEST_VOTERS` do at a run's beginning,
+        all of which one merged version counts for a vote."""
+        founding = max((mark.number for mark in self.table), default=0) <= FOUNDING_VERSIONS
+        if not founding or not 0 < len(self.voters) < FEWEST_VOTERS:
+            return self.voters
+        return frozenset(mark.learner for mark in self.table if mark.voter or mark.earned)
+
+    def voter_since(self, learner: str) -> int:
+        """Find the version since which that learner votes; 0: it does not."""
+        mark = self._by.get(learner)
+        return mark.voter if mark else 0
+
+    def __contains__(self, learner: str) -> bool:
+        """Tell whether that learner has a mark."""
+        return learner in self._by
+
+    def stamp(self, learner: str) -> Stamp:
+        """Find the stamp of that learner's newest contribution."""
+        mark = self._by.get(learner)
+        return mark.stamp if mark else NEVER
+
+    def number(self, learner: str) -> int:
+        """Find the version that has that learner's newest contribution; 0 if there is none."""
+        mark = self._by.get(learner)
+        return mark.number if mark else 0
+
+    def first(self, learner: str) -> int | None:
+        """Find the version since which that learner has had a mark; None if it has none."""
+        mark = self._by.get(learner)
+        return mark.first if mark else None
+
+    def mean(self, learner: str) -> Mean:
+        """Find how far that learner's contributions agree with the others'."""
+        mark = self._by.get(learner)
+        return Mean(mark.agreement, mark.merges) if mark else Mean()
+
+    @cached_property
+    def _usual_trust(self) -> int:
+        return median_high(trust_of(mark.agreement) for mark in self.table)
+
+    def weighs(self, learner: str) -> float | None:
+        """Compute what that learner's work weighs beside as much of a usual one's, 0 to 1; None: it has no
+        mark. For people: nothing follows from it."""
+        mark = self._by.get(learner)
+        return min(1.0, trust_of(mark.agreement) / self._usual_trust) if mark else None
+
+    @cached_property
+    def lasts(self) -> frozenset[bytes]:
+        """Marks of everybody's newest contribution, by which copies are known."""
+        return frozenset(mark.last for mark in self.table if mark.last)
+
+    def is_copy(self, payload_digest: bytes) -> bool:
+        """Tell whether somebody's newest contribution has this payload."""
+        return mark_of(payload_digest) in self.lasts
+
+    @cached_property
+    def lately(self) -> int:
+        """Number of learners of which something was merged lately, up to this table's version."""
+        newest = max((mark.number for mark in self.table), default=0)
+        return self.merged_since(newest - LATELY_VERSIONS)
+
+    def merged_since(self, number: int) -> int:
+        """Count the learners of which something was merged in version `number` or later."""
+        return sum(mark.number >= number for mark in self.table)
+
+    def after(self, number: int, contributors: tuple[Contributor, ...]) -> Marks:
+        """Compute the table of a child of ours: version `number`, with these contributors."""
+        for parent, known, parts, marks in _known:
+            if parent is self and parts is contributors and known == number:
+                return marks
+        marks = Marks(self._table_after(number, contributors))
+        _known[:] = [*_known[1 - REMEMBERED :], (self, number, contributors, marks)]
+        return marks
+
+    def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
+        table = dict(self._by)
+        counts = zip(contributors, earned(contributors, self.lasts), alone(contributors), strict=True)
+        for part, tokens, is_alone in counts:
+            old = table.get(part.learner)
+            old = old or Watermark(part.learner, part.stamp, number, number, 0, earned=0)
+            agreement = self.mean(part.learner).after(part.score)
+            table[part.learner] = replace(
+                old,
+                stamp=part.stamp,
+                number=number,
+                merges=old.merges + 1,
+                agreement=agreement,
+                last=mark_of(part.payload_digest),
+                earned=old.earned + (tokens > 0 and is_alone and agreement >= BEGINS),
+            )
+        floor = number - WATERMARK_VERSIONS
+        kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]
+        if len(kept) > MAX_WATERMARKS:
+            ranked = sorted(kept, key=lambda mark: (not mark.voter, -mark.number, mark.learner))
+            kept = sorted(ranked[:MAX_WATERMARKS], key=lambda mark: mark.learner)
+        return _with_new_voters(number, kept)
+
+
+def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ...]:
+    founding = number <= FOUNDING_VERSIONS
+    needed = FOUNDING_MERGES if founding else PROBATION_MERGES
+    ready = [mark for mark in table if not mark.voter and mark.earned >= needed]
+    if not ready:
+        return tuple(table)
+    if not founding:
+        voters = [mark.voter for mark in table if mark.voter]
+        since = max(FOUNDING_VERSIONS, number - NEWCOMERS_VERSIONS)
+        room = max(1, len(voters) // NEWCOMERS_SHARE) - sum(voter > since for voter in voters)
+        ready = sorted(ready, key=lambda mark: (mark.first, mark.learner))[: max(0, room)]
+    chosen = {mark.learner for mark in ready}
+    return tuple(replace(mark, voter=number) if mark.learner in chosen else mark for mark in table)
+
+
+_NOTHING = Marks(())
+_known: list[tuple[Marks, int, tuple[Contributor, ...], Marks]] = []
+"""Tables and their children. A table does not hold its children itself: all have the empty one, which would
+hold every table since."""
+
+
+def marks_of(table: Iterable[Watermark]) -> Marks:
+    """Make the table that was read or received. Without entries it is the same object for everybody."""
+    marks = tuple(table)
+    return Marks(marks) if marks else _NOTHING
+
+
+# Witnesses of a fragment's chain: the version below which no fork can reach.
+#
+# Versions above that may still lose against a heavier chain (docs/protocol/forks.md, section 3). A peer that
+# reports a head of our chain has everything below it too, so no fork of its making can lack that. The report
+# must be some time old: a crash may take the peer back to its last checkpoint.
+
+NONE = -1
+STRANGERS_S = 120.0
+"""Time after which no fork of peers without a mark is expected any more: they need not have been anywhere."""
+NOTE_EVERY_S = 15.0
+"""Interval at which our own head is noted, to know later what is older than that."""
+LOOK_EVERY_S = 2.0
+"""Interval at which a peer's heads are looked at; heartbeats in between are skipped."""
+
+
+MAX_SEEN = 8192
+"""Limit of remembered reports, twice as many as a view knows peers. A peer whose report is forgotten counts
+as never heard, so that more is kept."""
+
+
+class _Seen:
+    """Reports of one peer."""
+
+    __slots__ = ("head", "lately", "lately_s", "look_at_s", "parted", "sure")
+
+    def __init__(self) -> None:
+        self.head: Head | None = None
+        self.sure = NONE
+        """Version of our chain that it reported at least `durable_s` ago."""
+        self.lately = NONE
+        self.lately_s = 0.0
+        self.look_at_s = -1e18
+        self.parted: bool | None = None
+        """State of a peer that left with `head`, and will not go further; true once `head` was found to be of
+        our chain; None: it has not left."""
+
+
+class Witnesses:
+    """Versions of our chain of one fragment that other peers are known to have."""
+
+    def __init__(self, chain: Chain, durable_s: float) -> None:
+        self._chain = chain
+        self._durable_s = durable_s
+        self._replaced = chain.replaced
+        self._seen: BoundedDict[str, _Seen] = BoundedDict(MAX_SEEN)
+        self._heads: deque[tuple[float, int]] = deque()
+        """Heads of our chain in the last two minutes, and when."""
+
+    def heard(self, peer: str, head: Head, now: float) -> None:
+        """Take in the head that a peer reports."""
+        seen = self._seen.get(peer)
+        if seen is None:
+            seen = self._seen[peer] = _Seen()
+        if now < seen.look_at_s:
+            return
+        seen.look_at_s = now + LOOK_EVERY_S
+        seen.head, seen.parted = head, None
+        if self._chain.knows(head.number, head.digest):
+            self._note(seen, head.number, now)
+
+    def _note(self, seen: _Seen, number: int, now: float) -> None:
+        if seen.lately == NONE:
+            seen.lately, seen.lately_s = number, now
+        elif now - seen.lately_s >= self._durable_s:
+            seen.sure = seen.lately
+            seen.lately, seen.lately_s = max(number, seen.lately), now
+
+    def count_merged(self, max_base_age: int, now: float) -> None:
+        """Count every learner merged into our chain as a witness: it held a version of it not long before.
+
+        Of members of other groups, which do not report to us, that is all that is known.
+        """
+        for mark in self._chain.table():
+            number = mark.number - 1 - max_base_age
+            if number >= 0:
+                self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
+
+    def said_goodbye(self, peer: str, head: Head) -> None:
+        """Remember the head with which a peer goes."""
+        seen = self._seen.get(peer)
+        if seen is not None:
+            seen.head, seen.parted = head, self._chain.knows(head.number, head.digest)
+
+    def restarted(self, peer: str) -> None:
+        """Forget the reports of a peer that was restarted: it may have come back with an older state."""
+        self._seen.pop(peer, None)
+
+    def review(self, peers: Sequence[str], now: float, strangers: Sequence[str] = ()) -> int:
+        """Find the newest version that all these peers certainly have; -1 if there is none. Others are
+        forgotten. Strangers are asked only for versions of the last two minutes."""
+        if self._replaced != self._chain.replaced:
+            self._replaced = self._chain.replaced
+            for seen in self._seen.values():
+                seen.sure = seen.lately = NONE
+                seen.parted = None if seen.parted is None else False
+            self._heads.clear()
+        if len(self._seen) > 2 * (len(peers) + len(strangers)) + 16:
+            seen_by, self._seen = self._seen, BoundedDict(MAX_SEEN)
+            for peer in (*peers, *strangers):
+                if peer in seen_by:
+                    self._seen[peer] = seen_by[peer]
+        lowest = self._lowest(peers, now)
+        old = self._head_before(now - STRANGERS_S, now)
+        return min(lowest, max(old, self._lowest(strangers, now))) if lowest > old else lowest
+
+    def _head_before(self, then_s: float, now: float) -> int:
+        """Find the newest version that was in our chain at that time; and note today's."""
+        if not self._heads or now - self._heads[-1][0] >= NOTE_EVERY_S:
+            self._heads.append((now, self._chain.head.number))
+        while len(self._heads) > 1 and self._heads[1][0] <= then_s:
+            self._heads.popleft()
+        since_s, number = self._heads[0]
+        return number if since_s <= then_s else NONE
+
+    def _lowest(self, peers: Sequence[str], now: float) -> int:
+        lowest = self._chain.head.number
+        for peer in peers:
+            known = self._seen.get(peer)
+            if known is None:
+                return NONE
+            head = known.head
+            if head is not None and self._chain.knows(head.number, head.digest):
+                self._note(known, head.number, now)
+                known.parted = None if known.parted is None else True
+            if known.parted:
+                continue  # it will come back with a version of our chain, or not at all
+            lowest = min(lowest, known.sure)
+        return lowest
+
+
+# Scale of a chain: what is usual in its versions, against which the numbers of one member are measured.
+#
+# Members say themselves how many tokens their work took, and how long it is, nobody can know. So every header
+# carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of a usual
+# one. They follow from the parent's header and from what was merged, so that whoever has the parent works
+# them out anew (`after`), and refuses another value. What is beyond them is cut: it counts, weighs and moves
+# no more than a generous member's work would.
+#
+# - *counted*: a chain's tokens, and with them the schedule of the learning rate, grow by at most 8 units for
+#   a
+#   contribution, and by twice what it weighs at most (or 2 H inner steps: a fast learner's beside slow ones),
+#   times the versions since that learner's last one
+# - *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more than
+#   a third of a merge to which all others bring usual ones (the run may say other numbers). Where members are
+#   known, by invite or list, H inner steps weigh in full: there an honest learner may be much the fastest
+# - length: a contribution is cut to three times the reach, and three times what is usual in its round
+#   (less, where few of those who vote are in a version)
+# - who is not trusted (`core.api.trust_weight`) counts and measures nothing
+#
+# The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half of
+# a round cannot move them, and of two the smaller counts. Where three or more that are trusted vote, only
+# they are asked (`core.api.references`): identities are free, and votes are not.
+#
+# Rules: docs/protocol/weights.md, section 2.
+
+COUNTED_UNITS = 8
+"""Units that one contribution counts at most, for every version since the learner's last one."""
+COUNTED_WEIGHTS = 2
+"""Times the tokens that it weighs at most, or that H inner steps take, that it counts at most, likewise."""
+MOST_GAP = 63
+"""Limit of versions between two contributions of a learner that are made up for."""
+MOST_GROWTH = 256
+"""Limit of the unit, as a multiple of that of version 0: H inner steps."""
+LONGEST = 3.0
+"""Length to which a contribution is cut, as a multiple of the reach."""
+COMPANY, LEAST_COMPANY = 2, 1 / 24
+"""Divisor of those who vote: with so large a part of them, as far as they are trusted, a version may be as
+long as any; with a smaller one it is shorter, by the square. And the least share of that length: an eighth of
+the reach."""
+LEAST_OFTEN = FULL_TRUST // 3
+"""Part of all versions, of `FULL_TRUST`, in which a voter is reckoned to be at least. Those on thin links are
+in fewer, and one alone is what is usual there."""
+FIRST_LONGEST = 8.0
+"""Length to which one is cut in version 1, before which none was measured."""
+FIRST_REACH = 0.25
+"""Reach of version 0, as a share of its own length: first strides of twice that are not cut."""
+SHORT = 8
+"""Divisor of H: contributions of fewer inner steps say little about what is usual."""
+FASTEST = 8
+"""Divisor of a step: unit and reach move by so small a part of the way to the newest value."""
+FINDING_VERSIONS, FINDING = 16, 2
+"""Versions at a run's beginning in which the reach moves by a larger part: what is usual is not known yet.
+It comes from above: while learning rates warm up, lengths grow tenfold from one version to the next."""
+REACHES = 2.0**-20, 2.0**10
+"""Least and largest reach, as multiples of version 0's length. No run needs others, and none gets stuck."""
+MOST_SEQUENCE = 1 << 16
+"""Contributions of a learner that can have come to nothing between two that are merged."""
+MOST_INCARNATION = 1 << 43
+"""Limit of incarnations, which are milliseconds since 1970: the year 2248."""
+MOST_TERMS = 1 << 16
+"""Elections that there can be between two versions. Terms start above the head's: numbers that end."""
+MOST_VERSIONS = 1 << 40
+MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
+"""Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
+BEGINNERS = 4
+"""Learners that may have begun since anything of them could be merged."""
+PARTIAL_VERSIONS = 16
+"""Versions for which a partial merge may be under way and not know of new voters."""
+LONG = 32
+"""Number of contributors from which on it pays to remember what follows from them."""
+
+
+class Scale(Struct, frozen=True):
+    """Figures of a version that follow from its parent and from what was merged."""
+
+    tokens: int
+    """Tokens of the chain, as counted."""
+    unit: int
+    reach: float
+
+
+def unit_of(header: VersionHeader, config: CoreConfig) -> int:
+    """Tokens of a usual contribution once this is the head; H inner steps' where no version says so."""
+    return header.unit or config.usual_tokens
+
+
+def limits_after(chain: Chain, config: CoreConfig, learners: Iterable[str] | None = None) -> MergeLimits:
+    """Compute the limits of what is merged into a child of the chain's head. `learners`: those whose work it
+    is, if that is all that is merged; None: it is a part of a version."""
+    unit = unit_of(chain.header, config)
+    heaviest = heaviest_units(chain.marks.lately, config) * unit
+    if config.admits:
+        heaviest = max(heaviest, min(config.usual_tokens, config.most_units * unit))
+    of_median = LONGEST if chain.header.reach else 0.0
+    most_tokens = min(round(heaviest), NO_LIMITS.most_tokens)
+    longest = longest_after(chain.header)
+    if learners is not None and chain.header.groups == 1:
+        longest *= _company(chain, learners)
+    return MergeLimits(most_tokens, longest, of_median)
+
+
+def _company(chain: Chain, learners: Iterable[str]) -> float:
+    """Compute the share of the longest contribution that may be merged in a version of these learners. A
+    syncer can leave all others out: then nothing is measured, and its own work has all of the weight, however
+    little it is trusted. So few of those who vote in the parent's table move the chain by little; each voter
+    counts as often as it is in versions."""
+    marks, number = chain.marks, chain.header.number
+    voting = marks.voting_since(number - LATELY_VERSIONS)
+    if len(voting) < FEWEST:
+        return 1.0
+    here = sum(trust_of(marks.mean(each).agreement) for each in voting.intersection(learners))
+    usual = sum(max(LEAST_OFTEN, marks.often(each, number, FULL_TRUST)) for each in voting)
+    share = COMPANY * here / usual
+    return min(1.0, max(LEAST_COMPANY, share * share))
+
+
+def heaviest_units(learners: int, config: CoreConfig) -> float:
+    """Compute how many units one contribution weighs at most, where so many learners were merged lately.
+
+    A usual one always weighs in full. Of two learners none can be told from the other: no share helps."""
+    share = config.largest_share
+    if learners <= 2 or share >= 1.0:
+        return config.most_units
+    return min(max(1.0, (learners - 1) * share / (1.0 - share)), config.most_units)
+
+
+def plan_of(parent: VersionHeader, config: CoreConfig) -> Plan:
+    """Make the plan by which members fall into groups for a child of this version."""
+    return Plan(config.run, parent.fragment, parent.epoch, parent.groups, config.group_size)
+
+
+def longest_after(header: VersionHeader) -> float:
+    """Compute the length of a contribution to a child of this version at most."""
+    return (LONGEST if header.number else FIRST_LONGEST) * header.reach or math.inf
+
+
+def strange_after(header: VersionHeader) -> float:
+    """Compute the length beyond which a contribution to a child of this version is hardly of a learner that
+    still learns."""
+    return FIRST_LONGEST * header.reach or math.inf
+
+
+def after(chain: Chain, contributors: tuple[Contributor, ...], config: CoreConfig) -> Scale:
+    """Compute the figures of the version that merges this into the chain's head."""
+    tokens, unit = _counted(chain, contributors, config)
+    return Scale(tokens, unit, _next_reach(chain.header, contributors, config))
+
+
+_known_numbers: list[tuple[VersionHeader, tuple[Contributor, ...], tuple[int, int]]] = []
+
+
+def _counted(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
+    """Compute (tokens, unit) of the next version. In a simulator thousands of nodes ask the same."""
+    if len(parts) < LONG:
+        return _count(chain, parts, config)
+    for known, merged, answer in _known_numbers:
+        if known is chain.header and merged is parts:
+            return answer
+    answer = _count(chain, parts, config)
+    _known_numbers[:] = [*_known_numbers[1 - REMEMBERED :], (chain.header, parts, answer)]
+    return answer
+
+
+def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
+    usual: list[tuple[int, bool]] = []
+    parent, first = chain.header, config.usual_tokens
+    tokens, unit = parent.tokens, unit_of(parent, config)
+    most = min(COUNTED_WEIGHTS * limits_after(chain, config).most_tokens, COUNTED_UNITS * unit)
+    most = max(most, COUNTED_WEIGHTS * first)
+    for part, earns in zip(parts, earned(parts, chain.marks.lasts), strict=True):
+        if not earns:
+            continue
+        last = chain.merged_at(part.learner)
+        share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
+        usual.append((earns // share, part.votes))
+        tokens += min(earns, most * share)
+    if not usual:
+        return tokens + 1, unit  # else it would be no heavier than its parent, and nobody would follow it
+    measures = sorted(each for each, _ in references(usual, [votes for _, votes in usual]))
+    median = measures[(len(measures) - 1) // 2]
+    way = min(max(median, unit // 2), 2 * unit) - unit
+    # Towards zero, so that small units do not creep down.
+    unit += way // FASTEST if way > 0 else -(-way // FASTEST)
+    return tokens, min(max(1, unit), MOST_GROWTH * first)
+
+
+def _next_reach(parent: VersionHeader, parts: tuple[Contributor, ...], config: CoreConfig) -> float:
+    """Floating-point operations that have one result everywhere: no sum is reordered, nothing is fused."""
+    first, reach = config.genesis_versions[parent.fragment].header.norm, parent.reach
+    if not first:
+        return 0.0  # a run made by hand, whose lengths are not known: nothing is cut
+    usual = _usual_length(parts, config.inner_steps)
+    if not usual:
+        return reach
+    way = min(max(usual, reach / 2), 2 * reach) - reach
+    reach += way / (FINDING if parent.number < FINDING_VERSIONS else FASTEST)
+    return min(max(reach, first * REACHES[0]), first * REACHES[1])
+
+
+def _usual_length(parts: Sequence[Contributor], period: int) -> float:
+    """Find the lower median of the lengths, each as if it was of H inner steps: work of fewer is shorter, by
+    about the square root of their number."""
+    trusted = [part for part in parts if part.trust > LEAST_TRUST] or parts
+    trusted = references(trusted, [part.votes for part in trusted])
+    whole = [part for part in trusted if SHORT * part.inner_steps >= period] or trusted
+    found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in whole)
+    return found[(len(found) - 1) // 2] if found else 0.0
+
+
+def most_learners(number: int, watermarks: Sequence[Watermark], expected: int = 0) -> int:
+    """Number of learners that a run can have at this version: twice those merged lately, and a few that have
+    just begun. Who only says that it trains moves no schedule.
+
+    At first not all have been merged: as many as are `expected` can be there.
+    """
+    found = 2 * sum(mark.number >= number - LATELY_VERSIONS for mark in watermarks) + BEGINNERS
+    return max(found, expected) if number <= LATELY_VERSIONS else found
+
+
+# --- what is beyond every scale ---------------------------------------------------------------------------
+
+
+def follows(stamp: Stamp, mark: Stamp) -> bool:
+    """Tell whether a contribution of that stamp can come after the one merged last: such numbers end, and
+    who takes them to their end could never contribute again."""
+    floor = mark.sequence if mark.incarnation == stamp.incarnation else 0
+    return stamp.incarnation <= MOST_INCARNATION and stamp.sequence <= floor + MOST_SEQUENCE
+
+
+def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreConfig) -> bool:
+    """Tell whether some chain can have such numbers, whatever its history: asked of copies, whose parent is
+    not known."""
+    first = config.genesis_versions[header.fragment].header.norm
+    return (
+        header.number <= MOST_VERSIONS
+        and header.term <= header.number * MOST_TERMS
+        and header.tokens <= header.number * MOST_TOKENS * config.usual_tokens
+        and header.unit <= MOST_GROWTH * config.usual_tokens
+        and 0.0 <= header.reach <= first * REACHES[1]
+        and math.isfinite(header.norm)
+        and all(mark.stamp.incarnation <= MOST_INCARNATION for mark in watermarks)
+        and all(mark.stamp.sequence <= header.number * MOST_SEQUENCE for mark in watermarks)
+    )
+
+
+def rightly_stated(chain: Chain, part: Contributor) -> bool:
+    """Tell whether a part of a merge has measurements that can be, and the trust weight that follows from its
+    score and the chain."""
+    can_be_so = 0.0 <= part.length < math.inf and plausible(part.score) and _votes_so(chain, part)
+    return can_be_so and part.trust == chain.marks.mean(part.learner).trust(part.score)
+
+
+def _votes_so(chain: Chain, part: Contributor) -> bool:
+    """Tell whether a part says rightly whether its learner votes. What comes in a partial merge may be of an
+    earlier table: who has voted since a few versions only may be called one who does not yet."""
+    since = chain.marks.voter_since(part.learner)
+    if part.votes or not since:
+        return part.votes == bool(since)
+    return chain.header.groups > 1 and since + PARTIAL_VERSIONS > chain.header.number
+
+
+# --- what a version states --------------------------------------------------------------------------------
+
+
+def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
+    """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
+    for part in header.contributors:
+        mark = chain.watermark(part.learner)
+        if part.after != mark or not follows(part.stamp, mark):
+            return VersionFault.FALSE_STAMP
+        if not rightly_stated(chain, part):
+            return VersionFault.FALSE_TRUST
+    limits = limits_after(chain, config, [part.learner for part in header.contributors])
+    if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):
+        return VersionFault.OUT_OF_SCALE
+    right = after(chain, header.contributors, config)
+    if not header.contributors or header.tokens != right.tokens:
+        return VersionFault.FALSE_TOKENS
+    stated = header.unit, header.reach, header.limits
+    if stated != (right.unit, right.reach, limits):
+        return VersionFault.FALSE_SCALE
+    near = all(entry.by(limits).near(limits) for entry in header.partials)
+    made_so = near and header.tree(plan_of(chain.header, config)) is not None
+    return None if made_so else VersionFault.FALSE_PARTIALS
+
+
+# Earning: what of a version's contributions counts, for the schedule and for credits, before any limit.
+#
+# Nothing does of whom its round did not trust, and of copies: whoever sends again what it, or anybody, sent
+# before has trained nothing. A copy is known by the first bytes of its payload's digest, which the table of
+# watermarks has of every learner's newest contribution. Where several in one version have the same payload,
+# they count together as one: nobody can tell who copied whom, and no honest learner is to be robbed.
+#
+# Rules: docs/protocol/weights.md, section 9.
+
+LAST_BYTES = 8
+"""Bytes of a payload's digest by which a copy of it is known."""
+NOT_KNOWN = bytes(32)
+"""Digest of a contributor that names no payload."""
+
+
+def mark_of(payload_digest: bytes) -> bytes:
+    """Find the bytes by which a copy of that payload is known; empty: it is not named."""
+    return b"" if payload_digest == NOT_KNOWN else payload_digest[:LAST_BYTES]
+
+
+def alone(parts: Sequence[Contributor]) -> list[bool]:
+    """Tell of each contribution whether no other of the version has the same payload: only such work earns a
+    vote. One payload in many names would else earn one for each."""
+    alike = Counter(filter(None, (mark_of(part.payload_digest) for part in parts)))
+    return [alike[mark_of(part.payload_digest)] <= 1 for part in parts]
+
+
+def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
+    """Compute the tokens of each contribution that count. `lasts`: marks of everybody's newest one in the
+    parent's chain."""
+    marks = [mark_of(part.payload_digest) for part in parts]
+    alike = Counter(filter(None, marks))
+    return [
+        0 if part.trust == LEAST_TRUST or mark in lasts else part.tokens // max(1, alike[mark])
+        for part, mark in zip(parts, marks, strict=True)
+    ]
+
+
+# Plan of the groups that a version's header states, worked out by its maker and checked by everybody.
+#
+# Rules: docs/protocol/groups.md, section 1.
+
+LATELY_TERMS = 2
+"""Terms in whose versions a learner was merged to be counted: who works, not who is listed, makes groups."""
+
+
+def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreConfig) -> tuple[int, int]:
+    """Decide (epoch, groups) that the header of version `number` states. `marks`: the table after it."""
+    members = marks.merged_since(number - LATELY_TERMS * config.term_versions)
+    return next_plan(parent.epoch, parent.groups, number, members, config.group_size, config.term_versions)

@@ -1,1 +1,0 @@
-"""Versions of a fragment, watermarks of its learners, and what other peers have of them."""

@@ -1,1 +1,0 @@
-"""Contributions of this node's learner, until they are merged beyond doubt."""

@@ -1,0 +1,718 @@
+"""Delegate of a group: brings its partial merges to the syncer of the group above.
+
+A closed round of a group that is not the topmost is merged into one partial (docs/protocol/groups.md, section
+3). It goes to the syncer of the group above as a contribution goes to its syncer: offered, held there, sent
+again if that syncer is replaced. It is kept until the chain moves past it: contains its parts, or something
+that contradicts them. What it was made of stays in the group's inbox as long, so that the group can merge
+again what is still unmerged.
+
+- WAITING: to be sent (no syncer above, or a pause after a refusal)
+- OFFERED: on its way to the syncer above
+- HELD: the syncer above has it; a version that contains it is due
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core import chain
+from p2pdiloco.core import chain as scale
+from p2pdiloco.core.api.effects import MergePartial, Offer, Release
+from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
+from p2pdiloco.core.api.messages import OfficeQuery
+from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
+from p2pdiloco.core.api.types import (
+    MAX_CONTRIBUTORS,
+    NO_LIMITS,
+    Certificate,
+    Contributor,
+    MergeLimits,
+    Ticket,
+    plausible_work,
+)
+from p2pdiloco.core.api.versions import (
+    MAX_PARTIALS,
+    MergedPartial,
+    PartialHeader,
+    SignedOffer,
+    SignedPartial,
+    children,
+    group_name,
+    leaf_index,
+    leaf_span,
+    level_sizes,
+)
+from p2pdiloco.core.base import Shared, backoff_s
+from p2pdiloco.core.candidates import ranking
+from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
+from p2pdiloco.core.members import Derived
+from p2pdiloco.core.pending import SendState, Underway, signed_by_learners, signed_by_syncer
+from p2pdiloco.core.standing import Standing
+from p2pdiloco.core.syncer import Held, Hierarchy, Inbox, Job, MergedParts
+from p2pdiloco.util import BoundedDict, MovingAverage
+
+
+class Partial(Underway):
+    """Partial merge that is not yet beyond doubt."""
+
+    def __init__(
+        self, attempt: int, job: Job, making: MergedParts, limits: MergeLimits, event: PartialMerged
+    ) -> None:
+        super().__init__()
+        self.attempt, self.limits = attempt, limits
+        self.ticket: Ticket = event.ticket
+        self.digest, self.size = event.payload_digest, event.payload_bytes
+        self.parts: tuple[Contributor, ...] = making.listed(event.measured)
+        self.below = making.merged
+        self.due = job.due
+
+
+class Delegate:
+    """Maker and sender of the partials of one group of which we are the syncer."""
+
+    makes_version = False
+
+    def __init__(self, context: FragmentContext, group: str, level: int, hierarchy: Hierarchy) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._group = group
+        self._level = level
+        self._hierarchy = hierarchy
+        self._job: Job | None = None
+        self._parts: MergedParts | None = None
+        self._attempt, self._limits = 0, NO_LIMITS
+        self.partial: Partial | None = None
+        self._round_s = MovingAverage()
+
+    @property
+    def _above(self) -> Tenure | None:
+        """Office of the group above, if we have a seat there."""
+        return self._hierarchy.office_above(self._level)
+
+    # --- making it -----------------------------------------------------------------------------------
+
+    def begin(self, job: Job, missing: int, expected: int) -> None:
+        """Add up what is in."""
+        self._job = job
+        self._attempt = self._context.next_attempt()
+        self._parts = making = MergedParts(job, self._context.chain.marks)
+        self._shared.out.record(
+            "partial",
+            self._fragment,
+            f"{len(job.held)} of {expected} of our group" + (", grace is over" if missing else ""),
+            number=job.number,
+            group=self._group,
+            contributors=sum(len(held.parts) for held in job.held),
+            live=expected,
+        )
+        self._limits = scale.limits_after(self._context.chain, self._shared.config)
+        key = self._fragment, self._group, self._attempt
+        self._shared.out.put(MergePartial(*key, making.inputs, making.partials, self._limits, making.seed()))
+
+    def merged(self, event: PartialMerged, now: float) -> None:
+        """Send the sums, which are ready, to the syncer above."""
+        job = self._job
+        making, right = self._parts, event.attempt == self._attempt
+        if job is None or making is None or not right or not job.round.awaits(job.term, job.number):
+            self._shared.out.put(Release(event.ticket))
+            return
+        self._drop()
+        self.partial = Partial(event.attempt, job, making, self._limits, event)
+        job.round.merge_done()
+        self._shared.out.cut(self._fragment, event.cut, self._shared.me)
+
+    def failed(self, event: PartialFailed, now: float) -> None:
+        """Take in that contributions turned out unusable, or the worker failed."""
+        job = self._job
+        self._shared.out.record("partial", self._fragment, f"failed: {event.reason}", group=self._group)
+        if job is not None and event.attempt == self._attempt and job.round.awaits(job.term, job.number):
+            job.round.failed(event.reason, now, event.unusable)
+
+    # --- sending it ----------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """Find when to look again; None: nothing waits for a time."""
+        partial, office = self.partial, self._above
+        return None if partial is None or office is None else partial.deadline(office.syncer)
+
+    def poll(self, now: float) -> None:
+        """Send what is to be sent; doubt a syncer above that does nothing with it."""
+        partial, office = self.partial, self._above
+        if partial is None or office is None:
+            return
+        syncer = office.syncer
+        if partial.state is SendState.HELD and (partial.peer != syncer or now >= partial.deadline_s):
+            if partial.peer == syncer:
+                office.suspect(Suspicion.NO_VERSION, waited_s=round(now - partial.offered_s, 1))
+            partial.retry(now)
+        waiting = partial.state is SendState.WAITING and now >= partial.retry_at_s
+        if waiting and syncer is not None and office.takes(now):
+            self._send(partial, syncer, now)
+
+    def _send(self, partial: Partial, syncer: str, now: float) -> None:
+        config, chain, shared = self._shared.config, self._context.chain, self._shared
+        header = PartialHeader(
+            run=config.run,
+            group=self._group,
+            fragment=self._fragment,
+            syncer=shared.me,
+            number=chain.head.number,
+            digest=chain.head.digest,
+            parts=partial.parts,
+            due=partial.due,
+            payload_digest=partial.digest,
+            payload_bytes=partial.size,
+            limits=partial.limits,
+            below=partial.below,
+        )
+        signed = SignedPartial(header, shared.sign("partial", header))
+        partial.offered(syncer, now)
+        if syncer != shared.me:
+            shared.out.put(Offer(syncer, signed, partial.ticket, partial.attempt))
+        elif self._hierarchy.hand_up(self._level, signed, partial.ticket, now).taken:
+            self._accepted(partial, now)
+        else:
+            partial.retry(now, shared.timing.retry_s)
+
+    def answered(self, event: OfferAnswered, now: float) -> None:
+        """Take in the word of the syncer above."""
+        partial = self._current(event.offer)
+        if partial is None:
+            return
+        if event.verdict.taken:
+            self._accepted(partial, now)
+            return
+        self._shared.out.record(
+            "partial",
+            self._fragment,
+            f"refused: {event.verdict}",
+            syncer=event.offer.peer,
+            group=self._group,
+        )
+        office = self._above
+        again = event.verdict.then is Then.DOUBT and partial.attempts > 1
+        if again and office is not None and partial.peer == office.syncer:
+            office.suspect(Suspicion.NOT_IN_OFFICE)
+        partial.retry(now, self._shared.timing.retry_s)
+
+    def undelivered(self, offer: Offer, now: float) -> None:
+        """Try again after a pause: the stream broke."""
+        partial = self._current(offer)
+        if partial is not None:
+            partial.retry(now, self._shared.timing.retry_s)
+
+    def _current(self, offer: Offer) -> Partial | None:
+        """Find the partial that we have, if it is what that offer is about."""
+        partial = self.partial
+        if partial is None:
+            return None
+        right = (partial.attempt, partial.peer, partial.state) == (
+            offer.attempt,
+            offer.peer,
+            SendState.OFFERED,
+        )
+        return partial if right else None
+
+    def _accepted(self, partial: Partial, now: float) -> None:
+        partial.accepted()
+        timing, config = self._shared.timing, self._shared.config
+        step_s = self._shared.median_step_s(now)
+        patience_s = max(timing.answer_floor_s, 4 * self._round_s.value, 4 * config.delay_steps * step_s)
+        partial.wait_until(now + patience_s + 2 * config.inner_steps * step_s + timing.hold_floor_s)
+
+    def above_changed(self, now: float) -> None:
+        """Send to another syncer above what the old one holds."""
+        partial, office = self.partial, self._above
+        if partial is not None and office is not None:
+            partial.office_changed(office.syncer, now)
+
+    # --- its end -------------------------------------------------------------------------------------
+
+    def hurry(self, now: float) -> None:
+        """Send without waiting out a pause: the syncer above misses it."""
+        if self.partial is not None:
+            self.partial.hurry(now)
+        self.poll(now)
+
+    def chain_moved(self, now: float) -> None:
+        """Keep it only if the chain contains nothing of it, and everything before it, and its trust weights
+        follow from the chain: another one may have taken the place of ours."""
+        partial = self.partial
+        if partial is None:
+            return
+        chain = self._context.chain
+        if any(
+            chain.watermark(p.learner) != p.after or not scale.rightly_stated(chain, p) for p in partial.parts
+        ):
+            if partial.offered_s:
+                self._round_s.add(now - partial.offered_s)
+            self._drop()
+
+    def withdraw(self, now: float) -> bool:
+        """Forget the partial: the office is lost, and learners send to our successor."""
+        self._job = None
+        self._drop()
+        return True
+
+    def _drop(self) -> None:
+        if self.partial is not None:
+            self._hierarchy.take_back(self._level, self._group)
+            self._shared.out.put(Release(self.partial.ticket))
+            self.partial = None
+
+
+# Inbox of a syncer above the leaves: partial merges, one for each group below.
+#
+# Rules: docs/protocol/groups.md, section 4.
+
+
+class GroupInbox(Inbox):
+    """Inbox of a group of groups: partial merges, one per group below."""
+
+    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
+        super().__init__(context)
+        self._electorate = electorate
+
+    def judge(
+        self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
+    ) -> Verdict | None:
+        assert isinstance(signed, SignedPartial)  # contributions go to the leaf group's round
+        header = signed.header
+        if header.syncer != sender:
+            return Verdict.FALSE_SYNCER
+        # Cheap reasons first: a label may be megabytes long.
+        if not holding:
+            return Verdict.NOT_SYNCER
+        if self._electorate.child_of(sender, now) != header.group:
+            return Verdict.NOT_HEARD_OF
+        if sender != self._shared.me and not self._shared.signed_by(
+            sender, "partial", header, signed.signature
+        ):
+            return Verdict.BAD_SIGNATURE
+        # Sizes of partials are the environment's to check: the core does not know them.
+        learners = {part.learner for part in header.parts}
+        if len(learners) != len(header.parts):
+            return Verdict.REPEATED_LEARNER
+        if any(part.stamp <= part.after for part in header.parts):
+            return Verdict.FALSE_STAMP
+        config = self._shared.config
+        usual = config.tokens_per_step, config.inner_steps
+        done = ((part.tokens, part.inner_steps) for part in header.parts)
+        if not all(plausible_work(*work, *usual) for work in done):
+            return Verdict.IMPLAUSIBLE_TOKENS
+        if not self._electorate.all_below(header.group, learners):
+            return Verdict.OTHER_GROUP
+        if not self._can_be_made(header):
+            return Verdict.FALSE_PARTIALS
+        if sender != self._shared.me and not self._signed_inside(header):
+            return Verdict.BAD_SIGNATURE
+        reason = self._why_not_base(header.number, header.digest)
+        if reason is not None:
+            return reason
+        for part in header.parts:
+            mark = self._chain.watermark(part.learner)
+            if mark != part.after:
+                return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
+            if not chain.follows(part.stamp, mark):
+                return Verdict.FALSE_STAMP
+            if not chain.rightly_stated(self._chain, part):
+                return Verdict.IMPLAUSIBLE_WEIGHT
+        limits = chain.limits_after(self._chain, config)
+        if not all(each.near(limits) for each in (header.limits, *_limits(header.below))):
+            return Verdict.IMPLAUSIBLE_WEIGHT
+        return self._judge_place(header, open_)
+
+    def fits(self, held: Held) -> bool:
+        """See `Inbox.fits`. Its trust weights must follow from the chain, too: where another chain took the
+        place of ours, everybody would refuse a version with those of the old one."""
+        return super().fits(held) and all(chain.rightly_stated(self._chain, part) for part in held.parts)
+
+    def _can_be_made(self, header: PartialHeader) -> bool:
+        """Tell whether it can be the merge of the partials that it names, in the order in which a version
+        names its contributors: signatures cover that."""
+        learners = [part.learner for part in header.parts]
+        plan = chain.plan_of(self._chain.header, self._shared.config)
+        said = len(_limits(header.below)) == len(header.below)
+        return said and learners == sorted(learners) and header.tree(plan) is not None
+
+    def _signed_inside(self, header: PartialHeader) -> bool:
+        """Tell whether those whose work is in it say so themselves. Who puts it into a version answers for
+        that."""
+        shared, plan = self._shared, chain.plan_of(self._chain.header, self._shared.config)
+        tree = header.tree(plan) or {}
+        below = [part for group, part in tree.items() if group != header.group]
+        by_syncers = all(signed_by_syncer(shared, self._fragment, part, header.limits) for part in below)
+        return by_syncers and signed_by_learners(shared, self._fragment, header.parts)
+
+    def _judge_place(self, header: PartialHeader, open_: bool) -> Verdict | None:
+        # At most one for each group below, and no two of these have a learner in common.
+        others = [other for child, other in self._held.items() if child != header.group]
+        parts = sum(len(other.parts) for other in others) + len(header.parts)
+        partials = sum(len(other.partials) for other in others) + 1 + len(header.below)
+        if parts > MAX_CONTRIBUTORS or partials > MAX_PARTIALS:
+            return Verdict.FULL  # a header that names more could be read by nobody
+        held = self._held.get(header.group)
+        if held is None:
+            return None
+        if held.header == header:
+            return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
+        return None if open_ else Verdict.CLOSING  # the group merged again: more of its members are in
+
+    def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
+        header = signed.header
+        assert isinstance(header, PartialHeader)
+        replaced = self._held.get(header.group)
+        if replaced is not None:
+            self.drop(replaced)
+        starts = in_time and header.due and header.number == self._chain.head.number
+        begins = False  # whoever sends partials makes them when it is called
+        held = Held(header.group, header.syncer, signed, header.parts, transfer, starts, begins, now)
+        self._held[header.group] = held
+        return held
+
+
+def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
+    """List the limits that these say."""
+    return [entry.limits for entry in partials if entry.limits is not None]
+
+
+# Search for the syncers of the neighbouring groups, when groups are new.
+#
+# The holder of a group's office asks, for every group beside its own whose syncer it does not know, one
+# probable member after the other, each several times. A member that knows the certificate sends it. One that
+# knows only that of a smaller group inside sends that one, and its holder is asked next. The asked one also
+# learns of the asker: that saves it the search, and a group of newcomers only would hear of no confirmed
+# member otherwise (docs/protocol/groups.md, section 6).
+
+KEPT_S = 10.0
+"""Time for which an asked peer gets our heartbeats."""
+TRIES_EACH = 3
+"""Questions to a probable member before the next is asked: whoever is elected there, it will know."""
+ASKED_PER_CHILD = 8
+"""Limit of peers asked in `KEPT_S`, per group below: strangers' certificates may name any number of them."""
+
+
+class _Search:
+    """Search for the syncer of one group."""
+
+    __slots__ = ("at_s", "tries")
+
+    def __init__(self) -> None:
+        self.at_s = -1e18
+        self.tries = 0
+
+
+class Seeking:
+    """Searches of one seat above the leaves."""
+
+    def __init__(self, context: FragmentContext, plan: tuple[int, int], electorate: UpperElectorate) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._epoch, self._groups = plan
+        self._electorate = electorate
+        self._searches: dict[str, _Search] = {}
+        self._asked: dict[str, float] = {}
+        """Time at which each peer was asked. Bounded: entries are dropped after `KEPT_S`, and searches back
+        off."""
+
+        self.due_s: float | None = None
+        """Time at which the next one is to be asked."""
+
+    def poll(self, now: float) -> None:
+        """Ask for those that are unknown, each in its time."""
+        self.due_s = None
+        for child in self._electorate.unknown(now):
+            search = self._searches.setdefault(child, _Search())
+            if now >= search.at_s:
+                peer = self._whom(child, search.tries)
+                search.tries += 1
+                search.at_s = now + backoff_s(self._shared.timing.retry_s, search.tries)
+                if peer:
+                    self._ask(peer, child, now)
+            self.due_s = search.at_s if self.due_s is None else min(self.due_s, search.at_s)
+
+    def neighbours(self, now: float) -> list[str]:
+        """List the peers that we asked lately."""
+        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < KEPT_S}
+        return list(self._asked)
+
+    def learned(self, child: str, certificate: Certificate, now: float) -> None:
+        """Take in a certificate of that group below, or of one inside it."""
+        syncer, shared, plan = certificate.syncer, self._shared, (self._epoch, self._groups)
+        if syncer == shared.me or self._asked.get(syncer, -1e18) > now - 0.1:
+            return
+        leaf = leaf_index(shared.config.run, self._context.index, *plan, syncer)
+        if leaf not in self._electorate.children[child]:
+            return  # made up: nobody of another group holds an office in this one
+        if certificate.group == child:
+            self._note(syncer, now)
+        else:
+            self._ask(syncer, child, now)
+
+    def _ask(self, peer: str, child: str, now: float) -> None:
+        if self._note(peer, now):
+            self._shared.out.send(peer, OfficeQuery(child, self._context.index, 0))
+
+    def _note(self, peer: str, now: float) -> bool:
+        """Count a peer among our neighbours for a while. False: what we were told has led to too many
+        already."""
+        if peer not in self._asked and len(self._asked) >= ASKED_PER_CHILD * len(self._electorate.children):
+            self.neighbours(now)
+            if len(self._asked) >= ASKED_PER_CHILD * len(self._electorate.children):
+                return False
+        self._asked[peer] = now
+        self._shared.notices.greet(peer)
+        return True
+
+    def _whom(self, child: str, tries: int) -> str:
+        """Choose whom to ask: first the one that is ranked first in the election there, then the others."""
+        shared, fragment = self._shared, self._context.index
+        run, span = shared.config.run, self._electorate.children[child]
+        turn = tries // TRIES_EACH
+        leaf = span[turn % len(span)]
+        mates = shared.roster.leaves(run, fragment, self._epoch, self._groups)[leaf]
+        if not mates:
+            return ""
+        name = group_name(self._epoch, self._groups, 0, leaf)
+        order = ranking(run, name, fragment, self._context.chain.head.term + 1, mates)
+        return order[turn // len(span) % len(order)]
+
+
+# Electorates of a leaf group, and of a group of groups: their members as this node sees them.
+#
+# Rules: docs/protocol/groups.md, section 6.
+
+MEETING_S = 1.0
+"""Time for which the members of a new group are waited for before a mere majority elects."""
+
+
+MAX_ASKED = 8192
+"""Peers of which it is remembered whether they belong to a leaf group, twice as many as a view knows."""
+BELIEF = 2.0
+"""Multiple of `suspect_s` for which groups below whose syncer is unknown count in a majority."""
+
+
+class LeafElectorate(Electorate):
+    """Members of one leaf group."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        fragment: int,
+        standing: Standing,
+        plan: tuple[int, int],
+        index: int,
+        since_s: float,
+    ) -> None:
+        super().__init__(shared, fragment, standing)
+        self._epoch, self._groups = plan
+        self._index = index
+        self._since_s = since_s
+        self._mine: BoundedDict[str, bool] = BoundedDict(MAX_ASKED)
+        self._derived = Derived()
+
+    def _belongs(self, peer: str) -> bool:
+        found = self._mine.get(peer)
+        if found is None:
+            run = self._shared.config.run
+            found = leaf_index(run, self._fragment, self._epoch, self._groups, peer) == self._index
+            self._mine[peer] = found
+        return found
+
+    def _ours(self, name: str, peers: list[str]) -> list[str]:
+        """List those of `peers` that belong here."""
+        return self._derived.of(name, self._belonging, peers)
+
+    def _belonging(self, peers: list[str]) -> list[str]:
+        return [peer for peer in peers if self._belongs(peer)]
+
+    def mates(self) -> tuple[str, ...]:
+        """List everybody who is listed here."""
+        shared = self._shared
+        leaves = shared.roster.leaves(shared.config.run, self._fragment, self._epoch, self._groups)
+        return leaves[self._index]
+
+    def _unheard(self, now: float) -> list[str]:
+        """List the members that are listed and not heard of yet; believed in for the first seconds of the
+        epoch."""
+        if now >= self._since_s + self._shared.timing.suspect_s:
+            return []
+        shared = self._shared
+        known = self._derived.of("known", self._standing.listed, self.mates(), self._standing.marks)
+        return [p for p in known if p != shared.me and shared.view.may_come(p, now)]
+
+    def _entitled(self, now: float) -> list[str]:
+        return self._standing.deciding("voters", self._ours("voters", self._shared.voters(now)))
+
+    def size(self, now: float) -> int:
+        return len(self.voters(now)) + len(self._unheard(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        entitled = {*self.voters(now), *self._unheard(now)}
+        return len(set(peers) & entitled)
+
+    def admits(self, peer: str, now: float) -> bool:
+        return self._belongs(peer)
+
+    def ready(self, now: float) -> bool:
+        voters, unheard = len(self.voters(now)), len(self._unheard(now))
+        return unheard == 0 or (2 * voters > voters + unheard)
+
+    def others(self, now: float) -> list[str]:
+        return self._ours("members", self._shared.view.members(now))
+
+    def asked(self, now: float) -> list[str]:
+        return [*super().asked(now), *self._unheard(now)]
+
+    def candidates(self, now: float) -> list[str]:
+        return [*super().candidates(now), *self._unheard(now)]
+
+    def live(self, now: float) -> list[str]:
+        return self._ours("live", self._shared.view.live(now))
+
+    def expected(self, now: float) -> list[str]:
+        return self._ours("learners", self._shared.expected_learners(now))
+
+    def neighbours(self, now: float) -> frozenset[str]:
+        return self._derived.of("neighbours", self._around, self.mates(), self.others(now))
+
+    def _around(self, *peers: Iterable[str]) -> frozenset[str]:
+        return frozenset().union(*peers) - {self._shared.me}
+
+
+class UpperElectorate(Electorate):
+    """Syncers of the groups below one group. We are one of them: else we have no seat here."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        fragment: int,
+        standing: Standing,
+        plan: tuple[int, int],
+        place: tuple[int, int],
+        own_child: str,
+        since_s: float,
+    ) -> None:
+        super().__init__(shared, fragment, standing)
+        epoch, groups = self._plan = plan
+        self._own_child = own_child
+        self._since_s = since_s
+        sizes = level_sizes(groups, shared.config.group_size)
+        level, index = place
+        self._children: dict[str, range] = {
+            group_name(epoch, groups, level - 1, child): leaf_span(sizes, level - 1, child)
+            for child in children(sizes, level, index)
+        }
+        """Leaf groups in every group below, by its name."""
+        self._holders: dict[str, str] = {}
+        self._seen_members: list[str] | None = None
+        self._seen_claims = -1
+
+    @property
+    def children(self) -> dict[str, range]:
+        """Leaf groups in every group below, by its name."""
+        return self._children
+
+    def holders(self, now: float) -> dict[str, str]:
+        """Find the groups below whose syncer is known: name -> peer. A live claimant goes before a silent
+        one; newcomers alone in a group are heard all the same."""
+        shared = self._shared
+        members = shared.view.members(now)
+        if members is not self._seen_members or shared.claims.version != self._seen_claims:
+            self._seen_members, self._seen_claims = members, shared.claims.version
+            alive, known = set(shared.view.live(now)), set(members)
+            self._holders = {}
+            for child in self._children:
+                if child == self._own_child:
+                    self._holders[child] = shared.me
+                    continue
+                claims = shared.claims.of(self._fragment, child)
+                here = {peer: term for peer, term in claims.items() if peer in known}
+                ranked = [(p in alive, term, p) for p, term in self._credible(child, here).items()]
+                if ranked:
+                    self._holders[child] = max(ranked)[2]
+        return self._holders
+
+    def _credible(self, child: str, claims: dict[str, int]) -> dict[str, int]:
+        """Pick the claims that may be true: of those who belong there, and of newcomers only where nobody
+        else is listed."""
+        worked = {p: term for p, term in claims.items() if self._counts(p) and self.all_below(child, [p])}
+        if worked or not claims or any(map(self._counts, self._listed(child))):
+            return worked
+        return {p: term for p, term in claims.items() if self.all_below(child, [p])}
+
+    def _counts(self, peer: str) -> bool:
+        return self._standing.may_count(peer) or self._shared.has_worked(peer)
+
+    def _peers(self, now: float, among: list[str]) -> list[str]:
+        holders = set(self.holders(now).values())
+        return [peer for peer in among if peer in holders]
+
+    def _listed(self, child: str) -> Iterable[str]:
+        """List who is listed in its leaf groups."""
+        shared = self._shared
+        leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
+        return (peer for leaf in self._children[child] for peer in leaves[leaf])
+
+    def unknown(self, now: float) -> list[str]:
+        known = self.holders(now)
+        return [child for child in self._children if child not in known and any(self._listed(child))]
+
+    def _believed(self, now: float) -> list[str]:
+        """List the unknown ones in which somebody is that has worked: the others may be names only."""
+        if now >= self._since_s + BELIEF * self._shared.timing.suspect_s:
+            return []
+        worked = self._standing.may_count
+        return [child for child in self.unknown(now) if any(map(worked, self._listed(child)))]
+
+    def _entitled(self, now: float) -> list[str]:
+        others = self._peers(now, self._shared.view.voters(now))
+        peers = sorted([*others, self._shared.me]) if self._shared.votes else others
+        return self._standing.deciding("voters", peers)
+
+    def size(self, now: float) -> int:
+        return len(self.voters(now)) + len(self._believed(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        """Count these voters. One that is unknown to us may be the syncer of a group whose syncer is unknown
+        to us."""
+        given, voters = set(peers), set(self.voters(now))
+        unknown = given.difference(voters, self.holders(now).values())
+        strangers = self._standing.listed(unknown)
+        return len(given & voters) + min(len(strangers), len(self._believed(now)))
+
+    def admits(self, peer: str, now: float) -> bool:
+        return peer in self.holders(now).values()
+
+    def ready(self, now: float) -> bool:
+        voters, unknown = len(self.voters(now)), len(self._believed(now))
+        met = now >= self._since_s + MEETING_S and 2 * voters > voters + unknown
+        return unknown == 0 or met
+
+    def others(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.members(now))
+
+    def live(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.live(now))
+
+    def expected(self, now: float) -> list[str]:
+        live = {*self.live(now), self._shared.me}
+        known = [child for child, peer in self.holders(now).items() if peer in live]
+        return sorted([*known, *self._believed(now)])
+
+    def reachable(self, now: float) -> int:
+        return len(self.live(now)) + 1
+
+    def newcomer(self, child: str) -> bool:
+        return not self._standing.may_count(self._holders.get(child, self._shared.me))
+
+    def all_below(self, child: str, learners: Iterable[str]) -> bool:
+        run, span = self._shared.config.run, self._children.get(child, range(0))
+        return all(leaf_index(run, self._fragment, *self._plan, learner) in span for learner in learners)
+
+    def peer_of(self, child: str, now: float) -> str:
+        return self.holders(now).get(child, "")
+
+    def child_of(self, peer: str, now: float) -> str:
+        return next((child for child, holder in self.holders(now).items() if holder == peer), "")

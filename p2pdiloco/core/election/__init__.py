@@ -1,1 +1,0 @@
-"""Election of a group's syncer: who may hold the office, who stands, who votes."""

@@ -1,0 +1,546 @@
+"""Follower of a fragment's chain: hears of a heavier head, gets it, makes the outer step.
+
+Heads arrive in announcements (at once, from the syncer) and in every heartbeat (soon, from everybody). A head
+that is heavier than ours is a target. If it can be reached by replaying updates, they are pulled one by one,
+each checked against its parent; else the whole state is pulled from a donor. Either way the result must have
+the digest that the version's header states, or it is thrown away and counted.
+
+Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one that
+a confirmed member holds too (docs/protocol/membership.md, section 4).
+
+- RESTING: nothing heavier is known
+- UPDATING: one outer update is being pulled or applied
+- COPYING: a whole state is being pulled
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+
+from p2pdiloco.core import chain
+from p2pdiloco.core import contributions as commit_effect
+from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
+from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
+from p2pdiloco.core.api.evidence import SignedShort, false_label, short_of, two_versions
+from p2pdiloco.core.api.messages import Sibling, Unbacked
+from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, table_digest
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.audits import Auditor
+from p2pdiloco.core.base import Shared, backoff_s
+from p2pdiloco.core.chain import Chain, plan_after
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.fork_choice import NamedHeads
+from p2pdiloco.core.pending import unsigned
+from p2pdiloco.util import BoundedDict, Machine, direct_members
+
+
+@direct_members
+class FollowState(Enum):
+    """Work of a follower that is under way."""
+
+    RESTING = auto()
+    UPDATING = auto()
+    COPYING = auto()
+
+
+@direct_members
+class FollowSignal(Enum):
+    """Causes for its state to change."""
+
+    PULL_UPDATE = auto()
+    PULL_STATE = auto()
+    DONE = auto()
+
+
+FOLLOW_TABLE = {
+    (FollowState.RESTING, FollowSignal.PULL_UPDATE): FollowState.UPDATING,
+    (FollowState.RESTING, FollowSignal.PULL_STATE): FollowState.COPYING,
+    (FollowState.UPDATING, FollowSignal.DONE): FollowState.RESTING,
+    (FollowState.COPYING, FollowSignal.DONE): FollowState.RESTING,
+}
+
+
+class Follower:
+    """Keeper of one fragment's chain: up with the heaviest head that confirmed members hold.
+
+    Args:
+        on_moved: called once we hold another peer's version.
+    """
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        own: ContributionQueue,
+        siblings: ShownVersions,
+        auditor: Auditor,
+        on_moved: Callable[[float], None],
+    ) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain = context.chain
+        self._own = own
+        self._siblings = siblings
+        self._spare = context.spare
+        self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
+        self.heads = NamedHeads(context)
+        """Heads that members name."""
+        self._doubts = Doubts()
+        self._has_spare = False
+        self._unproven = False
+        """True: what is under way was named by nobody who counts, and is not here yet."""
+        self._next: SignedVersion | None = None
+        self._giver = ""
+        mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
+        self._first_asked = int.from_bytes(mine[:4], "big")
+        """Place in the order of equal holders at which we begin: else all would ask the same one, and wait
+        for it."""
+        self._attempts = 0
+        self._retry_at_s = self._asked_s = 0.0
+        self._need_state = False
+        self._auditor, self._on_moved = auditor, on_moved
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> FollowState:
+        """Work that is under way."""
+        return self._machine.state
+
+    def words(self) -> str:
+        """Say for people what is under way; empty: nothing."""
+        if self.state is FollowState.UPDATING:
+            return "applying an update"
+        return "copying state" if self.state is FollowState.COPYING else ""
+
+    def deadline(self) -> float | None:
+        """Time at which to try again; None: nothing to wait for."""
+        if self.state is not FollowState.RESTING or self._spare.busy:
+            return None
+        first_s = self._doubts.first_s(self.heads.wanted or self.heads.unproven)
+        return None if first_s is None else max(first_s, self._retry_at_s)
+
+    def behind(self, now: float) -> bool:
+        """Tell whether something heavier is known, or on its way here, that somebody who counts has named."""
+        under_way = self.state is not FollowState.RESTING and not self._unproven
+        return under_way or self._best(now) is not None
+
+    def _best(self, now: float) -> Head | None:
+        """Find the heaviest head to follow of which a holder is not in doubt."""
+        wanted = self.heads.look(now)
+        above = [(wanted[peer].weight, peer, wanted[peer]) for peer in self._doubts.open(wanted, now)]
+        return max(above, key=lambda item: (item[0], item[1]))[2] if above else None
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Start pulling if something heavier is known and nothing is under way."""
+        if self.state is not FollowState.RESTING:
+            return
+        if self._spare.busy or now < self._retry_at_s:
+            return
+        target = self._best(now)
+        if target is None and not self.heads.wanted:
+            self._try_unproven(now)
+        if target is None:
+            return
+        holders = sorted(self._doubts.open(self.heads.able(target.number), now))
+        # Who cannot be dialled is spared, and perhaps not to be had.
+        holders = [p for p in holders if self._shared.view.dialable(p)] or holders
+        peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
+        self._asked_s = now
+        distance = target.number - self._chain.head.number
+        far = not 0 < distance <= self._shared.config.log_versions
+        may_copy = self.heads.may_copy(target, peer, now)
+        if may_copy and (far or self._need_state or self.heads.yields_to(peer, now)):
+            self._pull_state(peer, target)
+        elif far:
+            self._unsupported(peer, now)
+        else:
+            if peer not in self._doubts:  # of who failed last time the bytes must be here first
+                self._take_spare()
+            self._go(FollowSignal.PULL_UPDATE)
+            self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
+
+    def _unsupported(self, peer: str, now: float) -> None:
+        """Leave a head alone on which too few stand: they may be cut off, or lie. They are told so."""
+        self._doubts.add(peer, False, self._shared.timing.retry_s, now)
+        self._shared.out.record(
+            "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
+        )
+        if self._shared.confirmed:
+            self._shared.out.send(peer, Unbacked(self._fragment))
+
+    def _unless_supported(self, peer: str, now: float) -> None:
+        """Only its state is left of a peer's head: leave that alone, if it may not be copied."""
+        target = self.heads.wanted.get(peer)
+        if target is not None and not self.heads.may_copy(target, peer, now):
+            self._unsupported(peer, now)
+
+    def _try_unproven(self, now: float) -> None:
+        """Ask for one version of a chain that nobody who counts has named: its maker may count."""
+        unproven = self.heads.unproven
+        holders = sorted(self._doubts.open(unproven, now))
+        if holders:
+            peer = holders[self._attempts % len(holders)]
+            self._asked_s, self._unproven = now, True
+            self._go(FollowSignal.PULL_UPDATE)
+            number = min(unproven[peer].number, self._chain.head.number + 1)
+            self._shared.out.put(FetchUpdate(self._fragment, number, peer))
+
+    def _go(self, signal: FollowSignal) -> None:
+        self._machine.go(signal)
+        self._shared.guidance.asks(self._fragment, self.state is not FollowState.RESTING)
+
+    def _take_spare(self) -> None:
+        self._spare.take()
+        self._has_spare = True
+
+    def _pull_state(self, peer: str, target: Head) -> None:
+        self._take_spare()
+        self._go(FollowSignal.PULL_STATE)
+        self._shared.out.record(
+            "catchup",
+            self._fragment,
+            f"copying version {target.number}",
+            peer=peer,
+            ours=self._chain.head.number,
+        )
+        self._shared.out.put(FetchState(self._fragment, target.number, peer))
+
+    def _disappointed(self, peer: str, fault: bool, now: float) -> None:
+        """Count the failure of a holder, which is left alone for a while. The next one is asked after a short
+        pause, or without one if it was that one's own fault."""
+        retry_s = self._shared.timing.retry_s
+        self._doubts.add(peer, fault, retry_s, now, now - self._asked_s)
+        attempts = self._attempts
+        self._done(now, ok=False)
+        if fault:
+            self._attempts = attempts
+        self._retry_at_s = now if fault else now + retry_s
+
+    def _done(self, now: float, ok: bool) -> None:
+        self._go(FollowSignal.DONE)
+        if self._has_spare:
+            self._spare.free()
+        self._has_spare = self._unproven = False
+        self._next = None
+        self._attempts = 0 if ok else self._attempts + 1
+        self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
+        if ok:
+            self._need_state = False
+
+    def fetch_failed(self, event: FetchFailed, now: float) -> None:
+        """Try another holder, or another way: this one did not deliver."""
+        if self.state is FollowState.RESTING:
+            return
+        failure, words = event.failure, f"not delivered: {event.detail or event.failure}"
+        self._shared.out.record("catchup", self._fragment, words, peer=event.peer)
+        if failure is FetchFailure.GONE:
+            self._need_state = True
+            self._unless_supported(event.peer, now)
+        if failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY):
+            self.heads.cannot_give(event.peer)
+        self._disappointed(event.peer, not failure.innocent, now)
+
+    def update_fetched(self, event: UpdateFetched, now: float) -> None:
+        """Check an update against our chain, then make its outer step."""
+        self._siblings.seen(event.peer, event.version)
+        fault = self._why_not(event, now)
+        if self.state is not FollowState.UPDATING:
+            self._shared.out.put(Release(event.ticket))
+            return
+        if fault is not None:
+            self._shared.out.put(Release(event.ticket))
+            kind = "fork" if fault.forked else "refusal"
+            self._shared.out.record(kind, self._fragment, str(fault), peer=event.peer)
+            self._not_taken(event.peer, fault, now)
+            return
+        header = event.version.header
+        self._doubts.drop(event.peer)
+        if not self._has_spare and self._spare.busy:
+            self._shared.out.put(Release(event.ticket))
+            self._done(now, ok=False)
+            return
+        if not self._has_spare:
+            self._take_spare()
+        self._next, self._giver, self._unproven = event.version, event.peer, False
+        steps, own = header.longest_steps(), self._auditor.own_part(header)
+        digests = header.state_digest, header.update_digest
+        job = ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm, own, *digests)
+        self._shared.out.put(job)
+
+    def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
+        if fault.forked:
+            self._siblings.forked([peer, *self.heads.able(self._chain.head.number)], now)
+        if fault is VersionFault.UNBACKED and self._shared.confirmed:
+            self._shared.out.send(peer, Unbacked(self._fragment))
+        if fault.innocent and peer in self.heads.unproven:
+            self.heads.is_of_a_fork(peer)
+        if fault.forked:
+            self._unless_supported(peer, now)
+        if fault.innocent:
+            self._done(now, ok=False)
+        else:
+            self._disappointed(peer, True, now)
+        self._need_state = self._need_state or fault.forked
+
+    def _why_not(self, event: UpdateFetched, now: float) -> VersionFault | None:
+        version, header = event.version, event.version.header
+        config = self._shared.config
+        mine = (config.run, WHOLE_RUN, self._fragment, config.update_codec)
+        if (header.run, header.group, header.fragment, header.codec) != mine:
+            return VersionFault.WRONG_FRAGMENT
+        if not self._shared.signed_by(header.syncer, "version", header, version.signature):
+            return VersionFault.SIGNATURE
+        if not self.heads.proven(header, event.peer, now):
+            return VersionFault.UNBACKED
+        certificate = None if self._context.grouped else self._context.leaf.office.certificate
+        if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
+            return VersionFault.OTHER_SYNCER
+        if not self._chain.is_child(header):
+            moved = header.number != self._chain.head.number + 1
+            return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
+        if self._context.false_states.builds_on(header):
+            return VersionFault.FALSE_STATE
+        if header.term > self._chain.header.term + chain.MOST_TERMS:
+            return VersionFault.FALSE_TERM
+        if not plausible(header, config):
+            return VersionFault.IMPLAUSIBLE_TOKENS
+        wrong = chain.fault(self._chain, header, config) or self._context.repairs.fault(header)
+        if wrong is not None:
+            return wrong
+        before, marks = self._chain.header, self._chain.marks_after(header)
+        if header.table != marks.digest:
+            return VersionFault.FALSE_TABLE
+        if falsely_labelled(self._shared, version):
+            return VersionFault.FALSE_LABEL
+        plan = plan_after(before, marks, header.number, config)
+        return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
+
+    def update_applied(self, event: UpdateApplied, now: float) -> None:
+        """Take the version if its digest is equal. Else refuse it, if that is its syncer's fault, or copy the
+        whole state, if it may be ours; and let it be known."""
+        version = self._next
+        if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
+            self._drop(event.ticket)
+            return
+        fault = self._context.false_states.judge(event, version, self.heads, now)
+        if fault is not None:
+            self._drop(event.ticket)
+            syncer = version.header.syncer
+            self._shared.out.record("refusal", self._fragment, str(fault), peer=syncer, number=event.number)
+            self._not_taken(self._giver, fault, now)
+            return
+        self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, event.ticket))
+        self._chain.extend(version)
+        self._moved("apply", version, now)
+        self._auditor.applied(version, event.cosine, now)
+
+    def _drop(self, update: Ticket) -> None:
+        self._shared.out.put(DropSpare(self._fragment))
+        self._shared.out.put(Release(update))
+
+    def state_fetched(self, event: StateFetched, now: float) -> None:
+        """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
+        self._siblings.seen(event.peer, event.version)
+        fault = why_no_state(self._context, self.heads, event, now)
+        if self.state is not FollowState.COPYING or fault is not None:
+            self._shared.out.put(DropSpare(self._fragment))
+            if self.state is FollowState.COPYING and fault is not None:
+                self._shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=event.peer)
+                self._disappointed(event.peer, not fault.innocent, now)
+            return
+        self._doubts.drop(event.peer)
+        shared = self._shared
+        after = next((m.stamp for m in event.watermarks if m.learner == shared.me), Stamp(0, 0))
+        merged_ticket, overwrite = self._own.would_merge(after)
+        shared.out.put(CommitVersion(event.version, None, merged_ticket, event.watermarks, after, overwrite))
+        yields = self.heads.may_replace(event.version.header.head(), event.peer, now)
+        self._chain.replace(event.version, event.watermarks, yields)
+        self._moved("catchup", event.version, now)
+
+    def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
+        self._done(now, ok=True)
+        head = self._chain.head
+        self._shared.out.record(
+            kind,
+            self._fragment,
+            f"holds version {head.number}",
+            number=head.number,
+            digest=head.digest.hex()[:8],
+            term=head.term,
+            tokens=head.tokens,
+        )
+        self.heads.moved(now)
+        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        self._on_moved(now)
+
+
+# Checks of fetched versions that need no parent.
+#
+# Rules: docs/protocol/following.md, section 2.
+
+
+def why_no_state(
+    context: FragmentContext, heads: NamedHeads, event: StateFetched, now: float
+) -> VersionFault | None:
+    """Say why a state that a donor gave is not taken; None: it is."""
+    version, table, shared = event.version, event.watermarks, context.shared
+    header, config = version.header, shared.config
+    right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, context.index)
+    if not right or not shared.signed_by(header.syncer, "version", header, version.signature):
+        return VersionFault.SIGNATURE
+    if not (heads.yields_to(event.peer, now) or heads.proven(header, event.peer, now)):
+        return VersionFault.UNBACKED
+    if context.false_states.builds_on(header):
+        return VersionFault.FALSE_STATE
+    if not heads.may_copy(header.head(), event.peer, now):
+        return VersionFault.UNSUPPORTED
+    if not plausible(header, config):
+        return VersionFault.IMPLAUSIBLE_TOKENS
+    if table_digest(table) != header.table:
+        return VersionFault.FALSE_TABLE
+    if not chain.can_be(header, table, config):
+        return VersionFault.OUT_OF_SCALE
+    if falsely_labelled(shared, version):
+        return VersionFault.FALSE_LABEL
+    return None if heads.may_replace(header.head(), event.peer, now) else VersionFault.BEHIND
+
+
+def falsely_labelled(shared: Shared, version: SignedVersion) -> bool:
+    """Tell whether it names a contribution that its learner did not sign: its syncer lied."""
+    index = unsigned(shared, version.header.fragment, version.header.contributors)
+    if index is not None:
+        shared.excluded.found(false_label(version, index))
+    return index is not None
+
+
+def plausible(header: VersionHeader, config: CoreConfig) -> bool:
+    """Tell whether its contributions can be: their steps say how far momentum goes."""
+    return header.plausible(config.tokens_per_step, config.inner_steps)
+
+
+# Doubts about holders that did not deliver: left alone for a while, longer every time.
+#
+# Else one member that boasts of a heavy head, and cannot or will not give it, would keep all others from the
+# heads that they could have had.
+#
+# Rules: docs/protocol/following.md, section 3.
+
+DISTRUST_S = 30.0
+"""First pause after something false (a wrong digest, a wrong signature, garbage); at most 16 times this."""
+BUSY_S = 32.0
+"""Longest pause after what an honest holder may answer, too: busy, a cut stream, nothing at all. It doubles
+up to this with every failure in a row: who boasts of a head and is always busy is asked ever more rarely."""
+WASTED_TIMES = 4
+WASTED_S = 120.0
+"""Least pause is so many times as long as a holder let us wait for nothing, from its second failure in a row
+on, and at most this."""
+LONELY_S = 3.0
+"""First pause of a holder that alone has its version: a payload may be damaged once."""
+LONELY_TIMES = 3
+MAX_DOUBTED = 512
+NOW_S = -1e18
+
+
+class Doubts:
+    """Doubts about the holders of one fragment. Bounded; the longest known doubt is forgotten first."""
+
+    def __init__(self) -> None:
+        self._until: BoundedDict[str, tuple[int, float, float]] = BoundedDict(MAX_DOUBTED)
+        """Holders that failed last time: (failures in a row, left alone until, left alone until if nobody
+        else has it)."""
+        self._in_a_row = 0
+        self.again_s = NOW_S
+        """Time before which nobody is asked who failed last time, whoever that is."""
+
+    def add(self, peer: str, fault: bool, retry_s: float, now: float, waited_s: float = 0.0) -> None:
+        """Count a failure of the holder, by its own fault or not. `waited_s`: how long we waited for it."""
+        count = self._until[peer][0] + 1 if peer in self._until else 1
+        self._in_a_row += 1
+        self.again_s = now + backoff_s(retry_s, self._in_a_row)
+        pause_s = backoff_s(DISTRUST_S, count) if fault else min(BUSY_S, retry_s * 2.0 ** min(count - 1, 16))
+        if count > 1:
+            pause_s = max(pause_s, min(WASTED_TIMES * waited_s, WASTED_S))
+        lonely_s = backoff_s(LONELY_S, count) if count <= LONELY_TIMES else pause_s
+        self._until[peer] = (count, now + pause_s, now + min(pause_s, lonely_s))
+
+    def __contains__(self, peer: str) -> bool:
+        """Tell whether the holder failed last time."""
+        return peer in self._until
+
+    def drop(self, peer: str) -> None:
+        """Forget the doubt: the holder delivered."""
+        self._until.pop(peer, None)
+        self._in_a_row, self.again_s = 0, NOW_S
+
+    def open(self, peers: Iterable[str], now: float) -> set[str]:
+        """Choose whom of these to ask now: those that did not fail last time, or else those that were left
+        alone for long enough, or for so long as is enough if nobody else has it. So nobody's boast comes
+        before what others do have."""
+        peers = list(peers)
+        clean = {peer for peer in peers if peer not in self._until}
+        if clean or now < self.again_s:
+            return clean
+        found = {peer: self._until[peer] for peer in peers}
+        trusted = {peer for peer, (_, until_s, _) in found.items() if until_s <= now}
+        return trusted or {peer for peer, (_, _, lonely_s) in found.items() if lonely_s <= now}
+
+    def first_s(self, peers: Iterable[str]) -> float | None:
+        """Find when the first of these may be asked if nobody else can be; None: there are none."""
+        return min(
+            (max(self._until[peer][2], self.again_s) if peer in self._until else NOW_S for peer in peers),
+            default=None,
+        )
+
+
+# Siblings: who holds another version of the same number is shown ours. Of two that one syncer made of one
+# parent, each half of the swarm has one; whoever has both has a proof.
+#
+# Rules: docs/protocol/proofs.md, section 3.
+
+MOST_SHOWN = 32
+"""Peers that were shown a version of ours last, whom it is not shown again at once."""
+AGAIN_S = 5.0
+MOST_GIVERS = 8
+"""Peers that are shown our head at one go, when it turns out to be of another branch than theirs."""
+
+
+class ShownVersions:
+    """Siblings of the versions in one fragment's log."""
+
+    def __init__(self, shared: Shared, chain: Chain) -> None:
+        self._shared = shared
+        self._chain = chain
+        self._shown_s: BoundedDict[tuple[str, bytes], float] = BoundedDict(MOST_SHOWN)
+
+    def heard(self, peer: str, head: Head, now: float) -> None:
+        """Show a peer our version of that number and term, if its own is another: the syncer may be one."""
+        ours = self._chain.logged(head.number)
+        if ours is None or ours.header.term != head.term or self._chain.knows(head.number, head.digest):
+            return
+        if head.number:
+            self._show(peer, ours, now)
+
+    def forked(self, peers: Iterable[str], now: float) -> None:
+        """Show these our head: what they follow does not follow from it."""
+        if self._chain.head.number:
+            for peer in list(peers)[:MOST_GIVERS]:
+                self._show(peer, self._chain.signed, now)
+
+    def _show(self, peer: str, ours: SignedVersion, now: float) -> None:
+        key = peer, ours.header.digest()
+        if now - self._shown_s.get(key, -AGAIN_S) >= AGAIN_S:
+            self._shown_s[key] = now
+            self._shared.out.send(peer, Sibling(short_of(ours)))
+
+    def seen(self, giver: str, version: SignedVersion | SignedShort) -> None:
+        """Compare a version with ours of that number: it was fetched, or shown to us."""
+        ours = self._chain.logged(version.header.number)
+        self._shared.excluded.found(two_versions(ours, version), giver)

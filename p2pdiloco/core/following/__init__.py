@@ -1,1 +1,0 @@
-"""Following: keeping up with the heaviest chain that others hold."""

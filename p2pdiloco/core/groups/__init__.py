@@ -1,1 +1,0 @@
-"""Groups of runs that are larger than one: seats, partial merges, group inboxes."""

@@ -1,1 +1,0 @@
-"""Life of a node in a run: joining, heartbeats, leaving."""

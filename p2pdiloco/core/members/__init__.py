@@ -1,1 +1,0 @@
-"""Membership: which peers are here, and whether to count on them."""

@@ -1,1 +1,0 @@
-"""Lies that anybody can check: who is shown to have told one is excluded for good."""

@@ -1,1 +1,0 @@
-"""Rounds of a syncer: contributions come in, are merged, and become a version."""

@@ -1,0 +1,474 @@
+"""Seats of one fragment: taken and given up as offices and groups change.
+
+Rules: docs/protocol/groups.md, section 2.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from p2pdiloco.core.api.effects import Release
+from p2pdiloco.core.api.events import PartialFailed, PartialMerged
+from p2pdiloco.core.api.messages import (
+    Announce,
+    Closing,
+    Elected,
+    OfficeQuery,
+    Pass,
+    VoteGranted,
+    VoteRefused,
+    VoteRequest,
+)
+from p2pdiloco.core.api.reasons import MessageFault, Verdict, VoteRefusal
+from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.versions import (
+    SignedPartial,
+    group_name,
+    is_below,
+    leaf_index,
+    level_sizes,
+    parent_index,
+    parse_group,
+)
+from p2pdiloco.core.base import earliest
+from p2pdiloco.core.context import Electorate, FragmentContext
+from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.delegate import Delegate, GroupInbox, LeafElectorate, Seeking, UpperElectorate
+from p2pdiloco.core.election import Office
+from p2pdiloco.core.round import Round, RoundState
+from p2pdiloco.core.syncer import Hierarchy, Inbox, LearnerInbox, Publisher
+from p2pdiloco.core.voting import SeenVotes
+
+
+class Seats:
+    """Seats from the leaf group upwards: the holder of a group's office has a seat in the group above.
+
+    Args:
+        taken: the context's list of seats, empty, which is kept up to date here.
+        call_learner: asks our own learner for what it has.
+    """
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        own: ContributionQueue,
+        taken: list[Seat],
+        call_learner: Callable[[], None],
+        now: float,
+    ) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._own = own
+        self.taken = taken
+        """Seat of our leaf group first, then one more per level while we hold the office below it."""
+        self.publisher = Publisher(context, own, self.published)
+        self._call_learner = call_learner
+        self._plan = self._newest_plan()
+        self._sit_down(now)
+
+    @property
+    def leaf(self) -> Seat:
+        """Seat in the group in which our learner takes part."""
+        return self.taken[0]
+
+    def _newest_plan(self) -> tuple[int, int]:
+        header = self._context.chain.header
+        return header.epoch, header.groups
+
+    def _sizes(self) -> tuple[int, ...]:
+        return level_sizes(self._plan[1], self._shared.config.group_size)
+
+    def _sit_down(self, now: float) -> None:
+        context, shared = self._context, self._shared
+        leaf = leaf_index(shared.config.run, context.index, *self._plan, shared.me)
+        self.taken[:] = [Seat(context, self.publisher, self, self._plan, (0, leaf), "", now)]
+
+    def _is_above(self, level: int) -> bool:
+        return level + 1 < len(self.taken)
+
+    def named(self, group: str) -> Seat | None:
+        """Find our seat in that group, if we have one."""
+        return next((seat for seat in self.taken if seat.name == group), None)
+
+    def delegate_of(self, group: str) -> Delegate | None:
+        """Find the sender of that group's partials, if we are in it and it is not the topmost."""
+        seat = self.named(group)
+        return seat.delegate if seat is not None else None
+
+    def above(self, group: str) -> Seat | None:
+        """Find our seat in the group to which the syncer of `group` belongs."""
+        parsed = parse_group(group)
+        if parsed is None:
+            return None
+        epoch, level, index = parsed
+        sizes = self._sizes()
+        if epoch != self._plan[0] or level + 1 >= len(sizes) or index >= sizes[level]:
+            return None
+        above = (level + 1, parent_index(sizes, level, index))
+        return next((s for s in self.taken if (s.level, s.index) == above), None)
+
+    # --- time ----------------------------------------------------------------------------------------
+
+    def poll_offices(self, now: float) -> None:
+        """Let every office look at the clock, and take or give up the seats that follow from it."""
+        seats, level = self.taken, 0
+        while level < len(seats):
+            seat = seats[level]
+            seat.office.poll(now)
+            if seat.office.take_change():
+                self._office_changed(seat, now)
+            if seat.seeking is not None:
+                seat.seeking.poll(now)
+            level += 1
+
+    def _office_changed(self, seat: Seat, now: float) -> None:
+        seats, level = self.taken, seat.level
+        if not seat.office.holding:
+            fellows = {peer for upper in seats[level + 1 :] for peer in upper.electorate.others(now)}
+            for upper in reversed(seats[level + 1 :]):
+                upper.give_up("no longer the syncer below", now)
+            del seats[level + 1 :]
+            seat.round.abandon("no longer the syncer", now)
+            for peer in sorted(fellows):  # they count on our claim
+                self._shared.notices.greet(peer)
+        elif not seat.top and not self._is_above(level):
+            sizes = self._sizes()
+            place = (level + 1, parent_index(sizes, level, seat.index))
+            above = Seat(self._context, self.publisher, self, self._plan, place, seat.name, now)
+            seats.append(above)
+            for peer in above.electorate.others(now):
+                self._shared.notices.greet(peer)
+        if level == 0:
+            self._own.office_changed(now)
+        else:
+            delegate = seats[level - 1].delegate
+            if delegate is not None:
+                delegate.above_changed(now)
+
+    def poll_rounds(self, now: float) -> None:
+        """Let every round look at the clock, from below upwards."""
+        for seat in tuple(self.taken):
+            if seat.delegate is not None:
+                seat.delegate.poll(now)
+            seat.round.poll(now)
+
+    @property
+    def changed(self) -> bool:
+        """True: an office changed since `poll_offices`."""
+        return any([seat.office.changed for seat in self.taken])  # asked after every poll
+
+    def deadline(self) -> float | None:
+        """Find when to look again; None: nothing waits for a time."""
+        return earliest([seat.deadline() for seat in self.taken])
+
+    def neighbours(self, now: float) -> frozenset[str] | None:
+        """List the peers to exchange heartbeats with because of this fragment; None: everybody."""
+        if self._plan[1] == 1:
+            return None
+        leaf, *above = self.taken
+        found = leaf.electorate.neighbours(now)
+        return found.union(*(seat.electorate.neighbours(now) for seat in above)) if above else found
+
+    def contacts(self, now: float) -> set[str]:
+        """List the peers that get our heartbeats besides."""
+        return set().union(*(seat.contacts(now) for seat in self.taken))
+
+    def leave(self, now: float, reason: str) -> None:
+        """Give up every office."""
+        for seat in reversed(self.taken):
+            seat.office.lay_down(reason)
+            seat.round.abandon(reason, now)
+
+    # --- the chain -----------------------------------------------------------------------------------
+
+    def published(self, now: float) -> None:
+        """Take in a version that we made, as syncer of the topmost group."""
+        for seat in self.taken:
+            if not seat.top:
+                seat.round.chain_moved(now)
+        self.taken[-1].office.poll(now)
+        self._regroup(now)
+        for seat in self.taken:
+            if seat.top:
+                seat.round.poll_rest(now)
+
+    def chain_moved(self, now: float, merged: bool) -> None:
+        """Take in a version that another peer made. `merged`: with our work, or we had none."""
+        if self._plan[1] > 1:
+            self._relay(now)
+        for seat in tuple(self.taken):
+            seat.round.chain_moved(now)
+        self._trust(merged)
+        self._regroup(now)
+
+    def _trust(self, merged: bool) -> None:
+        seats = self.taken
+        if merged or self._plan[1] == 1:
+            seats[0].office.trust()
+        for below, seat in itertools.pairwise(seats):
+            if below.delegate is not None and below.delegate.partial is None:
+                seat.office.trust()
+
+    def _relay(self, now: float) -> None:
+        """Tell those around us of the new version; they pull it from us."""
+        context = self._context
+        told: dict[str, None] = {}
+        for seat in self.taken:
+            if seat.office.holding:
+                told.update(dict.fromkeys(seat.electorate.others(now)))
+        syncer = context.chain.header.syncer
+        for peer in told:
+            if peer != syncer:
+                self._shared.out.send(peer, Announce(context.index, context.chain.head, syncer))
+
+    def _regroup(self, now: float) -> None:
+        """Go into new groups, if the new head says so."""
+        plan = self._newest_plan()
+        if plan == self._plan:
+            return
+        for seat in reversed(self.taken):
+            seat.give_up("the groups rotate", now)
+        self._plan = plan
+        self._sit_down(now)
+        leaf = self.leaf
+        self._shared.out.record(
+            "groups", self._context.index, "the groups rotate", epoch=plan[0], groups=plan[1], group=leaf.name
+        )
+        self._own.office_changed(now)
+        self._shared.notices.regrouped(now)
+
+    # --- from one level to another -------------------------------------------------------------------
+
+    def call_own(self, level: int, call: Closing, now: float) -> None:
+        """Call this node as a child of its own group on that level: its learner, or the group below."""
+        if level == 0:
+            self._call_learner()
+        else:
+            self.taken[level - 1].round.on_called(self._shared.me, call, now)
+
+    def pass_up(self, peer: str, message: Pass, now: float) -> None:
+        """Tell the syncer above, perhaps ourselves, that a group has nothing."""
+        if peer != self._shared.me:
+            self._shared.out.send(peer, message)
+        else:
+            self.on_pass(peer, message, now)
+
+    def office_above(self, level: int) -> Office | None:
+        """Find the office of the group above that level, if we have a seat there."""
+        return self.taken[level + 1].office if self._is_above(level) else None
+
+    def hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
+        """Put that level's partial into our own inbox of the group above."""
+        if not self._is_above(level):
+            return Verdict.NOT_SYNCER
+        round_ = self.taken[level + 1].round
+        verdict = round_.admit_own(signed, ticket, now)
+        if verdict.taken and verdict is not Verdict.ALREADY_HELD:
+            round_.arrived(signed.header.group, now)
+        return verdict
+
+    def take_back(self, level: int, group: str) -> None:
+        """Take that group's partial out of our own inbox of the group above, if it is there. It is not to be
+        merged, unless that has begun."""
+        if self._is_above(level):
+            self.taken[level + 1].round.inbox.drop_own(group)
+
+    # --- partial merges ------------------------------------------------------------------------------
+
+    def partial_merged(self, event: PartialMerged, now: float) -> None:
+        """Take in the sums of one of our groups."""
+        delegate = self.delegate_of(event.group)
+        if delegate is None:
+            self._shared.out.put(Release(event.ticket))
+        else:
+            delegate.merged(event, now)
+
+    def partial_failed(self, event: PartialFailed, now: float) -> None:
+        """Take in that the sums of one of our groups cannot be made."""
+        delegate = self.delegate_of(event.group)
+        if delegate is not None:
+            delegate.failed(event, now)
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def on_closing(self, sender: str, call: Closing, now: float) -> bool:
+        """Take a call from above to a group of ours. False: it is for our learner, or for no one here."""
+        seat = self.named(call.group)
+        if seat is None or seat.level == 0:
+            return False
+        if sender == seat.office.syncer and call.term == seat.office.term:
+            self.taken[seat.level - 1].round.on_called(sender, call, now)
+        else:
+            self._shared.out.send(sender, Pass(call.group, call.fragment, call.term, call.number))
+        return True
+
+    def on_pass(self, sender: str, message: Pass, now: float) -> None:
+        """Take in that a child has nothing."""
+        seat = self.named(message.group)
+        if seat is not None:
+            seat.round.on_pass(sender, message, now)
+
+    def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
+        """Answer a candidate that wants our vote."""
+        seat = self.named(request.group)
+        if seat is not None:
+            seat.office.on_vote_request(sender, request, now)
+            return
+        head = self._context.chain.head if self._shared.confirmed else None
+        reason = VoteRefusal.OTHER_EPOCH
+        refusal = VoteRefused(request.group, self._context.index, request.term, 0, head, reason)
+        self._shared.out.send(sender, refusal)
+        self._shared.notices.greet(sender)  # it may count on a claim that we do not make any more
+
+    def on_vote(self, sender: str, message: VoteGranted, now: float) -> MessageFault | None:
+        """Count a vote for us. Returns what is wrong with it."""
+        seat = self.named(message.vote.body.group)
+        if seat is None:
+            return None
+        fault = seat.office.on_vote(sender, message.vote, now)
+        if fault is None:
+            seat.seen.given(message.vote, seat.office.certificate)
+        return fault
+
+    def on_refused(self, sender: str, message: VoteRefused, now: float) -> None:
+        """Take in that a voter refused us its vote."""
+        seat = self.named(message.group)
+        if seat is not None:
+            seat.office.on_refused(sender, message, now)
+
+    def on_elected(self, sender: str, message: Elected, now: float) -> MessageFault | None:
+        """Take in who is in office, in a group of ours or beside it. Returns what is wrong with the
+        message."""
+        certificate = message.certificate
+        seat = self.named(certificate.group)
+        if seat is not None:
+            seat.seen.certified(sender, certificate, seat.office.certificate)
+            return seat.office.on_elected(sender, certificate, now)
+        parsed = parse_group(certificate.group)
+        if parsed is None or parsed[0] != self._plan[0]:
+            return None
+        sizes = self._sizes()
+        if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
+            return None
+        for upper in self.taken[1:]:
+            for child in upper.electorate.unknown(now):
+                place = parse_group(child)
+                if place is not None and is_below(sizes, parsed[1:], place[1:]) and upper.seeking is not None:
+                    upper.seeking.learned(child, certificate, now)
+        return None
+
+    def on_query(self, sender: str, query: OfficeQuery) -> None:
+        """Give the certificate of that group, or of the largest group inside it that we know."""
+        seat = self.named(query.group)
+        if seat is not None:
+            seat.office.on_query(sender, query)
+            return
+        parsed = parse_group(query.group)
+        if parsed is None or parsed[0] != self._plan[0] or self._plan[1] == 1:
+            return
+        sizes = self._sizes()
+        if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
+            return
+        for seat in reversed(self.taken):
+            inside = seat.level < parsed[1] and is_below(sizes, (seat.level, seat.index), parsed[1:])
+            if inside and seat.office.certificate is not None:
+                self._shared.out.send(sender, Elected(seat.office.certificate))
+                return
+
+    def on_claim(self, peer: str, group: str, term: int, now: float) -> None:
+        """Take in the claim of a heartbeat that its sender holds that office."""
+        seat = self.named(group)
+        if seat is not None:
+            seat.office.on_claim(peer, term, now)
+
+    def beside(self, group: str) -> bool:
+        """Tell whether that group's syncer is one of our fellows in a seat above the leaves."""
+        return self.above(group) is not None
+
+    def unseated(self, group: str) -> Verdict:
+        """Say why there is no round of ours for what that group sends. In our epoch it is an office that we
+        gave up: whoever is told so looks for another syncer."""
+        ours, theirs = parse_group(self.leaf.name), parse_group(group)
+        now = ours is not None and theirs is not None and ours[0] == theirs[0]
+        return Verdict.NOT_SYNCER if now else Verdict.OTHER_EPOCH
+
+    def round_for(self, group: str) -> Round | None:
+        """Find the round in which a partial of that group is to be merged."""
+        seat = self.above(group)
+        return seat.round if seat is not None else None
+
+
+# Seat of this node in one group of a fragment: its members, its office, its rounds.
+
+
+class Seat:
+    """Seat in one group: in our leaf group always, in the group above while we hold the office below, and so
+    on.
+
+    Args:
+        hierarchy: our other seats of that fragment.
+        plan: (epoch, number of leaf groups), as the head's header states them.
+        place: (level, index) of the group.
+        below: name of the group of which we are the syncer; empty for a leaf group.
+    """
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        publisher: Publisher,
+        hierarchy: Hierarchy,
+        plan: tuple[int, int],
+        place: tuple[int, int],
+        below: str,
+        now: float,
+    ) -> None:
+        shared, standing = context.shared, context.standing
+        self.level, self.index = place
+        sizes = level_sizes(plan[1], shared.config.group_size)
+        self.name = group_name(*plan, *place)
+        self.top = self.level == len(sizes) - 1
+        self.seeking: Seeking | None = None
+        self.electorate: Electorate
+        inbox: Inbox
+        if below:
+            upper = UpperElectorate(shared, context.index, standing, plan, place, below, now)
+            self.electorate, inbox = upper, GroupInbox(context, upper)
+            self.seeking = Seeking(context, plan, upper)
+        elif self.top:
+            self.electorate, inbox = Electorate(shared, context.index, standing), LearnerInbox(context)
+        else:
+            self.electorate = LeafElectorate(shared, context.index, standing, plan, self.index, now)
+            inbox = LearnerInbox(context)
+        self.office = Office(context, self.name, self.electorate, lambda: self.round.busy, now)
+        self.seen = SeenVotes(context, self.name)
+        """Votes of others, in which a second one of the same term is found."""
+        self.delegate = None if self.top else Delegate(context, self.name, self.level, hierarchy)
+        merger = self.delegate or publisher
+        self.round = Round(
+            context, self.name, self.level, self.office, self.electorate, inbox, merger, hierarchy
+        )
+
+    def deadline(self) -> float | None:
+        """Find when to look again; None: nothing waits for a time."""
+        times = [self.office.deadline(), self.round.deadline()]
+        if self.delegate is not None:
+            times.append(self.delegate.deadline())
+        if self.seeking is not None:
+            times.append(self.seeking.due_s)
+        return earliest(times)
+
+    def contacts(self, now: float) -> list[str]:
+        """List the peers that get our heartbeats because we look for others there; they need not send us
+        any."""
+        return self.seeking.neighbours(now) if self.seeking is not None else []
+
+    def give_up(self, reason: str, now: float) -> None:
+        """Leave the office and drop the round: we do not belong here any more."""
+        self.office.retire(reason)
+        self.round.abandon(reason, now)
+
+    @property
+    def at_work(self) -> bool:
+        """True: a round of ours is not at its end yet."""
+        return self.round.state not in (RoundState.IDLE, RoundState.COLLECTING)

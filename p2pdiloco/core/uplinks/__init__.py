@@ -1,1 +1,0 @@
-"""Uplinks: what a node's link carries, and whether that is enough for an office."""

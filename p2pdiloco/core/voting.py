@@ -1,0 +1,503 @@
+"""Votes in one group: our own, our candidacy for others' votes, and what a certificate proves.
+
+Rules: docs/protocol/election.md, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.effects import Effect, VoteRecord
+from p2pdiloco.core.api.evidence import TwoVotes
+from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
+from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
+from p2pdiloco.core.api.types import MAX_VOTES, WHOLE_RUN, Certificate, Head, Vote, VoteBody
+from p2pdiloco.core.candidates import Candidates
+from p2pdiloco.core.chain import MOST_TERMS
+from p2pdiloco.core.context import Electorate, FragmentContext
+from p2pdiloco.util import BoundedDict
+
+MAX_UNSAVED = 2
+"""Limit of votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue
+up."""
+
+
+class Voter:
+    """Voter of one group: one vote per (group, fragment, term), durable before it is sent."""
+
+    def __init__(self, context: FragmentContext, group: str) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self.unsaved_votes = 0
+        """Number of votes on their way to the disk."""
+
+    @property
+    def term(self) -> int:
+        """The term of our newest vote."""
+        vote, _ = self._context.ballots.last(self._group)
+        return vote.term if vote else self._context.ballots.floor(self._group)
+
+    def gave(self, candidate: str, term: int) -> bool:
+        """Tell whether this is our vote, and durable."""
+        vote, durable = self._context.ballots.last(self._group)
+        return vote is not None and (vote.term, vote.candidate, durable) == (term, candidate, True)
+
+    def why_not(self, candidate: str, term: int) -> VoteRefusal | None:
+        """Say why we cannot vote for that candidate in that term; None if we can."""
+        vote, _ = self._context.ballots.last(self._group)
+        if term < self.term or (term == self.term and (vote is None or vote.candidate != candidate)):
+            return VoteRefusal.VOTE_GIVEN
+        return VoteRefusal.SAVING if self.unsaved_votes >= MAX_UNSAVED else None
+
+    def sign(self, candidate: str, term: int) -> Vote:
+        """Make the vote itself; it must be durable before it leaves us."""
+        shared = self._shared
+        body = VoteBody(shared.config.run, self._group, self._context.index, term, candidate, shared.me)
+        return Vote(body, shared.sign("vote", body))
+
+    def give(
+        self,
+        candidate: str,
+        term: int,
+        then: tuple[Effect, ...],
+        done: Callable[[float], None],
+        failed: Callable[[float, str], None],
+    ) -> None:
+        """Choose that candidate from now on. `then` happens once the vote is durable, and `done` hears of
+        it."""
+        record = VoteRecord(self._context.index, term, candidate, self._group)
+        self._context.ballots.give(record, durable=False)
+        self._save(record, then, done, failed)
+
+    def _save(
+        self,
+        record: VoteRecord,
+        then: tuple[Effect, ...] = (),
+        done: Callable[[float], None] = lambda now: None,
+        failed: Callable[[float, str], None] = lambda now, why: None,
+    ) -> None:
+        self.unsaved_votes += 1
+        self._shared.out.persist(
+            record,
+            then,
+            lambda t: self._saved(record, done, t),
+            lambda t, why: self._not_saved(failed, t, why),
+        )
+
+    def _save_again(self) -> None:
+        """Save our newest vote here once more, so that no older one is written after it."""
+        vote, _ = self._context.ballots.last(self._group)
+        if vote is not None and self.unsaved_votes < MAX_UNSAVED:
+            self._save(vote)
+
+    def _saved(self, record: VoteRecord, done: Callable[[float], None], now: float) -> None:
+        self.unsaved_votes -= 1
+        if self._context.ballots.last(self._group)[0] == record:
+            self._context.ballots.give(record, durable=True)
+        self._shared.vote_disk.saved(now)
+        done(now)
+
+    def _not_saved(self, failed: Callable[[float, str], None], now: float, why: str) -> None:
+        self.unsaved_votes -= 1
+        self._shared.vote_disk.failed(self._save_again, why, now)
+        failed(now, why)
+
+
+class Candidacy:
+    """Candidacy of ours in one term: asks for votes and counts them."""
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        group: str,
+        electorate: Electorate,
+        term: int,
+        reason: str,
+    ) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self._electorate = electorate
+        self.term = term
+        self._starts = context.chain.head.number
+        self._reason = reason
+        self.votes: dict[str, Vote] = {}
+        self._asked: set[str] = set()
+        """Voters that have not said a word yet."""
+        self._refused: set[str] = set()
+        self._again: set[str] = set()
+        """Voters that could not judge our candidacy yet."""
+        self.again_s: float | None = None
+        """Time at which they are asked again."""
+
+    def request(self) -> VoteRequest:
+        """Make the question to the voters."""
+        head = self._context.chain.head
+        return VoteRequest(self._group, self._context.index, self.term, head, self._reason)
+
+    def count(self, vote: Vote, now: float) -> bool:
+        """Take one vote in. Tell whether a majority is reached."""
+        self._asked.discard(vote.body.voter)
+        if self._electorate.count([vote.body.voter], now):
+            self.votes[vote.body.voter] = vote
+        return self.won(now)
+
+    def won(self, now: float) -> bool:
+        """Tell whether it is a majority, of those who have a vote now."""
+        return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
+
+    def asks(self, voters: Iterable[str]) -> None:
+        """Note who was asked."""
+        self._asked.update(voters)
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Voters that were asked and have said nothing."""
+        return frozenset(self._asked)
+
+    def refused(self, voter: str, now: float) -> bool:
+        """Note that this voter says no. Tell whether a majority is impossible now."""
+        self._asked.discard(voter)
+        self._refused.add(voter)
+        size = self._electorate.size(now)
+        return 2 * (size - self._electorate.count(self._refused, now)) <= size
+
+    def later(self, voter: str, now: float) -> None:
+        """Note that this voter is to be asked again."""
+        self._asked.discard(voter)
+        self._again.add(voter)
+        if self.again_s is None:
+            self.again_s = now + self._shared.timing.retry_s
+
+    def ask_again(self, now: float) -> None:
+        """Ask those that could not judge once more, if it is time."""
+        if self.again_s is None or now < self.again_s:
+            return
+        request = self.request()
+        for peer in sorted(self._again):
+            self._shared.out.send(peer, request)
+        self._again, self.again_s = set(), None
+
+    def certificate(self) -> Certificate:
+        """Make the proof of our election."""
+        votes = tuple(vote for _, vote in sorted(self.votes.items()))
+        me = self._shared.me
+        return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
+
+
+def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFault | None:
+    """Say why this is no vote for us in that group; None if it is one."""
+    body, shared = vote.body, context.shared
+    if (body.run, body.group, body.fragment, body.candidate) != (
+        shared.config.run,
+        group,
+        context.index,
+        shared.me,
+    ):
+        return MessageFault.VOTE_FOR_ANOTHER
+    signed = shared.signed_by(body.voter, "vote", body, vote.signature)
+    return None if signed else MessageFault.VOTE_SIGNATURE
+
+
+def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
+    """Tell whether those who voted are still a majority of today's voters, as we see them."""
+    voters = electorate.voters(now)
+    gave = {vote.body.voter for vote in certificate.votes}
+    unheard = electorate.out_of_earshot(gave, now) + electorate.had_votes(gave, now)
+    return 2 * (len(gave.intersection(voters)) + unheard) > len(voters) + unheard
+
+
+class Binding:
+    """Watch on whether the holder's certificate still binds anyone, looked at once a heartbeat."""
+
+    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
+        self._shared = context.shared
+        self._electorate = electorate
+        self._look_s = -1e18
+        self._lost_since_s: float | None = None
+        self.term = 0
+        """Term of the last certificate that did."""
+
+    def with_late(self, certificate: Certificate | None, vote: Vote, now: float) -> Certificate | None:
+        """Add a vote that came after the majority to our certificate. Who counts more voters than we do asks
+        for it again, and accepts it then. Else a member that tells some of us that it votes, and others that
+        it does not, keeps the ones out of the others' rounds."""
+        known = {} if certificate is None else {each.body.voter: each for each in certificate.votes}
+        voter = vote.body.voter
+        if certificate is None or voter in known or len(known) >= MAX_VOTES:
+            return certificate
+        if not self._electorate.count([voter], now):
+            return certificate
+        return replace(certificate, votes=tuple(each for _, each in sorted({**known, voter: vote}.items())))
+
+    def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
+        """Tell whether it has bound no member for so long."""
+        if now < self._look_s:
+            return False
+        self._look_s = now + self._shared.timing.heartbeat_s
+        if binds(certificate, self._electorate, now):
+            self._lost_since_s, self.term = None, certificate.term
+            return False
+        if self._lost_since_s is None:
+            self._lost_since_s = now
+        if now - self._lost_since_s < patience_s:
+            return False
+        self._lost_since_s = None
+        return True
+
+
+def why_not_certified(
+    context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
+) -> MessageFault | None:
+    """Say why a certificate puts no one in office, in the view that we have ourselves; None if it does.
+
+    Who is not confirmed yet cannot count a majority: for it the syncer must have worked, and have signed one
+    of the votes.
+    """
+    shared = context.shared
+    named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
+    if certificate.syncer in shared.excluded:
+        return MessageFault.EXCLUDED
+    if not named:
+        return MessageFault.CERTIFICATE_EMPTY
+    if len(named) < len(certificate.votes):
+        return MessageFault.CERTIFICATE_REPEATS
+    if shared.confirmed:
+        unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
+        if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
+            return MessageFault.CERTIFICATE_MINORITY
+    elif certificate.syncer not in named or not shared.trusts(certificate.syncer):
+        return MessageFault.CERTIFICATE_MINORITY
+    # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
+    for vote in sorted(certificate.votes, key=lambda vote: not shared.has_worked(vote.body.voter)):
+        body = vote.body
+        expected = VoteBody(
+            shared.config.run,
+            certificate.group,
+            context.index,
+            certificate.term,
+            certificate.syncer,
+            body.voter,
+        )
+        if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
+            return MessageFault.CERTIFICATE_SIGNATURE
+    return None
+
+
+# Judge of others' candidacies: whether a candidate gets this member's vote.
+#
+# Rules: docs/protocol/election.md, section 5.
+
+LAST_AFTER_S = 6.0
+"""Time for which an office is open until who made nothing of its last term may have it again."""
+
+
+class KnownOffice(Protocol):
+    """Office for which votes are asked, as far as its judge needs to know it (`core.election.office`)."""
+
+    certificate: Certificate | None
+    """Newest one that we hold."""
+
+    @property
+    def term(self) -> int:
+        """Highest term of which we hold a certificate."""
+
+    def open_s(self, now: float) -> float:
+        """Compute for how long nobody was in office, as far as we know."""
+
+    def why_open(self, now: float, candidate: str = "") -> str:
+        """Say why nobody can be counted on in it, or is to leave it to that candidate; empty if one can."""
+
+
+class VoteJudge:
+    """Judge in one group. Gives no vote itself; tells a candidate that gets none why.
+
+    Args:
+        busy: question whether a round of ours is closing right now: then we do not vote us away.
+    """
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        group: str,
+        office: KnownOffice,
+        electorate: Electorate,
+        voter: Voter,
+        terms: Terms,
+        candidates: Candidates,
+        busy: Callable[[], bool],
+    ) -> None:
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain = context.chain
+        self._false_states = context.false_states
+        self._group = group
+        self._office = office
+        self._electorate = electorate
+        self._voter = voter
+        self._terms = terms
+        self._candidates = candidates
+        self._busy = busy
+
+    def grants(self, candidate: str, request: VoteRequest, now: float) -> bool:
+        """Tell whether that candidate is to get our vote; one that is not is told why."""
+        shared = self._shared
+        self._terms.said(request.term - 1)
+        refusal = self._why_no_vote(candidate, request, now)
+        if refusal is not None and not refusal.soft:
+            # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
+            self._terms.said(request.term)
+        words = f"given: {request.reason}" if refusal is None else str(refusal)
+        shared.out.record("vote", self._fragment, words, candidate=candidate, term=request.term)
+        if refusal is not None:
+            head = self._chain.head if shared.confirmed else None
+            known = max(self._office.term, self._voter.term)
+            refused = VoteRefused(self._group, self._fragment, request.term, known, head, refusal)
+            shared.out.send(candidate, refused)
+        return refusal is None
+
+    def _why_no_vote(self, candidate: str, request: VoteRequest, now: float) -> VoteRefusal | None:
+        shared = self._shared
+        progress = shared.view.progress(candidate)
+        if not shared.votes:
+            return VoteRefusal.NO_DISK if shared.confirmed else VoteRefusal.CATCHING_UP
+        if self._group != WHOLE_RUN and (progress is None or not self._electorate.admits(candidate, now)):
+            return VoteRefusal.NOT_HEARD_OF
+        if progress is None or not progress.confirmed:
+            return VoteRefusal.NOT_CONFIRMED
+        if not self._electorate.decides(candidate, now):
+            return VoteRefusal.NO_VOTER
+        if shared.distrust.has(candidate, now):
+            return VoteRefusal.DISTRUSTED
+        if candidate in shared.loss_audits:
+            return VoteRefusal.EXPELLED
+        if request.term > max(self._terms.newest, self._office.term) + 1:
+            return VoteRefusal.FAR_AHEAD
+        if request.term <= self._office.term:
+            return VoteRefusal.CERTIFIED
+        given = self._voter.why_not(candidate, request.term)
+        if given is not None:
+            return given
+        # A version with a false state weighs nothing, whoever stands on it.
+        if request.head.weight < self._chain.head.weight or request.head.digest in self._false_states:
+            return VoteRefusal.LIGHTER
+        certificate = self._office.certificate
+        if certificate is not None and certificate.syncer != candidate:  # else it laid that office down
+            refusal = self._why_not_over(candidate, request.head, certificate, now)
+            if refusal is not None:
+                return refusal
+        if (
+            self._candidates.comes_last(candidate, certificate, now)
+            and self._office.open_s(now) < LAST_AFTER_S
+        ):
+            return VoteRefusal.OUT_OF_TURN
+        if self._busy():
+            return VoteRefusal.CLOSING
+        return None
+
+    def _why_not_over(
+        self, candidate: str, head: Head, certificate: Certificate, now: float
+    ) -> VoteRefusal | None:
+        """Say why the holder is still in office, by our own chain, and by what the holder says of its own.
+
+        What a candidate says of versions that we do not have proves nothing: it is asked again in a moment,
+        as the holder's word, or the version itself, will be here if it is true."""
+        end = certificate.start_number + self._shared.config.term_versions
+
+        def over(number: int) -> bool:
+            gives_way = self._candidates.why_give_way(certificate, now, number, candidate)
+            return number >= end or bool(gives_way)
+
+        said = self._shared.view.head(certificate.syncer, self._fragment)
+        known = max(self._chain.head.number, said.number if said else 0)
+        if over(known) or self._office.why_open(now, candidate):
+            return None
+        return VoteRefusal.NOT_PROVEN if over(max(known, head.number)) else VoteRefusal.COUNTED_ON
+
+
+# Terms of one group's office: which are used up, as far as this member knows, and which is next.
+#
+# Rules: docs/protocol/election.md, section 10.
+
+HEARSAY = MOST_TERMS // 2
+"""Limit of how far above the head's term peers' words move our idea of the newest one: half of what a version
+may leap, so that what is left is for elections."""
+
+
+class Terms:
+    """Terms of one group that are in use somewhere."""
+
+    def __init__(self, context: FragmentContext, group: str, voter: Voter) -> None:
+        self._chain = context.chain
+        self._group = group
+        self._voter = voter
+        self.newest = voter.term
+        """Newest term that we know of."""
+
+    def used(self, term: int) -> None:
+        """Note that this term is in use: we voted in it, or hold its proof."""
+        self.newest = max(self.newest, term)
+
+    def said(self, term: int) -> None:
+        """Note that a peer says that this term is in use."""
+        self.used(min(term, self._chain.head.term + HEARSAY))
+
+    def next(self) -> int:
+        """Find the first term in which we could stand."""
+        floor = 0 if self._group == WHOLE_RUN else self._chain.head.term
+        return max(self.newest, self._voter.term, floor) + 1
+
+
+# Votes that a member has seen in one group: for itself, and in certificates. There is one in a term, so two
+# of one voter are a proof.
+#
+# Rules: docs/protocol/proofs.md, section 3.
+
+
+class SeenVotes:
+    """Votes for us in the newest term in which we stood, to be compared with what certificates hold."""
+
+    def __init__(self, context: FragmentContext, group: str) -> None:
+        self._context = context
+        self._excluded = context.shared.excluded
+        self._group = group
+        self._term = 0
+        self._for_us: BoundedDict[str, Vote] = BoundedDict(MAX_VOTES)
+
+    def given(self, vote: Vote, known: Certificate | None) -> None:
+        """Take in a vote that its voter sent us. `known`: the newest certificate that we hold."""
+        term, context = vote.body.term, self._context
+        last, _ = context.ballots.last(self._group)
+        stood = last is not None and (last.term, last.candidate) == (term, context.shared.me)
+        if not stood or why_not_for(context, self._group, vote) is not None:
+            return
+        if term != self._term:
+            self._term = term
+            self._for_us.clear()
+        self._for_us[vote.body.voter] = vote
+        if known is not None:
+            self._compare(vote, known.votes, "")
+
+    def certified(self, sender: str, certificate: Certificate, known: Certificate | None) -> None:
+        """Compare the votes of a certificate with those that we have: at most one proof comes of it."""
+        seen = self._for_us if certificate.term == self._term else {}
+        held = {v.body.voter: v for v in known.votes} if known and known.term == certificate.term else {}
+        for vote in certificate.votes:
+            voter = vote.body.voter
+            ours = [v for v in (seen.get(voter), held.get(voter)) if v is not None]
+            if voter not in self._excluded and self._compare(vote, tuple(ours), sender):
+                return
+
+    def _compare(self, vote: Vote, others: tuple[Vote, ...], giver: str) -> bool:
+        """Note a proof, if one of these is another vote of the same voter in the same term."""
+        body = vote.body
+        for other in others:
+            same = (other.body.term, other.body.voter) == (body.term, body.voter)
+            if same and other.body.candidate != body.candidate:
+                self._excluded.found(TwoVotes(other, vote), giver)
+                return True
+        return False
