@@ -27,11 +27,9 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from p2pdiloco.adapters.disk.result_file import Arrays, checksum, save_tensors
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import table
-from p2pdiloco.config.outer import LENGTHS, with_schedule
-from p2pdiloco.config.presets import for_other_model, for_run, without_end
+from p2pdiloco.config.manifest import Manifest, table
+from p2pdiloco.config.presets import LENGTHS, for_other_model, for_run, with_schedule, without_end
+from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import checkpoint

@@ -15,8 +15,7 @@ import psutil
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.p2pd import socket_folder
-from p2pdiloco.config.loader import canonical_bytes
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Manifest, canonical_bytes
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import is_beginning, saved_runs
 from p2pdiloco.errors import StorageError, UserError

@@ -25,10 +25,7 @@ from p2pdiloco.cli.commands import bootstrap, node
 from p2pdiloco.cli.examples import EXAMPLES
 from p2pdiloco.cli.from_lab import loaded
 from p2pdiloco.cli.group import cli
-from p2pdiloco.config.comments import COMMENTS, TABLES
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import ModelSection
-from p2pdiloco.config.schema import as_toml, keys_of, tables_of
+from p2pdiloco.config.manifest import COMMENTS, TABLES, Manifest, ModelSection, as_toml, keys_of, tables_of
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.tasks.registry import BUILT_IN
 

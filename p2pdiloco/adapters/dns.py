@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdiloco.config.addresses import DNSADDR, check_join_address, check_peer_address
+from p2pdiloco.config.values import DNSADDR, check_join_address, check_peer_address
 from p2pdiloco.errors import ConfigError, UserError
 
 logger = logging.getLogger(__name__)

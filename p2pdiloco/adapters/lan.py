@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from p2pdiloco.config.addresses import check_peer_address
+from p2pdiloco.config.values import check_peer_address
 from p2pdiloco.errors import ConfigError, UserError, install_hint
 from p2pdiloco.identity import public_of
 

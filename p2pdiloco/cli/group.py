@@ -37,7 +37,7 @@ from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.watching.command import board, top
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX, check_environment
-from p2pdiloco.config.strict import read_toml
+from p2pdiloco.config.values import read_toml
 from p2pdiloco.errors import UserError, clean, without_torch
 from p2pdiloco.release import VERSION
 

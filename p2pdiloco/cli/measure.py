@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.addresses import peer_in
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.links.probing import PAUSE_S, MeasuredLink, measure
 from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run, pull_manifest, run_names

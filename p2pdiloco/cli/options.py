@@ -16,7 +16,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.schema import keys_of
+from p2pdiloco.config.manifest import keys_of
 from p2pdiloco.config.settings import known_variable, load_settings_table
 from p2pdiloco.errors import UserError
 

@@ -15,7 +15,7 @@ from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run
-from p2pdiloco.config.units import parse_rate, rate_text
+from p2pdiloco.config.values import parse_rate, rate_text
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.tasks.manifests import load_manifest
 

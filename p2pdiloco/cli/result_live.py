@@ -19,7 +19,7 @@ import msgspec
 
 from p2pdiloco.cli.status import Search
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.signing import run_id
+from p2pdiloco.config.manifest import run_id
 from p2pdiloco.core.api.effects import FetchState
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion

@@ -11,7 +11,7 @@ import msgspec
 
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, WORDS, Number
-from p2pdiloco.config.folders import expanded
+from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:

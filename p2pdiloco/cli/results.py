@@ -19,8 +19,7 @@ from p2pdiloco.adapters.disk.outputs import try_file, try_folder
 from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.result_source import read_result, source_options
-from p2pdiloco.config.manifest import Dtype
-from p2pdiloco.config.models import BYTES
+from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.errors import UserError, clean
 
 if TYPE_CHECKING:

@@ -19,13 +19,17 @@ from p2pdiloco.cli.given.wish import TrainingWish, with_wish
 from p2pdiloco.cli.membership.link import link
 from p2pdiloco.cli.membership.notices import amend
 from p2pdiloco.cli.options import FILE, WORDS
-from p2pdiloco.config.addresses import check_multiaddr, is_public
-from p2pdiloco.config.loader import canonical_bytes
-from p2pdiloco.config.manifest import AdmissionSection, DataSection, Manifest
-from p2pdiloco.config.models import BYTES
-from p2pdiloco.config.outer import LEARNERS, doubts, expected_merges, with_outer
-from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
-from p2pdiloco.config.units import size_text
+from p2pdiloco.config.manifest import BYTES, AdmissionSection, DataSection, Manifest, canonical_bytes
+from p2pdiloco.config.presets import (
+    LEARNERS,
+    PRESETS,
+    doubts,
+    expected_merges,
+    for_bytes,
+    for_run,
+    with_outer,
+)
+from p2pdiloco.config.values import check_multiaddr, is_public, size_text
 from p2pdiloco.errors import StorageError, UserError, install_hint
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
 from p2pdiloco.tasks.registry import task_of

@@ -14,12 +14,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.config.addresses import check_join_address, check_multiaddr
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.owner.own_limits import bounds_of, limits_of
-from p2pdiloco.config.strict import convert, read_toml, suggestion
-from p2pdiloco.config.units import parse_every, parse_rate, parse_size
-from p2pdiloco.config.web_address import parse_web
+from p2pdiloco.config.values import (
+    check_join_address,
+    check_multiaddr,
+    convert,
+    expanded,
+    parse_every,
+    parse_rate,
+    parse_size,
+    parse_web,
+    read_toml,
+    suggestion,
+)
 from p2pdiloco.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
@@ -337,3 +343,278 @@ def _check_addresses(join: tuple[str, ...], listen: tuple[str, ...], announce: t
 def known_variable(flag: str) -> str:
     """The environment variable of a flag: --data-dir reads P2PDILOCO_DATA_DIR."""
     return ENVIRONMENT_PREFIX + flag.lstrip("-").replace("-", "_").upper()
+
+
+# Settings of commands that watch a run or a machine: `top`, `doctor`, `log-to`.
+
+
+class TopSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco top`."""
+
+    join: tuple[str, ...] = ()
+    data_dir: Path | None = None
+    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
+    run: str = ""
+    timeout_s: float = 20.0
+    """Time within which somebody must answer at the start."""
+    every_s: float = 10.0
+    """Seconds between two lines, where there is no terminal."""
+
+
+class DoctorSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco doctor`."""
+
+    join: tuple[str, ...] = ()
+    run: str = ""
+    data_dir: Path | None = None
+    """Folder of the node; None: the usual one."""
+    json: bool = False
+    timeout_s: float = 240.0
+    probe_python: str = ""
+    """Python of an environment with py-libp2p; empty: no such probe."""
+
+
+class LogToSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco log-to`."""
+
+    data_dir: Path = Path("~/.p2pdiloco/node")
+    follow: bool = False
+    out: Path | None = None
+    """Folder of the charts' files; None: in the data folder, by the charts' name."""
+    project: str = "p2pdiloco"
+    name: str = ""
+    """Name of the run in the charts; empty: the data folder's."""
+    again: bool = False
+
+
+class BoardSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco board`."""
+
+    join: tuple[str, ...] = ()
+    data_dir: Path | None = None
+    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
+    run: str = ""
+    out: Path = Path("board")
+    """Folder of the files."""
+    every: str = ""
+    """Time between two versions of the files, such as 30s; empty: they are written once."""
+    timeout_s: float = 20.0
+    """Time within which somebody must answer."""
+
+
+# Hours of a week in which a node may train, as people write them: "22-7", "sat-sun 0-24".
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAY_MIN = 24 * 60
+WEEK_MIN = 7 * DAY_MIN
+MAX_SPANS = 16
+_SPAN = re.compile(
+    r"(?:([a-z]{3})(?:\s*-\s*([a-z]{3}))?\s+)?(\d{1,2})(?::(\d\d))?\s*-\s*(\d{1,2})(?::(\d\d))?"
+)
+
+
+class Span(Struct, frozen=True):
+    """Span of time on each of some days; one that ends the next morning belongs to the day of its
+    beginning."""
+
+    days: tuple[int, ...]
+    """Days, 0 is Monday."""
+    begin_min: int
+    """Minutes since midnight."""
+    length_min: int
+
+    def holds(self, week_min: int) -> bool:
+        """Tell whether that minute of the week is in it."""
+        return any((week_min - d * DAY_MIN - self.begin_min) % WEEK_MIN < self.length_min for d in self.days)
+
+
+def parse_hours(text: str, flag: str = "--hours") -> tuple[Span, ...]:
+    """Parse the hours; none are no bound.
+
+    Raises:
+        ConfigError: they cannot be made out; names the flag.
+    """
+    if not text.strip():
+        return ()
+    parts = text.strip().lower().split(",")
+    spans = [_span(part.strip()) for part in parts[:MAX_SPANS]]
+    found = tuple(span for span in spans if span is not None)
+    if len(found) != len(parts):
+        raise ConfigError(
+            f'{flag} must be hours of the day, it is "{text}"',
+            'for example 22-7, or "mon-fri 18:30-8, sat-sun 0-24": by the clock of this machine',
+        )
+    return found
+
+
+def _span(text: str) -> Span | None:
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        return None
+    first, last = found[1], found[2] or found[1]
+    if first is not None and not {first, last} <= set(DAYS):
+        return None
+    days = range(7) if first is None else _days(DAYS.index(first), DAYS.index(last))
+    begin, end = (int(found[n]) * 60 + int(found[n + 1] or 0) for n in (3, 5))
+    minutes_are_right = int(found[4] or 0) < 60 and int(found[6] or 0) < 60
+    if not minutes_are_right or begin >= DAY_MIN or end > DAY_MIN or begin == end:
+        return None
+    return Span(tuple(days), begin, (end - begin) % DAY_MIN or DAY_MIN)
+
+
+def _days(first: int, last: int) -> tuple[int, ...]:
+    return tuple((first + n) % 7 for n in range((last - first) % 7 + 1))
+
+
+def next_begin_min(spans: tuple[Span, ...], week_min: int) -> int:
+    """Find in how many minutes the next span begins, of one or more."""
+    return min((day * DAY_MIN + s.begin_min - week_min) % WEEK_MIN for s in spans for day in s.days)
+
+
+# Limits of a machine's owner: flags of `p2pdiloco node` that may be changed while it runs.
+
+Text = Annotated[str, Meta(max_length=200)]
+YES, NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0", "")
+NONE = "none"
+"""Value that takes a limit away, as the empty one does."""
+_MONTHLY = re.compile(r"\s*/\s*month\s*$", re.IGNORECASE)
+
+
+class OwnLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits as they are written. `NodeSettings` has fields of the same names."""
+
+    max_upload: Text = ""
+    max_download: Text = ""
+    max_transfer: Text = ""
+    """Bytes both ways in a calendar month, such as "200GB/month"."""
+    min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    hours: Text = ""
+    """Hours of the day in which it trains, such as "22-7"."""
+    when_idle: Text = ""
+    """Time for which nobody has used the machine, such as "10min", before it trains."""
+    not_on_battery: bool = False
+    max_temperature: Annotated[float, Meta(ge=0, le=150)] = 0.0
+    """Degrees Celsius of GPU and CPU above which it does not train; 0: no bound."""
+    max_power: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
+    """Watts of the GPUs together above which it does not train; 0: no bound."""
+
+
+FIELDS = tuple(field.name for field in msgspec.structs.fields(OwnLimits))
+DEFAULTS: dict[str, Any] = {name: getattr(OwnLimits(), name) for name in FIELDS}
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """Limits as numbers; 0, nothing or False is no bound."""
+
+    upload_bits_per_s: float
+    download_bits_per_s: float
+    transfer_bytes: int
+    min_step_s: float
+    hours: tuple[Span, ...]
+    idle_s: float
+    not_on_battery: bool
+    max_temperature_c: float
+    max_power_w: float
+
+
+def bounds_of(limits: OwnLimits) -> Bounds:
+    """Parse limits. Raises: ConfigError (names the flag)."""
+    return Bounds(
+        upload_bits_per_s=parse_rate(limits.max_upload, "--max-upload"),
+        download_bits_per_s=parse_rate(limits.max_download, "--max-download"),
+        transfer_bytes=_transfer_bytes(limits.max_transfer),
+        min_step_s=limits.min_step_s,
+        hours=parse_hours(limits.hours),
+        idle_s=parse_every(limits.when_idle, "--when-idle")[0] if _is_time(limits.when_idle) else 0.0,
+        not_on_battery=limits.not_on_battery,
+        max_temperature_c=limits.max_temperature,
+        max_power_w=limits.max_power,
+    )
+
+
+def _is_time(text: str) -> bool:
+    """Tell whether there is a time. Raises: ConfigError (something else is there)."""
+    if not text.strip():
+        return False
+    if not re.fullmatch(r"[1-9]\d{0,8}\s*(s|min|h)", text.strip()):
+        raise ConfigError(f'--when-idle must be a time, it is "{text}"', "for example 10min")
+    return True
+
+
+def _transfer_bytes(text: str) -> int:
+    monthly, example = _MONTHLY.sub("", text), "for example 200GB/month"
+    if "/" in monthly:
+        raise ConfigError(f'--max-transfer is for a calendar month, it is "{text}"', example)
+    try:
+        return int(parse_size(monthly, "--max-transfer"))
+    except ConfigError as error:
+        raise ConfigError(str(error), example) from error
+
+
+def limits_of(settings: Any) -> OwnLimits:
+    """Take the limits out of a node's settings."""
+    return OwnLimits(**{name: getattr(settings, name) for name in FIELDS})
+
+
+def flag_of(name: str) -> str:
+    """Name the flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def changed(limits: OwnLimits, changes: dict[str, str]) -> OwnLimits:
+    """Change limits by name, "max-upload" or "max_upload"; "none" and the empty value take one away.
+
+    Raises: ConfigError (an unknown name, a value that cannot be).
+    """
+    values: dict[str, Any] = {}
+    for given, text in changes.items():
+        name = _field(given)
+        if name not in FIELDS:
+            raise ConfigError(
+                f'there is no limit "{given[:40]}"', "limits: " + ", ".join(map(_plain, FIELDS))
+            )
+        values[name] = _value(name, text.strip())
+    try:
+        found = msgspec.convert({**msgspec.structs.asdict(limits), **values}, OwnLimits)
+    except msgspec.ValidationError as error:
+        name = str(error).partition("`$.")[2].rstrip("`")
+        raise ConfigError(f"{flag_of(name)}: {str(error).partition(' - at')[0]}") from error
+    bounds_of(found)
+    return found
+
+
+def changed_names(changes: dict[str, str]) -> list[str]:
+    """List the fields that changes name, which have been looked at."""
+    return sorted({_field(name) for name in changes})
+
+
+def _field(given: str) -> str:
+    return given.lstrip("-").replace("-", "_")
+
+
+def _value(name: str, text: str) -> Any:
+    if text.lower() == NONE or not text:
+        return DEFAULTS[name]
+    if isinstance(DEFAULTS[name], bool):
+        if text.lower() not in (*YES, *NO):
+            raise ConfigError(f'{flag_of(name)} must be yes or no, it is "{text[:40]}"')
+        return text.lower() in YES
+    if isinstance(DEFAULTS[name], float):
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f'{flag_of(name)} must be a number, it is "{text[:40]}"') from None
+    return text
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def value_text(value: object) -> str:
+    """Word a limit's value as `changed` takes it; empty: no limit."""
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:g}" if value else ""
+    return str(value)

@@ -7,10 +7,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from p2pdiloco.config.manifest import DataSection, Manifest
-from p2pdiloco.config.models import BYTES
+from p2pdiloco.config.manifest import BYTES, DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.units import parse_size, size_text
+from p2pdiloco.config.values import parse_size, size_text
 from p2pdiloco.daemon.admission.own import check_owner
 from p2pdiloco.daemon.display.wording import count
 from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes

@@ -19,7 +19,7 @@ from p2pdiloco.adapters.lan import check_lan
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.config.web_address import parse_web
+from p2pdiloco.config.values import parse_web
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.lan import announce_runs
 from p2pdiloco.daemon.finding.late_names import look_up_again

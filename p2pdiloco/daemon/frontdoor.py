@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from p2pdiloco.config.models import BYTES
+from p2pdiloco.config.manifest import BYTES
 from p2pdiloco.core.api.reasons import PullRefusal, Unheard, Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.queries import AdmissionQuery

@@ -10,7 +10,7 @@ from p2pdiloco.adapters.disk.kept_files import KeptFiles
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.units import parse_size
+from p2pdiloco.config.values import parse_size
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.durable import Durable

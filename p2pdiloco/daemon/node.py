@@ -13,10 +13,9 @@ from msgspec import Struct, structs
 
 from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
-from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.web_address import parse_web
+from p2pdiloco.config.values import expanded, parse_web
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.admission.own import joined_through_before, keep_invite, owns
 from p2pdiloco.daemon.apart import apart

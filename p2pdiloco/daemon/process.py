@@ -22,9 +22,8 @@ from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
-from p2pdiloco.config.addresses import is_loopback
-from p2pdiloco.config.folders import has_home, those_known
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
+from p2pdiloco.config.values import has_home, is_loopback, those_known
 from p2pdiloco.daemon import service
 from p2pdiloco.daemon.admission.link import link_of
 from p2pdiloco.daemon.apart import is_working

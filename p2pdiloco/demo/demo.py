@@ -18,8 +18,7 @@ from rich.console import Console
 
 from p2pdiloco.adapters.disk.outputs import try_file
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.outer import with_schedule
-from p2pdiloco.config.presets import for_bytes, for_run, without_end
+from p2pdiloco.config.presets import for_bytes, for_run, with_schedule, without_end
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.demo import plot as demo_plot
 from p2pdiloco.demo import verdict

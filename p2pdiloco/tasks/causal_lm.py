@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from p2pdiloco.config.models import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
+from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import MAX_TENSORS, TensorSpec
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, field
 
-from p2pdiloco.config.models import BYTE_VALUES, BYTES, SHA256_PATTERN, ModelSection
+from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, SHA256_PATTERN, ModelSection
 from p2pdiloco.errors import UserError, first_line, install_hint
 from p2pdiloco.tasks.constants import Listed, broken_constants
 from p2pdiloco.tasks.models.hub_bounds import bounded

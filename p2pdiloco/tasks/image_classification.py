@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from p2pdiloco.config.models import STAGES, ImageSection, ModelSection
+from p2pdiloco.config.manifest import STAGES, ImageSection, ModelSection
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
 

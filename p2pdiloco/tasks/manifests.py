@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.config import loader
+from p2pdiloco.config import manifest as loader
 from p2pdiloco.config.manifest import FORMAT, Manifest, RunSection
-from p2pdiloco.config.strict import convert, read_toml
+from p2pdiloco.config.values import convert, read_toml
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.tasks.registry import task_class, task_of
 

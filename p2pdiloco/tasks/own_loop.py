@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, field
 
-from p2pdiloco.config.models import SHA256_PATTERN, ModelSection
+from p2pdiloco.config.manifest import SHA256_PATTERN, ModelSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.constants import Listed, broken_constants
 from p2pdiloco.tasks.task import Data, Task

@@ -11,8 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
 
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import table
+from p2pdiloco.config.manifest import Manifest, table
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.hub_causal_lm import HubCausalLM

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_ch
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import ModelSection
+from p2pdiloco.config.manifest import Manifest, ModelSection
 from p2pdiloco.tensors.spec import TensorSpec
 
 if TYPE_CHECKING:

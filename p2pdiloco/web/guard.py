@@ -21,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from p2pdiloco.config.web_address import WebAddress
+from p2pdiloco.config.values import WebAddress
 from p2pdiloco.web.keys import OwnerKeys
 from p2pdiloco.web.page.rendering import POLICY
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from p2pdiloco.config.web_address import WebAddress
+from p2pdiloco.config.values import WebAddress
 from p2pdiloco.errors import UserError, install_hint
 from p2pdiloco.web.keys import token_file
 from p2pdiloco.web.sources import Source, Views

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from p2pdiloco.config.web_address import WebAddress
+from p2pdiloco.config.values import WebAddress
 from p2pdiloco.web.app import Routes
 from p2pdiloco.web.connections import BoundedProtocol
 from p2pdiloco.web.guard import MAX_HEAD_BYTES, OurNames, WebGuard

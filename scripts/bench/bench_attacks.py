@@ -40,9 +40,8 @@ from attacks.stranger import Work
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
 from attacks.watching import Moment, addresses_of, moment, refusals, run_of, seen, strangers_in
 from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, invites, running_swarm, wait_until
-from p2pdiloco.config.manifest import AdmissionSection
+from p2pdiloco.config.manifest import AdmissionSection, load_signed, run_id
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.demo.event_log import read_log
 from p2pdiloco.demo.swarm import Swarm, SwarmNode
 from p2pdiloco.identity import verify

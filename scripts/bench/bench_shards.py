@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 
 from benchkit import AT_ONCE, MIB, arguments, finish, forget_peak, peak_bytes
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.manifest import CausalLMSection, Manifest, table
 from p2pdiloco.config.presets import for_run
 
 STEPS = 2

@@ -17,9 +17,15 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.disk import containers
 from p2pdiloco.adapters.net import dht_records, framing, streams
-from p2pdiloco.config.loader import canonical_bytes, manifest_from_canonical
+from p2pdiloco.config.manifest import (
+    canonical_bytes,
+    decode_signed,
+    encode_signed,
+    manifest_from_canonical,
+    sign_manifest,
+    verify,
+)
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.signing import decode_signed, encode_signed, sign_manifest, verify
 from p2pdiloco.core.api import messages
 from p2pdiloco.core.api.types import (
     NEVER,

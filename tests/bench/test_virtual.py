@@ -8,8 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from p2pdiloco.config.outer import ALONE, SPARSE
-from p2pdiloco.config.presets import ADAMW_RATE
+from p2pdiloco.config.presets import ADAMW_RATE, ALONE, SPARSE
 from p2pdiloco.tasks.manifests import check_manifest
 from study.play import play
 from study.setting import Outcome, Setting

@@ -207,8 +207,7 @@ async def test_an_owners_certificate_proves_itself(
 
 def papers_manifest(signed: Any, owner: Identity) -> Any:
     """The same run, as this owner signs it."""
-    from p2pdiloco.config.loader import manifest_from_canonical
-    from p2pdiloco.config.signing import sign_manifest
+    from p2pdiloco.config.manifest import manifest_from_canonical, sign_manifest
 
     manifest = manifest_from_canonical(signed.manifest)
     return sign_manifest(manifest, signed.genesis_digest, owner, owner.peer_id)

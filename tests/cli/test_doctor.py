@@ -21,9 +21,9 @@ from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.cli.doctor import examining, machine, names, peers, probe, run_checks
 from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good
 from p2pdiloco.cli.doctor.looking import all_of, looked
-from p2pdiloco.config.addresses import peer_in
 from p2pdiloco.config.presets import for_bytes, for_run
-from p2pdiloco.config.watching_settings import DoctorSettings
+from p2pdiloco.config.settings import DoctorSettings
+from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
 from p2pdiloco.daemon.finding.peers_file import keep_joined_through, peers_file

@@ -14,8 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from p2pdiloco.cli.given import besides
 from p2pdiloco.cli.given.besides import with_besides
 from p2pdiloco.cli.main import run
-from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
-from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, ExportSection
+from p2pdiloco.config.manifest import (
+    MAX_EXPORT_TEXT,
+    MAX_MANIFEST_BYTES,
+    ExportSection,
+    canonical_bytes,
+    manifest_from_canonical,
+)
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run

@@ -17,8 +17,7 @@ from deadlines import within_s
 
 from p2pdiloco import __version__
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.config.outer import SHOWN
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import SHOWN, for_run
 from p2pdiloco.config.settings import (
     ANY_ADDRESS,
     BootstrapSettings,

@@ -31,7 +31,7 @@ from p2pdiloco.cli.watching.swarm_view import (
     swarm_lines,
 )
 from p2pdiloco.cli.watching.top import Watch, obeyed
-from p2pdiloco.config.watching_settings import TopSettings
+from p2pdiloco.config.settings import TopSettings
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.config.folders import expanded, has_home, those_known
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, check_bootstrap, check_node
+from p2pdiloco.config.values import expanded, has_home, those_known
 from p2pdiloco.daemon.process import data_folder
 from p2pdiloco.errors import ConfigError
 

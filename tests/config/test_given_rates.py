@@ -7,19 +7,25 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from p2pdiloco.config.given_rates import ADAPTER, CONTINUE, FINETUNE, KINDS, ROWS, row_for, too_large
-from p2pdiloco.config.outer import (
+from p2pdiloco.config.presets import (
+    ADAPTER,
     AVERAGE,
+    CONTINUE,
+    FINETUNE,
     GENTLE,
+    KINDS,
+    PRESETS,
+    ROWS,
     USUAL,
     Rule,
     for_given,
     harms,
+    row_for,
     rule_of,
+    too_large,
     with_outer,
     with_tokens,
 )
-from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.errors import UserError
 
 replace = msgspec.structs.replace

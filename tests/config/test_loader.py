@@ -10,11 +10,21 @@ import msgspec
 import pytest
 
 from p2pdiloco.config import presets
-from p2pdiloco.config.comments import COMMENTS, TABLES
-from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical, typed
-from p2pdiloco.config.manifest import AdmissionSection, Manifest, WeightSection
-from p2pdiloco.config.models import CausalLMSection, vocabulary_for
-from p2pdiloco.config.schema import keys_of, tables_of
+from p2pdiloco.config.manifest import (
+    COMMENTS,
+    MAX_MANIFEST_BYTES,
+    TABLES,
+    AdmissionSection,
+    CausalLMSection,
+    Manifest,
+    WeightSection,
+    canonical_bytes,
+    keys_of,
+    manifest_from_canonical,
+    tables_of,
+    typed,
+    vocabulary_for,
+)
 from p2pdiloco.errors import ConfigError, RemoteError
 from p2pdiloco.tasks.manifests import load_manifest, render_toml
 from p2pdiloco.tasks.registry import task_class, task_of

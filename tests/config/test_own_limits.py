@@ -2,9 +2,17 @@
 
 import pytest
 
-from p2pdiloco.config.owner.hours import DAY_MIN, next_begin_min, parse_hours
-from p2pdiloco.config.owner.own_limits import FIELDS, OwnLimits, bounds_of, changed, value_text
-from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.settings import (
+    DAY_MIN,
+    FIELDS,
+    NodeSettings,
+    OwnLimits,
+    bounds_of,
+    changed,
+    next_begin_min,
+    parse_hours,
+    value_text,
+)
 from p2pdiloco.errors import ConfigError
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.config.quotes import meant
-from p2pdiloco.config.strict import read_toml
+from p2pdiloco.config.values import meant, read_toml
 from p2pdiloco.errors import ConfigError
 
 TEXT = "text stands in quotes: "

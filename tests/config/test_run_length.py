@@ -8,24 +8,25 @@ import pytest
 
 from p2pdiloco.adapters.net.hivemind_dht import MAX_SUBKEYS
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.config.outer import (
+from p2pdiloco.config.presets import (
     ALONE,
     EQUALS,
     FEW_STEPS,
     LENGTHS,
     MOST_MEMBERS,
+    PRESETS,
     SPARSE,
     USUAL,
     doubts,
     expected_merges,
     for_length,
+    for_run,
     harms,
     rule_of,
     slips,
     with_outer,
     with_schedule,
 )
-from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.tasks.manifests import check_manifest
 
 replace = msgspec.structs.replace

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.config.addresses import check_multiaddr, check_peer_address
 from p2pdiloco.config.settings import (
     BootstrapSettings,
     NodeSettings,
@@ -15,6 +14,7 @@ from p2pdiloco.config.settings import (
     check_node,
     load_settings_table,
 )
+from p2pdiloco.config.values import check_multiaddr, check_peer_address
 from p2pdiloco.errors import ConfigError
 
 PEER = "12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pdiloco.config.units import parse_rate, parse_size, rate_text
+from p2pdiloco.config.values import parse_rate, parse_size, rate_text
 from p2pdiloco.errors import ConfigError
 
 

@@ -6,9 +6,7 @@ import msgspec
 import pytest
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.outer import doubts
-from p2pdiloco.config.presets import PRESETS, for_bytes
-from p2pdiloco.config.unreached import unreached_rows
+from p2pdiloco.config.presets import PRESETS, doubts, for_bytes, unreached_rows
 
 GPT2 = PRESETS["gpt2"]
 

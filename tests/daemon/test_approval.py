@@ -18,11 +18,10 @@ import pytest
 from daemon_kit import signed_run
 from deadlines import within_s
 
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Manifest, run_id, sign_manifest
 from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.signing import run_id, sign_manifest
-from p2pdiloco.config.units import size_text
+from p2pdiloco.config.values import size_text
 from p2pdiloco.daemon import approval, wire
 from p2pdiloco.daemon.apart import apart, is_working
 from p2pdiloco.daemon.approval import Approval
@@ -115,7 +114,7 @@ LOOKS = """
 import sys, tracemalloc
 sys.modules["torch"] = None  # importing it is an error
 import msgspec
-from p2pdiloco.config.loader import manifest_from_canonical
+from p2pdiloco.config.manifest import manifest_from_canonical
 from p2pdiloco.daemon.run_files.footprint import footprint_of
 from p2pdiloco.errors import ConfigError
 for number, line in enumerate(sys.stdin):
@@ -132,7 +131,7 @@ print("looked at", number + 1)
 
 @pytest.mark.process
 def test_looking_needs_no_torch_and_little_memory() -> None:
-    from p2pdiloco.config.loader import canonical_bytes
+    from p2pdiloco.config.manifest import canonical_bytes
 
     most = manifest_of(layers=256, experts=40, width=8, heads=1, hidden_width=8)
     manifests = [*ABSURD.values(), most, *(for_run(preset, "run") for preset in PRESETS)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from learner_kit import DEVICES, Bench, alone, data
 
-from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner import compiling
 from p2pdiloco.learner.channel_messages import BaseRef, Install

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from p2pdiloco.config.manifest import run_id, sign_manifest
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.signing import run_id, sign_manifest
 from p2pdiloco.daemon.learner.learner_options import learner_options
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.errors import InvariantViolation

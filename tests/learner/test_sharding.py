@@ -16,7 +16,7 @@ from learner_kit import BASES, LAYOUTS, TASK, alone, data, filled_exchange
 from one_rank import assert_same_gradients, one_rank
 from torch import nn
 
-from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.manifest import CausalLMSection, table
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint, device, process

@@ -11,8 +11,8 @@ import pytest
 from system_kit import LOOPBACK, Swarm
 
 from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.manifest import run_id, save_signed, sign_manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.signing import run_id, save_signed, sign_manifest
 from p2pdiloco.identity import Identity
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]

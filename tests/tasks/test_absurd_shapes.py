@@ -12,11 +12,8 @@ import pytest
 
 from p2pdiloco.adapters.disk.result_file import checksum_of, load_metadata, load_tensors
 from p2pdiloco.cli.main import run as main
-from p2pdiloco.config.loader import canonical_bytes
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import table
+from p2pdiloco.config.manifest import Manifest, canonical_bytes, sign_manifest, table
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.signing import sign_manifest
 from p2pdiloco.daemon.run_files.initial_file import initial_beside
 from p2pdiloco.daemon.run_files.runs import open_run
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError

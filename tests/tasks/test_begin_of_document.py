@@ -14,8 +14,7 @@ import pytest
 from token_files import DOCUMENTS
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from p2pdiloco.config.loader import canonical_bytes, manifest_from_canonical
-from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.manifest import DataSection, canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.tasks.data.corpus import load_corpus

@@ -15,8 +15,7 @@ import torch
 from deadlines import within_s
 from torch.nn import functional
 
-from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.manifest import CausalLMSection, DataSection, table
 from p2pdiloco.config.presets import MICRO, TINY, TINY_MOE
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch

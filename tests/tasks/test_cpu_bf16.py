@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from p2pdiloco.config.models import CausalLMSection, ImageSection
+from p2pdiloco.config.manifest import CausalLMSection, ImageSection
 from p2pdiloco.tasks.models.cpu_bf16 import FP32_TOKENS, ROWS, attention, by_rows
 from p2pdiloco.tasks.models.transformer import Transformer
 from p2pdiloco.tasks.models.vision import VisionTransformer

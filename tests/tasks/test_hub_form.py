@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.models.hub_form import (
     ALIASES,

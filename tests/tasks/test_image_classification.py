@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.config.models import ImageSection
+from p2pdiloco.config.manifest import DataSection, ImageSection
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch

@@ -16,8 +16,7 @@ from PIL import Image
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.config.models import ImageSection
+from p2pdiloco.config.manifest import DataSection, ImageSection
 from p2pdiloco.errors import DataError, UserError
 from p2pdiloco.tasks.data.corpus import load_corpus
 from p2pdiloco.tasks.data.images import load_images

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from p2pdiloco.cli.main import run as main
-from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
-from p2pdiloco.config.outer import expected_merges, harms
-from p2pdiloco.config.signing import decode_signed, encode_signed, verify
+from p2pdiloco.config.manifest import MAX_MANIFEST_BYTES, decode_signed, encode_signed, verify
+from p2pdiloco.config.presets import expected_merges, harms
 from p2pdiloco.daemon.run_files.initial_file import initial_beside
 from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.config.loader import canonical_bytes, manifest_from_canonical
+from p2pdiloco.config.manifest import (
+    canonical_bytes,
+    genesis_digest_of,
+    manifest_from_canonical,
+    sign_manifest,
+)
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.config.signing import genesis_digest_of, sign_manifest
 from p2pdiloco.daemon.run_files.runs import open_run, sign_run
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity

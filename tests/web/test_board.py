@@ -23,7 +23,7 @@ from p2pdiloco.cli.status import Unreachable
 from p2pdiloco.cli.watching import board as boards
 from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport
 from p2pdiloco.cli.watching.board import Board, every_of, run, view_of
-from p2pdiloco.config.watching_settings import BoardSettings
+from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, StatusReport
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
 from p2pdiloco.web.view import JoinView

@@ -13,7 +13,7 @@ from deadlines import within_s
 from page_scene import scene, with_own, with_public
 from web_kit import served
 
-from p2pdiloco.config.web_address import WebAddress, parse_web
+from p2pdiloco.config.values import WebAddress, parse_web
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.web import connections, guard, live
 from p2pdiloco.web.keys import OwnerKeys, load_token, token_file

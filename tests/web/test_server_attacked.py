@@ -10,7 +10,7 @@ import pytest
 from deadlines import within_s
 from web_kit import Shown, served
 
-from p2pdiloco.config.web_address import WebAddress
+from p2pdiloco.config.values import WebAddress
 from p2pdiloco.web import guard
 from p2pdiloco.web.connections import origin_of
 from p2pdiloco.web.keys import load_token

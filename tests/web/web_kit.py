@@ -13,7 +13,7 @@ from deadlines import within_s
 from msgspec import Struct
 from page_scene import scene
 
-from p2pdiloco.config.web_address import WebAddress
+from p2pdiloco.config.values import WebAddress
 from p2pdiloco.web.keys import load_token
 from p2pdiloco.web.server import serving
 from p2pdiloco.web.sources import Views

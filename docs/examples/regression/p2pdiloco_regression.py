@@ -13,7 +13,7 @@ from msgspec import Meta
 from torch import nn
 from torch.nn import functional
 
-from p2pdiloco.config.models import ModelSection
+from p2pdiloco.config.manifest import ModelSection
 from p2pdiloco.tasks.task import Data, Task
 
 TRAIN_POINTS, HELDOUT_POINTS = 4096, 256

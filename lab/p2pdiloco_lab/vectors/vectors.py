@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.config.outer import EQUALS, USUAL, Rule
+from p2pdiloco.config.presets import EQUALS, USUAL, Rule
 from p2pdiloco.core.api.events import Measured
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy

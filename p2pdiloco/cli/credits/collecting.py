@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from p2pdiloco.cli.membership.reaching import Reached, reach
 from p2pdiloco.cli.status import Search, visiting
-from p2pdiloco.config.signing import SignedManifest
+from p2pdiloco.config.manifest import SignedManifest
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.credits import (
     CreditRow,

@@ -102,7 +102,7 @@ def _ask(
     from p2pdiloco.cli.credits.collecting import CreditsWish, collect
     from p2pdiloco.cli.status import local_addresses
     from p2pdiloco.cli.visitor import visit
-    from p2pdiloco.config.folders import expanded
+    from p2pdiloco.config.values import expanded
 
     addresses, wanted = joined_through(join, run)
     certificate, peer = paper

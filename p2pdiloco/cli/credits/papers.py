@@ -12,9 +12,9 @@ from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.credits.view import moment
 from p2pdiloco.cli.membership.naming import find_peer
 from p2pdiloco.cli.membership.reaching import Reached
-from p2pdiloco.config.folders import expanded
+from p2pdiloco.config.manifest import check_signature, decode_signed, encode_signed, run_id
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.signing import check_signature, decode_signed, encode_signed, run_id
+from p2pdiloco.config.values import expanded
 from p2pdiloco.credits import (
     MAX_CERTIFICATE_BYTES,
     CertifiedHead,

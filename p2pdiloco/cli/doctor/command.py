@@ -13,7 +13,7 @@ from msgspec import structs
 from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES, RUN
 from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, setting
-from p2pdiloco.config.watching_settings import DoctorSettings
+from p2pdiloco.config.settings import DoctorSettings
 from p2pdiloco.errors import clean, json_line
 
 DOCTOR = partial(setting, DoctorSettings)

@@ -15,11 +15,9 @@ from p2pdiloco.cli.doctor import machine, names, peers, run_checks
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.doctor.looking import looked
 from p2pdiloco.cli.doctor.probe import LOAD_S, WITHIN_S, probed
-from p2pdiloco.config.addresses import peer_in
-from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.watching_settings import DoctorSettings
+from p2pdiloco.config.settings import DoctorSettings, NodeSettings
+from p2pdiloco.config.values import expanded, peer_in
 from p2pdiloco.core.api.types import WORDS, Reach
 from p2pdiloco.daemon.admission.own import joined_through_before
 from p2pdiloco.daemon.finding.asking import ask_status

@@ -8,7 +8,7 @@ from pathlib import Path
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.doctor.machine import existing
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.units import rate_text, size_text
+from p2pdiloco.config.values import rate_text, size_text
 from p2pdiloco.daemon.links.probing import measure
 from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.run_files.listing import ListedRun

@@ -14,8 +14,7 @@ import click
 import msgspec
 
 from p2pdiloco.cli.given.files import CONFIG
-from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes
-from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, Dtype, Manifest
+from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, MAX_MANIFEST_BYTES, Dtype, Manifest, canonical_bytes
 from p2pdiloco.tasks.models.hub_config import harmless, read_json
 from p2pdiloco.tasks.models.hub_export import LONG_NAMES
 

@@ -26,9 +26,7 @@ from p2pdiloco.adapters.disk.result_file import (
 from p2pdiloco.cli.given.besides import dtype_in
 from p2pdiloco.cli.given.files import CONFIG, ModelFiles
 from p2pdiloco.cli.given.gguf import as_folder
-from p2pdiloco.config.loader import manifest_from_canonical
-from p2pdiloco.config.manifest import MAX_NAME, ExportSection, Manifest
-from p2pdiloco.config.models import table
+from p2pdiloco.config.manifest import MAX_NAME, ExportSection, Manifest, manifest_from_canonical, table
 from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import UserError, clean

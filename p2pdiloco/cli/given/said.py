@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from p2pdiloco.cli.given.settings import RunLength
 from p2pdiloco.cli.given.wish import TrainingWish
-from p2pdiloco.config.given_rates import CONTINUE, FINETUNE, VERBS, row_for, too_large
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.outer import LENGTHS, expected_members, expected_merges, inner_steps_of, warmup_steps
+from p2pdiloco.config.presets import (
+    CONTINUE,
+    FINETUNE,
+    LENGTHS,
+    VERBS,
+    expected_members,
+    expected_merges,
+    inner_steps_of,
+    row_for,
+    too_large,
+    warmup_steps,
+)
 from p2pdiloco.daemon.display.wording import count, counted
 from p2pdiloco.tasks.registry import task_of
 

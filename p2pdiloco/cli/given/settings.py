@@ -13,14 +13,16 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.cli.given.wish import MOST_CONTEXT, TrainingWish
-from p2pdiloco.config.given_rates import CONTINUE, FINETUNE, row_for
 from p2pdiloco.config.manifest import InnerSection, Manifest, SyncSection
-from p2pdiloco.config.outer import (
+from p2pdiloco.config.presets import (
+    CONTINUE,
+    FINETUNE,
     LENGTHS,
     USUAL_INNER_STEPS,
     expected_members,
     for_given,
     for_length,
+    row_for,
     with_schedule,
     with_tokens,
 )

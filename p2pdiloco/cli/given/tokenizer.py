@@ -15,8 +15,7 @@ from p2pdiloco.cli.given.besides import object_in, with_besides
 from p2pdiloco.cli.given.files import CONFIG, SINGLE
 from p2pdiloco.cli.given.kinds import refuse_pointer
 from p2pdiloco.cli.results import DESCRIPTION
-from p2pdiloco.config.manifest import ExportSection, Manifest
-from p2pdiloco.config.models import BYTES, vocabulary_for
+from p2pdiloco.config.manifest import BYTES, ExportSection, Manifest, vocabulary_for
 from p2pdiloco.daemon.run_files.tokenizers import (
     tokenizer_beside,
     tokenizer_on_disk,

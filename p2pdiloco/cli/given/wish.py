@@ -11,8 +11,7 @@ from click.core import ParameterSource
 from msgspec import Struct
 
 from p2pdiloco.cli.options import Number
-from p2pdiloco.config.given_rates import CONTINUE, FINETUNE
-from p2pdiloco.config.outer import LENGTHS
+from p2pdiloco.config.presets import CONTINUE, FINETUNE, LENGTHS
 from p2pdiloco.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])

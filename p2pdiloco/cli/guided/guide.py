@@ -15,11 +15,8 @@ from p2pdiloco.cli.guided.autostart import can_start_by_itself
 from p2pdiloco.cli.guided.looking import look_at, takes
 from p2pdiloco.cli.guided.questions import Answers, Question, ask_all, one_of, yes_or_no
 from p2pdiloco.cli.guided.saved import saved_settings
-from p2pdiloco.config.addresses import check_join_address
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.owner.own_limits import OwnLimits, bounds_of
-from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.units import parse_rate, parse_size
+from p2pdiloco.config.settings import NodeSettings, OwnLimits, bounds_of
+from p2pdiloco.config.values import check_join_address, expanded, parse_rate, parse_size
 from p2pdiloco.daemon.admission.link import Way, is_word, way_of
 from p2pdiloco.daemon.admission.own import owns
 from p2pdiloco.daemon.rest.readers import mains

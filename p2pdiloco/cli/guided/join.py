@@ -30,7 +30,7 @@ def join(link: str, data_dir: Path) -> int | None:
     """
     from p2pdiloco.cli.guided.guide import Guide
     from p2pdiloco.cli.guided.questions import need_terminal
-    from p2pdiloco.config.folders import expanded
+    from p2pdiloco.config.values import expanded
 
     need_terminal("join", INSTEAD)
     guide = Guide(expanded(data_dir).absolute())

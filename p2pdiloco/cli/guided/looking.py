@@ -9,8 +9,8 @@ import msgspec
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.visitor import visit, visitor
+from p2pdiloco.config.manifest import run_id
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.signing import run_id
 from p2pdiloco.daemon.admission.own import check_owner
 from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.run_files.listing import PublishedRun, peers_of

@@ -9,8 +9,7 @@ import msgspec
 from p2pdiloco.cli.given.data import HUB, data_source
 from p2pdiloco.cli.guided.questions import Question, ask_all, need_terminal, one_of
 from p2pdiloco.config.manifest import Name
-from p2pdiloco.config.outer import LENGTHS
-from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.config.presets import LENGTHS, PRESETS
 from p2pdiloco.errors import UserError
 
 INSTEAD = (

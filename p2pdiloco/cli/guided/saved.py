@@ -7,7 +7,7 @@ from typing import Any
 
 from p2pdiloco.adapters.disk.data_dir import DataDir, is_in_use
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.config.schema import as_toml
+from p2pdiloco.config.manifest import as_toml
 from p2pdiloco.config.settings import load_settings_table
 from p2pdiloco.daemon.admission.invite import INVITE
 from p2pdiloco.daemon.admission.link import read_word

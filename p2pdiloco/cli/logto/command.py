@@ -11,8 +11,8 @@ import click
 
 from p2pdiloco.cli.logto.charts import Target, Where
 from p2pdiloco.cli.options import FILE, build, setting
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.watching_settings import LogToSettings
+from p2pdiloco.config.settings import LogToSettings
+from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError, clean
 
 LOG_TO = partial(setting, LogToSettings)

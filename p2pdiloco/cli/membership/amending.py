@@ -12,8 +12,7 @@ from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.publishing import publish
 from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.loader import manifest_from_canonical
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Manifest, manifest_from_canonical
 from p2pdiloco.core.api.config import (
     LEAST_FACTOR,
     MAX_MESSAGE,

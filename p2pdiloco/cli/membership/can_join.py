@@ -8,8 +8,8 @@ import click
 
 from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.options import FILE, WORDS, Number, SpacedLists
-from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.values import expanded
 
 NO = 1
 

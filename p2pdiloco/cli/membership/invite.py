@@ -14,7 +14,7 @@ from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.link import warn_of_addresses
 from p2pdiloco.cli.membership.qr import check_qr_file, save_qr, show_qr
 from p2pdiloco.cli.options import FILE, WORDS, SpacedLists
-from p2pdiloco.config.units import parse_life
+from p2pdiloco.config.values import parse_life
 
 OWNED_DIR = partial(
     click.option,

@@ -60,7 +60,7 @@ def link(
 
 def warn_of_addresses(addresses: list[str]) -> None:
     """Say that others cannot dial what a word names, if so."""
-    from p2pdiloco.config.addresses import DNSADDR, is_loopback
+    from p2pdiloco.config.values import DNSADDR, is_loopback
 
     if all(not address.startswith(DNSADDR) and is_loopback(address) for address in addresses):
         click.echo("warning: it names this machine's loopback only: others need --join ADDRESS", err=True)

@@ -11,7 +11,7 @@ from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.publishing import publish
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.addresses import check_peer_address, peer_in
+from p2pdiloco.config.values import check_peer_address, peer_in
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.known_run import usual_folders

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdiloco.cli.options import FILE
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.owner.own_limits import FIELDS, flag_of, value_text
-from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.settings import FIELDS, NodeSettings, flag_of, value_text
+from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from p2pdiloco.adapters.disk.outputs import try_folder
 from p2pdiloco.cli.status import NoNodes, Search, Unreachable, local_addresses, visiting
 from p2pdiloco.cli.visitor import visit
 from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.units import parse_every
-from p2pdiloco.config.watching_settings import BoardSettings
+from p2pdiloco.config.settings import BoardSettings
+from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.daemon.history.asking import AskedCredits
 from p2pdiloco.daemon.history.queries import CreditsAnswer
 from p2pdiloco.daemon.run_files.listing import ListedRun, PublishedRun, peers_of, pull_manifest

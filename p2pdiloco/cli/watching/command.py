@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from p2pdiloco.cli.commands import JOIN, JOIN_ALIASES, LOCAL, RUN
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, setting
-from p2pdiloco.config.watching_settings import BoardSettings, TopSettings
+from p2pdiloco.config.settings import BoardSettings, TopSettings
 
 TOP = partial(setting, TopSettings)
 BOARD = partial(setting, BoardSettings)

@@ -21,7 +21,7 @@ from p2pdiloco.cli.watching.asking import AskedMembers
 from p2pdiloco.cli.watching.happenings import Happenings
 from p2pdiloco.cli.watching.picture import SwarmPicture, picture_of
 from p2pdiloco.cli.watching.swarm_view import Chosen, ListOrder, SwarmView, page_rows, plain_line
-from p2pdiloco.config.watching_settings import TopSettings
+from p2pdiloco.config.settings import TopSettings
 from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.keys import Keys, Move, told_apart
 from p2pdiloco.daemon.display.live import LiveView, suspend

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdiloco.config.folders import expanded
-from p2pdiloco.config.loader import manifest_from_canonical
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Manifest, SignedManifest, manifest_from_canonical
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
-from p2pdiloco.config.signing import SignedManifest
+from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon.admission.link import link_of
 from p2pdiloco.daemon.admission.word import MAX_ADDRESSES
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from p2pdiloco.config.addresses import DNSADDR, check_join_address, is_loopback
+from p2pdiloco.config.values import DNSADDR, check_join_address, is_loopback
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon.admission.invite import INVITE, Invite, Right, decode_invite
 from p2pdiloco.daemon.admission.word import Key, Kind, Peers, pack_peers, unpack_peers

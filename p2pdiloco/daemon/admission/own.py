@@ -14,8 +14,8 @@ import msgspec
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon.admission.link import RunLink, Way, read_word, way_of
 from p2pdiloco.daemon.admission.papers import (
     MAX_USES,

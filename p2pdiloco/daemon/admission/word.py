@@ -19,7 +19,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.config.addresses import check_peer_address
+from p2pdiloco.config.values import check_peer_address
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.identity import peer_of, public_of

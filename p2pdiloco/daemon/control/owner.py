@@ -15,8 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict, replace
 
-from p2pdiloco.config.owner.own_limits import limits_of
-from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.settings import NodeSettings, limits_of
 from p2pdiloco.daemon import service
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.control.controls import AWAY, ControlState

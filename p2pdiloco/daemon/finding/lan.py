@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from p2pdiloco.adapters.lan import DIGITS, Announcer, Nearby, check_lan, look_nearby
-from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import RUN_ID, NodeSettings
+from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.question import at_terminal
 from p2pdiloco.daemon.display.wording import counted

@@ -12,7 +12,7 @@ from functools import partial
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.net.endpoint import report_bug
-from p2pdiloco.config.addresses import peer_in
+from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.ports import Transport

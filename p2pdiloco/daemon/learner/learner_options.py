@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2pdiloco.config.models import BYTES
+from p2pdiloco.config.manifest import BYTES
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.run_files.initial_file import kept_initial
 from p2pdiloco.daemon.run_files.runs import Run

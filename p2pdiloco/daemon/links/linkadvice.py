@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import CodecName, Manifest
-from p2pdiloco.config.outer import doubts
+from p2pdiloco.config.presets import doubts
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.links.linkplan import Demand, demand_of
 from p2pdiloco.tasks.registry import task_of

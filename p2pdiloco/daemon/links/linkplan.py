@@ -25,7 +25,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.units import rate_text
+from p2pdiloco.config.values import rate_text
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.versions import level_sizes
 from p2pdiloco.daemon.bulk.updates.fanout import degree

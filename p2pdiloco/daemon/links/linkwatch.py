@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.units import rate_text
+from p2pdiloco.config.values import rate_text
 from p2pdiloco.core.capacity import UPDATE_COPIES
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.links.linkplan import TOLERANCE, Demand, demand_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from p2pdiloco.config.owner.own_limits import (
+from p2pdiloco.config.settings import (
     DEFAULTS,
     FIELDS,
     Bounds,

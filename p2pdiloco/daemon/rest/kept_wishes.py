@@ -14,15 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.config.owner.own_limits import (
-    DEFAULTS,
-    FIELDS,
-    OwnLimits,
-    changed,
-    changed_names,
-    flag_of,
-    value_text,
-)
+from p2pdiloco.config.settings import DEFAULTS, FIELDS, OwnLimits, changed, changed_names, flag_of, value_text
 from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)

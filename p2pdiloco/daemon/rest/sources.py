@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
-from p2pdiloco.config.owner.hours import DAY_MIN, Span, next_begin_min
-from p2pdiloco.config.owner.own_limits import Bounds
+from p2pdiloco.config.settings import DAY_MIN, Bounds, Span, next_begin_min
 from p2pdiloco.daemon.apart import begun
 from p2pdiloco.daemon.display.wording import duration
 from p2pdiloco.daemon.rest.idleness import Idleness

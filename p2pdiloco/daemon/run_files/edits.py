@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.config.loader import canonical_bytes, manifest_from_canonical
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Manifest, canonical_bytes, manifest_from_canonical
 from p2pdiloco.daemon.run_files.listing import saved_runs
 
 MOST_KEYS = 8

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.signing import SignedManifest, run_id, verify
+from p2pdiloco.config.manifest import Manifest, SignedManifest, run_id, verify
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.run_files.initial import given_parameters
 from p2pdiloco.daemon.run_files.joined import joined_runs

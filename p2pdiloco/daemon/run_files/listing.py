@@ -13,11 +13,17 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from p2pdiloco.adapters.disk.run_store import signed_files
-from p2pdiloco.config.addresses import peer_in
-from p2pdiloco.config.loader import manifest_from_canonical
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import (
+    Manifest,
+    SignedManifest,
+    check_signature,
+    decode_signed,
+    encode_signed,
+    manifest_from_canonical,
+    run_id,
+)
 from p2pdiloco.config.settings import RUN_ID
-from p2pdiloco.config.signing import SignedManifest, check_signature, decode_signed, encode_signed, run_id
+from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import verify as verify_signature

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import Files, storage_error
 from p2pdiloco.adapters.disk.run_store import run_folder, signed_file
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.signing import run_id, save_signed
-from p2pdiloco.config.strict import parse_toml, read_settings
+from p2pdiloco.config.manifest import Manifest, run_id, save_signed
+from p2pdiloco.config.values import parse_toml, read_settings
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.machine import free_disk_bytes

@@ -13,9 +13,8 @@ import torch
 from msgspec import Struct
 
 from p2pdiloco.adapters.disk.files import Files, storage_error
-from p2pdiloco.config.folders import expanded
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.units import parse_every
+from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files.result import RunResult, label_of
 from p2pdiloco.daemon.run_files.runs import Run

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder, signed_file
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.outer import doubts
-from p2pdiloco.config.signing import (
+from p2pdiloco.config.manifest import (
+    Manifest,
     SignedManifest,
     genesis_digest_of,
     run_id,
@@ -21,6 +20,7 @@ from p2pdiloco.config.signing import (
     sign_manifest,
     verify,
 )
+from p2pdiloco.config.presets import doubts
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader

@@ -10,8 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.signing import SignedManifest
+from p2pdiloco.config.manifest import Manifest, SignedManifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.listing import (
     ListedRun,

@@ -23,11 +23,8 @@ from msgspec import Struct, field
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder, signed_files
-from p2pdiloco.config.loader import canonical_bytes
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import BYTES
-from p2pdiloco.config.signing import load_signed, run_id
-from p2pdiloco.config.strict import parse_toml, read_settings
+from p2pdiloco.config.manifest import BYTES, Manifest, canonical_bytes, load_signed, run_id
+from p2pdiloco.config.values import parse_toml, read_settings
 from p2pdiloco.daemon.display import outlet
 from p2pdiloco.daemon.display.logs import Style, configure_logging
 from p2pdiloco.daemon.run_files.edits import words_of_edits
@@ -221,7 +218,7 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
 
 
 def _warn(path: Path, manifest: Manifest) -> None:
-    from p2pdiloco.config.outer import doubts
+    from p2pdiloco.config.presets import doubts
     from p2pdiloco.tasks.registry import task_of
 
     for doubt in doubts(manifest, sum(spec.numel for spec in task_of(manifest).specs())):

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import BYTES
+from p2pdiloco.config.manifest import BYTES, Manifest
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives, mapped

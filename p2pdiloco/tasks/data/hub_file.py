@@ -6,7 +6,7 @@ import logging
 import re
 from pathlib import Path
 
-from p2pdiloco.config.models import TOKENIZER_PATTERN
+from p2pdiloco.config.manifest import TOKENIZER_PATTERN
 from p2pdiloco.errors import UserError, first_line, install_hint
 
 INSTALL = install_hint("hub")

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.config.models import ImageSection
+from p2pdiloco.config.manifest import DataSection, ImageSection
 from p2pdiloco.errors import DataError, UserError, first_line, install_hint
 from p2pdiloco.tasks.data.split import is_heldout
 from p2pdiloco.tasks.task import Data

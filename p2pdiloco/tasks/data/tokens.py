@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.config.models import BYTE_VALUES, BYTES
+from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, DataSection
 from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.data.hub_file import INSTALL
 

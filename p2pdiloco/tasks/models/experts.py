@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.tasks.models.cpu_bf16 import by_rows
 from p2pdiloco.tasks.models.head_loss import narrowed
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from p2pdiloco.config.manifest import Dtype, Manifest
-from p2pdiloco.config.models import BYTE_VALUES
+from p2pdiloco.config.manifest import BYTE_VALUES, Dtype, Manifest
 from p2pdiloco.tasks.data.tokens import FILE, checked_content
 from p2pdiloco.tasks.models.hub_config import CONTEXTS, PAD, harmless
 

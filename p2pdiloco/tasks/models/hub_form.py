@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.errors import UserError
 
 LLAMA, MIXTRAL = "llama", "mixtral"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.tasks.models.cpu_bf16 import attention
 from p2pdiloco.tasks.models.experts import Experts
 from p2pdiloco.tasks.models.head_loss import narrowed, next_token_loss

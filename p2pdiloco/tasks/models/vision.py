@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2pdiloco.config.models import STAGES, ImageSection
+from p2pdiloco.config.manifest import STAGES, ImageSection
 from p2pdiloco.tasks.models.cpu_bf16 import attention
 
 GROUPS = 8

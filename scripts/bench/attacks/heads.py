@@ -10,8 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from attacks.stranger import HEARTBEAT_S, Attack, Stranger, Work
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.signing import load_signed
+from p2pdiloco.config.manifest import Manifest, load_signed
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import (
     NEVER,

@@ -13,7 +13,7 @@ from hivemind.proto import dht_pb2
 from attacks.stranger import LIFETIME_S, Attack, Work
 from p2pdiloco.adapters.net import dht_records
 from p2pdiloco.adapters.net.hivemind_binding import peer_id_of
-from p2pdiloco.config.signing import SignedManifest, encode_signed
+from p2pdiloco.config.manifest import SignedManifest, encode_signed
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import Identity

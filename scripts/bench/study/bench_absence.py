@@ -18,8 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/bench: w
 import torch
 
 from benchkit import arguments, finish
-from p2pdiloco.config.outer import with_schedule
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_run, with_schedule
 from p2pdiloco.core.api import versions
 from study.lockstep import Absence, Lockstep, mean_loss
 

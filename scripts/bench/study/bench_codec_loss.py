@@ -20,8 +20,7 @@ import torch
 
 from benchkit import arguments, finish
 from p2pdiloco.config.manifest import CodecSection
-from p2pdiloco.config.outer import with_schedule
-from p2pdiloco.config.presets import PRESETS, for_run
+from p2pdiloco.config.presets import PRESETS, for_run, with_schedule
 from study.lockstep import Lockstep, mean_loss
 
 CODECS = ("fp32", "bf16", "int8", "int4", "e3m0", "topk")

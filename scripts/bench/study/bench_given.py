@@ -30,8 +30,7 @@ from benchkit import arguments, finish
 from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import InnerSection, Manifest
-from p2pdiloco.config.outer import expected_members
-from p2pdiloco.config.presets import for_other_model, for_run
+from p2pdiloco.config.presets import expected_members, for_other_model, for_run
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.models.hub_form import llama_config

@@ -21,8 +21,7 @@ import msgspec
 import torch
 
 from benchkit import arguments, finish
-from p2pdiloco.config.outer import with_schedule
-from p2pdiloco.config.presets import PRESETS, for_run
+from p2pdiloco.config.presets import PRESETS, for_run, with_schedule
 from study.lockstep import Lockstep, Moments, Restart, mean_loss
 
 FIRST = 48

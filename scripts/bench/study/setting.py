@@ -5,10 +5,17 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.manifest import CodecSection, DataSection, Manifest, RunSection
-from p2pdiloco.config.models import CausalLMSection, ImageSection, ModelSection, table
-from p2pdiloco.config.outer import warmup_steps
-from p2pdiloco.config.presets import for_other_model, for_run
+from p2pdiloco.config.manifest import (
+    CausalLMSection,
+    CodecSection,
+    DataSection,
+    ImageSection,
+    Manifest,
+    ModelSection,
+    RunSection,
+    table,
+)
+from p2pdiloco.config.presets import for_other_model, for_run, warmup_steps
 
 MODELS: dict[str, tuple[ModelSection, int]] = {
     "pico": (CausalLMSection(layers=1, heads=1, width=16, context_tokens=16), 128),

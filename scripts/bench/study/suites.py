@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.outer import EQUALS, FEW_STEPS, USUAL, Rule, momentum_warmup, rule_for
+from p2pdiloco.config.presets import EQUALS, FEW_STEPS, USUAL, Rule, momentum_warmup, rule_for
 from study.setting import Setting
 
 replace = msgspec.structs.replace

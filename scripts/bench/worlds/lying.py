@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.config.outer import USUAL
+from p2pdiloco.config.presets import USUAL
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco_lab.simulation.node.substance import FalseWork, Given, Made

@@ -11,8 +11,7 @@ import pytest
 from p2pdiloco.adapters.disk.result_file import save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.outer import AVERAGE, GENTLE, USUAL, Rule, expected_merges, rule_of
-from p2pdiloco.config.presets import MICRO, TINY
+from p2pdiloco.config.presets import AVERAGE, GENTLE, MICRO, TINY, USUAL, Rule, expected_merges, rule_of
 from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.identity import Identity

@@ -11,9 +11,9 @@ import types
 from p2pdiloco.adapters.lan import Nearby
 from p2pdiloco.cli.guided import guide
 from p2pdiloco.cli.main import main
+from p2pdiloco.config.manifest import run_id, sign_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.signing import run_id, sign_manifest
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity

@@ -10,8 +10,7 @@ import psutil
 import pytest
 from daemon_kit import at_once
 
-from p2pdiloco.config.owner.hours import parse_hours
-from p2pdiloco.config.owner.own_limits import OwnLimits, bounds_of
+from p2pdiloco.config.settings import OwnLimits, bounds_of, parse_hours
 from p2pdiloco.daemon.rest.governor import BEGINS_AFTER_S, ENDS_AFTER_S, LEAST_S, Governor
 from p2pdiloco.daemon.rest.idleness import LOAD_S, Idleness, OthersWork
 from p2pdiloco.daemon.rest.reasons import Finding, RestReason

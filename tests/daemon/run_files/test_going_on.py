@@ -7,8 +7,8 @@ from pathlib import Path
 from daemon_kit import signed_run
 
 from p2pdiloco.adapters.disk.run_store import signed_file
+from p2pdiloco.config.manifest import save_signed
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.signing import save_signed
 from p2pdiloco.daemon.finding.peers_file import keep_joined_through
 from p2pdiloco.daemon.run_files.joined import goes_on
 from p2pdiloco.daemon.run_files.runs import Run

@@ -15,8 +15,8 @@ from deadlines import within_s
 from test_runs import ignore, newcomer, server
 
 from p2pdiloco.cli.status import Search
-from p2pdiloco.config import signing
-from p2pdiloco.config.signing import SignedManifest, encode_signed, run_id
+from p2pdiloco.config import manifest
+from p2pdiloco.config.manifest import SignedManifest, encode_signed, run_id
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import find, searching
@@ -70,7 +70,7 @@ def signed_bytes(content: bytes) -> SignedManifest:
     """Bytes that their owner signed as if they were a manifest."""
     owner = Identity.generate()
     unsigned = SignedManifest(content, owner.peer_id, bytes(32), b"")
-    return msgspec.structs.replace(unsigned, signature=owner.sign(signing._covered("manifest", unsigned)))
+    return msgspec.structs.replace(unsigned, signature=owner.sign(manifest._covered("manifest", unsigned)))
 
 
 async def joined(

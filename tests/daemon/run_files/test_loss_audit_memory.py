@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Manifest, run_id, sign_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.signing import run_id, sign_manifest
-from p2pdiloco.config.units import size_text
+from p2pdiloco.config.values import size_text
 from p2pdiloco.daemon import approval
 from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.run_files.footprint import footprint_of

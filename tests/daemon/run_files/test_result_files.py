@@ -9,7 +9,7 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood, until
 
-from p2pdiloco.config.units import parse_every
+from p2pdiloco.config.values import parse_every
 from p2pdiloco.daemon.run_files.result import load_result
 from p2pdiloco.errors import ConfigError
 

@@ -12,8 +12,8 @@ import pytest
 from daemon_kit import served_runs, write_given
 from deadlines import within_s
 
+from p2pdiloco.config.manifest import load_signed
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.signing import load_signed
 from p2pdiloco.daemon.run_files import runs, signing
 from p2pdiloco.daemon.run_files.initial_file import kept_initial
 from p2pdiloco.daemon.run_files.signing import kept_run_toml

@@ -1,1 +1,0 @@
-"""Limits that a machine's owner sets a node, also while it runs."""
