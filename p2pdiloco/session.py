@@ -63,9 +63,8 @@ from p2pdiloco.tasks.models.description import Description, carried, describe, l
 from p2pdiloco.tasks.models.parameters import named_parameters, unwrapped
 from p2pdiloco.tasks.own_loop import NAME, section_of
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import plan_fragments
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.layout import Exchange, plan_fragments
+from p2pdiloco.tensors.sizes import TensorSpec
 
 NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
 """Errors that `int` and `float` raise for text, NaN, infinity, and tensors of several numbers."""

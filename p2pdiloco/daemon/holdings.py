@@ -21,7 +21,7 @@ from p2pdiloco.daemon.run_files.footprint import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.run_files.restore import restore
 from p2pdiloco.daemon.run_files.runs import Run, core_config, genesis_versions, save_run
 from p2pdiloco.errors import StorageError
-from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import Exchange
 from p2pdiloco.tensors.vault import Vault
 
 

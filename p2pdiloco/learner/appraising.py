@@ -22,8 +22,8 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.learner.channel_messages import Appraise, Appraised
 from p2pdiloco.learner.evaluate import evaluate
 from p2pdiloco.tasks.models.parameters import named_parameters
-from p2pdiloco.tensors.appraisal import Appraisable, read
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
+from p2pdiloco.tensors.vault import Appraisable, read
 
 if TYPE_CHECKING:
     from p2pdiloco.learner.loop import Training

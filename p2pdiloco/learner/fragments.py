@@ -50,8 +50,7 @@ from p2pdiloco.core.api.versions import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import FragmentLayout, scatter
+from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 
 
 class FragmentCounters(Struct):

@@ -46,8 +46,7 @@ from p2pdiloco.tasks.models.description import instance_of, load_constants
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, FragmentLayout, plan_fragments
 
 
 class LearnerParts(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tensors.spec import MAX_TENSORS, TensorSpec
+from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn

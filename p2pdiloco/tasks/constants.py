@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 MAX_CONSTANTS = 4096
 RESERVED = "__metadata__"

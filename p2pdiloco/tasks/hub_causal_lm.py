@@ -33,7 +33,7 @@ from p2pdiloco.tasks.models.hub_config import (
 from p2pdiloco.tasks.models.hub_surplus import check_loaded
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from p2pdiloco.config.manifest import STAGES, ImageSection, ModelSection
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

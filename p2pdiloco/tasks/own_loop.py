@@ -16,7 +16,7 @@ from p2pdiloco.config.manifest import SHA256_PATTERN, ModelSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.constants import Listed, broken_constants
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,7 +18,7 @@ from p2pdiloco.tasks.hub_causal_lm import HubCausalLM
 from p2pdiloco.tasks.image_classification import ImageClassification
 from p2pdiloco.tasks.own_loop import OwnLoop
 from p2pdiloco.tasks.task import Task
-from p2pdiloco.tensors.spec import MAX_NUMEL, MAX_TENSORS
+from p2pdiloco.tensors.sizes import MAX_NUMEL, MAX_TENSORS
 
 GROUP = "p2pdiloco.tasks"
 BUILT_IN: dict[str, type[Task]] = {

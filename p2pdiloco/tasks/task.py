@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from p2pdiloco.config.manifest import Manifest, ModelSection
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np

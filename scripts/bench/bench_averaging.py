@@ -39,8 +39,8 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.demo.event_log import read_log
 from p2pdiloco.demo.guard import Guard
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.codec import CODECS
-from p2pdiloco.tensors.codec import codec as chosen_codec
+from p2pdiloco.tensors.codecs import CODECS
+from p2pdiloco.tensors.codecs import codec as chosen_codec
 from p2pdiloco.tensors.layout import plan_fragments
 from peers.averaging_peers import Peer, start_hivemind, start_learners, start_ours
 

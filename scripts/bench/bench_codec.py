@@ -16,8 +16,7 @@ from collections.abc import Callable
 import torch
 
 from benchkit import arguments, finish, spread
-from p2pdiloco.tensors.codec import CODECS
-from p2pdiloco.tensors.codec_base import Codec
+from p2pdiloco.tensors.codecs import CODECS, Codec
 
 ROW = 1000
 Rates = dict[str, list[float]]

@@ -31,8 +31,7 @@ from p2pdiloco.demo.event_log import of_kind, read_log
 from p2pdiloco.learner.channel_messages import BaseRef, LearnerOptions, Note, Status
 from p2pdiloco.learner.device import choose_device
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import gather, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments
 
 WARM_UP_STEPS = 10
 WARM_UP_TIMEOUT_S = 600.0

@@ -36,7 +36,7 @@ from p2pdiloco.daemon.bulk.pushes_in import PushesIn
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.tensors.codec import CODECS, codec
+from p2pdiloco.tensors.codecs import CODECS, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.vault import Vault
 

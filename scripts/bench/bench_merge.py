@@ -23,10 +23,10 @@ from benchkit import arguments, finish, spread
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.codec import CODECS, codec
+from p2pdiloco.tensors.codecs import CODECS, codec
 from p2pdiloco.tensors.layout import FragmentLayout, Piece, plan_fragments
-from p2pdiloco.tensors.merging.merge import Accumulator
-from p2pdiloco.tensors.outer import outer_step
+from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.outer_update import outer_step
 from p2pdiloco.tensors.vault import Vault
 
 COPY_BYTES, DECODE_BYTES, ADD_BYTES, STEP_BYTES = 8, 4, 12, 20

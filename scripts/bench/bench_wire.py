@@ -42,7 +42,7 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.demo.event_log import Line, of_kind, read_log
 from p2pdiloco.demo.swarm import Swarm
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco_lab.links.namespaces import Links
 

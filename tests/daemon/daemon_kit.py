@@ -51,7 +51,7 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
 torch.set_num_threads(1)

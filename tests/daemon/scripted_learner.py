@@ -10,7 +10,7 @@ from typing import Any
 
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.learner import channel_messages as ch
-from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import Exchange
 
 MOVE = 0.01
 _made = count()

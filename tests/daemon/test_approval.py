@@ -38,9 +38,8 @@ from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.own_loop import NAME as OWN_LOOP
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.codec import CODECS
-from p2pdiloco.tensors.exchange import exchange_bytes
-from p2pdiloco.tensors.layout import plan_fragments
+from p2pdiloco.tensors.codecs import CODECS
+from p2pdiloco.tensors.layout import exchange_bytes, plan_fragments
 from p2pdiloco.tensors.sizes import ENCODINGS, shared_bytes
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 

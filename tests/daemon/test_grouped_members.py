@@ -16,7 +16,7 @@ from p2pdiloco.core.delegate import UpperElectorate
 from p2pdiloco.core.seats import Seat
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import Identity
-from p2pdiloco.tensors.merging.partial import partial_bytes
+from p2pdiloco.tensors.merge import partial_bytes
 
 NAMES = ("one", "two", "three", "four", "five")
 

@@ -21,7 +21,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource
-from p2pdiloco.tensors.digest import state_digest
+from p2pdiloco.tensors.codecs import state_digest
 
 
 def a_message(rogue: Rogue, run: str = "") -> bytes:

@@ -18,8 +18,7 @@ from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import gather, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,7 @@ from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.models.experts import Experts, computes_in_groups
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, TensorSpec, plan_fragments
 
 ACCELERATORS = DEVICES[1:]
 STEPS = 2 * (UNTIMED_STEPS + TIMED_STEPS) + 2

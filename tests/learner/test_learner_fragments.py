@@ -11,8 +11,7 @@ from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments, first_due
 from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, TensorSpec, plan_fragments
 
 H = 4
 LAYOUTS = plan_fragments([TensorSpec("a", (2, 2)), TensorSpec("b", (2, 2))], 2)

@@ -22,7 +22,7 @@ from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.own_loop import OwnLoopSection
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 WORDS = "a model must have at most"
 ABSURD = [

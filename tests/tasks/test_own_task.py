@@ -19,7 +19,7 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.tasks.manifests import load_manifest, render_toml
 from p2pdiloco.tasks.registry import BUILT_IN, task_of
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 from study.lockstep import Lockstep
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.tensors.codec import CODECS, codec
+from p2pdiloco.tensors.codecs import CODECS, codec
 from p2pdiloco.tensors.layout import FragmentLayout, Piece
 from p2pdiloco.tensors.vault import Vault
 

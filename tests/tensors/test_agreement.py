@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
-from p2pdiloco.tensors.merging import agreement
-from p2pdiloco.tensors.merging.agreement import BLOCK, BLOCKS, Sample, scores
+from p2pdiloco.tensors import merge
+from p2pdiloco.tensors.merge import BLOCK, BLOCKS, Sample, scores
 
 NUMEL = 40_000
 
@@ -81,7 +81,7 @@ def test_a_score_is_the_same_in_whatever_order_sums_are_made() -> None:
     given = [*vectors(6), 2.0**40 * vectors(1)[0], 2.0**-60 * vectors(7)[1]]
     rows = [Sample(NUMEL, b"seed").of(each) for each in given]
     assert scores(rows) == scores([row.flip(0) for row in rows])
-    whole = [agreement._whole(row) for row in rows]
+    whole = [merge._whole(row) for row in rows]
     for one, other in pairwise(whole):
         exact = sum(int(a) * int(b) for a, b in zip(one.tolist(), other.tolist(), strict=True))
         assert float(torch.dot(one, other)) == exact

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.learner.device import accelerators
-from p2pdiloco.tensors.codec import CODECS, codec
-from p2pdiloco.tensors.codec_4bit import DECODE_TILE
-from p2pdiloco.tensors.codec_dense import BLOCK
-from p2pdiloco.tensors.codec_topk import CHUNK, KEPT
-from p2pdiloco.tensors.own_contributions import Residual
+from p2pdiloco.tensors.codecs import BLOCK, CHUNK, CODECS, DECODE_TILE, KEPT, codec
+from p2pdiloco.tensors.outer_update import Residual
 
 FP32_MAX = float(torch.finfo(torch.float32).max)
 ALL = sorted(CODECS)

@@ -6,8 +6,8 @@ from test_limits import LAYOUT, PERIOD, unit, vault
 
 from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NOTHING, UNMEASURED, USUAL_SCORE
 from p2pdiloco.core.api.versions import USUAL, Mean
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.merging.inputs import NEXT_TO_NOTHING, Input
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.merge import NEXT_TO_NOTHING, Input
 from p2pdiloco.tensors.vault import MergeResult
 
 OLD = Mean(USUAL, 100)

@@ -10,36 +10,35 @@ from typing import Any
 import pytest
 import torch
 
-from p2pdiloco.tensors import portable
-from p2pdiloco.tensors.codec import CODECS
-from p2pdiloco.tensors.merging import known_answer, merge
+from p2pdiloco.tensors import codecs, merge, outer_update
+from p2pdiloco.tensors.codecs import CODECS
 
 
 def test_this_machine_makes_it() -> None:
     """If it was changed on purpose, merges have other bits: raise WIRE_VERSION, and then ANSWER."""
-    assert known_answer.answer() == known_answer.ANSWER
+    assert outer_update.answer() == outer_update.ANSWER
 
 
 def test_another_order_of_additions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "norm", lambda values: float(values.double().square().sum().sqrt()))
-    assert known_answer.answer() != known_answer.ANSWER
+    assert outer_update.answer() != outer_update.ANSWER
 
 
 def test_a_fused_product_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fused(total: torch.Tensor, values: torch.Tensor, factor: float, _work: torch.Tensor) -> None:
-        total.copy_((total.double() + values.double() * portable._rounded(factor)).float())
+        total.copy_((total.double() + values.double() * codecs._rounded(factor)).float())
 
     monkeypatch.setattr(merge, "add_scaled", fused)
-    assert known_answer.answer() != known_answer.ANSWER
+    assert outer_update.answer() != outer_update.ANSWER
 
 
 def test_this_machine_makes_the_known_outer_steps() -> None:
     """If it was changed on purpose, states have other bits: raise WIRE_VERSION, and then STEP_ANSWER."""
-    assert known_answer.step_answer() == known_answer.STEP_ANSWER
+    assert outer_update.step_answer() == outer_update.STEP_ANSWER
 
 
 def test_another_outer_step_has_another_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = known_answer.outer_step
+    step = outer_update.outer_step
 
     def rounded(*job: torch.Tensor | float) -> None:
         step(*job)  # type: ignore[arg-type]
@@ -47,13 +46,13 @@ def test_another_outer_step_has_another_answer(monkeypatch: pytest.MonkeyPatch) 
         assert isinstance(theta, torch.Tensor)
         theta.mul_(1 + 2.0**-22)
 
-    monkeypatch.setattr(known_answer, "outer_step", rounded)
-    assert known_answer.step_answer() != known_answer.STEP_ANSWER
+    monkeypatch.setattr(outer_update, "outer_step", rounded)
+    assert outer_update.step_answer() != outer_update.STEP_ANSWER
 
 
 FLUSHES = """
 import torch
-from p2pdiloco.tensors.merging import known_answer
+from p2pdiloco.tensors import outer_update as known_answer
 assert known_answer.step_answer() == known_answer.STEP_ANSWER and known_answer.answer() == known_answer.ANSWER
 if not torch.set_flush_denormal(True):
     print("this processor cannot")
@@ -91,7 +90,7 @@ def test_it_is_noticed_in_each_codecs_decoding_alone(name: str, monkeypatch: pyt
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot")
     monkeypatch.setattr(type(CODECS[name]), "decode", _flushed(CODECS[name].decode.__func__))  # type: ignore[attr-defined]
-    assert (known_answer.answer() == known_answer.ANSWER) == (name in ("fp32", "bf16"))
+    assert (outer_update.answer() == outer_update.ANSWER) == (name in ("fp32", "bf16"))
 
 
 @pytest.mark.parametrize("place", ["add_scaled", "scale"])
@@ -99,4 +98,4 @@ def test_it_is_noticed_in_the_sums_alone(place: str, monkeypatch: pytest.MonkeyP
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot")
     monkeypatch.setattr(merge, place, _flushed(getattr(merge, place)))
-    assert known_answer.answer() != known_answer.ANSWER
+    assert outer_update.answer() != outer_update.ANSWER

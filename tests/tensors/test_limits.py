@@ -10,12 +10,10 @@ from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.core.chain import heaviest_units
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import UnusableInputs, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.merging.merge import Accumulator, contribution_weight
-from p2pdiloco.tensors.merging.partial import check_partial, encode_partial
-from p2pdiloco.tensors.state import first_length
-from p2pdiloco.tensors.unsound import UnusableInputs
+from p2pdiloco.tensors.merge import Accumulator, check_partial, contribution_weight, encode_partial
+from p2pdiloco.tensors.outer_update import first_length
 from p2pdiloco.tensors.vault import Vault
 
 SPECS = [TensorSpec("emb", (6, 4), True), TensorSpec("a", (5, 4)), TensorSpec("b", (48,))]

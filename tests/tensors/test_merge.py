@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2pdiloco.core.api.types import MAX_WEIGHT
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.merging.merge import Accumulator, contribution_reach, contribution_weight
+from p2pdiloco.tensors.merge import Accumulator, contribution_reach, contribution_weight
 
 SPECS = [TensorSpec("emb", (6, 4), True), TensorSpec("a", (5, 4)), TensorSpec("b", (48,))]
 (LAYOUT,) = plan_fragments(SPECS, 1)

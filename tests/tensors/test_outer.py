@@ -8,8 +8,8 @@ import torch
 from blake3 import blake3
 
 from p2pdiloco.errors import InvariantViolation
-from p2pdiloco.tensors.digest import state_digest
-from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
+from p2pdiloco.tensors.codecs import state_digest
+from p2pdiloco.tensors.outer_update import momentum_at, outer_step, without_lookahead
 
 NUMEL = (1 << 16) + 77
 """More than one tile, and not a multiple of any vector."""

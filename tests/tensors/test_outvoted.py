@@ -6,9 +6,8 @@ from test_limits import LAYOUT, PERIOD, unit
 
 from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NOTHING, UNCLEAR, MergeLimits
 from p2pdiloco.core.api.versions import USUAL, Mean
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.merging.inputs import Findings, Input, add_up
-from p2pdiloco.tensors.merging.merge import Accumulator
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.merge import Accumulator, Findings, Input, add_up
 
 OLD = Mean(USUAL, 100)
 SHARED = unit(7)

@@ -13,13 +13,16 @@ from test_merge import LAYOUT, PERIOD, SPECS, WORK, draw, merged
 from p2pdiloco.core.api.types import MAX_WEIGHT
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.layout import plan_fragments
-from p2pdiloco.tensors.merging.merge import (
+from p2pdiloco.tensors.merge import (
     MAX_MAGNITUDE,
     Accumulator,
+    check_partial,
     contribution_reach,
     contribution_weight,
+    decode_partial,
+    encode_partial,
+    partial_bytes,
 )
-from p2pdiloco.tensors.merging.partial import check_partial, decode_partial, encode_partial, partial_bytes
 
 PIECES = len(LAYOUT.pieces)
 

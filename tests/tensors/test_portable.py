@@ -12,7 +12,7 @@ import pytest
 import torch
 from deadlines import within_s
 
-from p2pdiloco.tensors.portable import TILE, add_scaled, norm, scratch
+from p2pdiloco.tensors.codecs import PORTABLE_TILE, add_scaled, norm, scratch
 
 PROGRAM = Path(__file__).with_name("portable_merges.py")
 HERE = torch.backends.cpu.get_cpu_capability()
@@ -91,7 +91,7 @@ def test_not_a_number_and_infinity_have_no_length() -> None:
 
 
 def test_products_are_rounded_before_they_are_added() -> None:
-    drawn = np.random.default_rng(5).standard_normal((2, TILE + 77), np.float32)
+    drawn = np.random.default_rng(5).standard_normal((2, PORTABLE_TILE + 77), np.float32)
     total = torch.from_numpy(drawn[0].copy())
     add_scaled(total, torch.from_numpy(drawn[1]), 1 / 3, scratch(len(total)))
     assert np.array_equal(total.numpy(), drawn[0] + drawn[1] * np.float32(1 / 3))

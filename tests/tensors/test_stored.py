@@ -9,10 +9,10 @@ import torch
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.tensors import payload as payload_module
-from p2pdiloco.tensors.codec import CODECS, codec
+from p2pdiloco.tensors import merge as payload_module
+from p2pdiloco.tensors.codecs import CODECS, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.payload import digest_of, parts_of
+from p2pdiloco.tensors.merge import digest_of, parts_of
 from p2pdiloco.tensors.vault import Vault
 
 SPECS = [TensorSpec("emb", (300, 16), True), TensorSpec("w", (128, 65)), TensorSpec("b", (37,))]

@@ -11,11 +11,10 @@ from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.tensors.codec import CODECS, codec
+from p2pdiloco.tensors.codecs import CODECS, Unsound, UnusableInputs, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.merging.inputs import Input
-from p2pdiloco.tensors.merging.making import Correction, longest_encoded
-from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
+from p2pdiloco.tensors.merge import Input
+from p2pdiloco.tensors.outer_update import Correction, longest_encoded
 from p2pdiloco.tensors.vault import Vault
 
 SPECS = [TensorSpec("emb", (40, 16), True), TensorSpec("w", (64, 32)), TensorSpec("b", (64,))]

@@ -9,10 +9,9 @@ import torch
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.errors import InvariantViolation, RemoteError
-from p2pdiloco.tensors.codec import CODECS, codec
-from p2pdiloco.tensors.digest import state_digest
+from p2pdiloco.tensors.codecs import CODECS, codec, state_digest
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.merging.merge import MAX_MAGNITUDE
+from p2pdiloco.tensors.merge import MAX_MAGNITUDE
 from p2pdiloco.tensors.vault import Vault
 
 SPECS = [TensorSpec("emb", (40, 16), True), TensorSpec("w", (64, 32)), TensorSpec("b", (64,))]

@@ -13,10 +13,10 @@ from torch import Tensor
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import plan_fragments
-from p2pdiloco.tensors.spec import TensorSpec
-from p2pdiloco.tensors.state import FragmentState, Pin
+from p2pdiloco.tensors.outer_update import FragmentState, Pin
+from p2pdiloco.tensors.sizes import TensorSpec
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco_lab.bulk_world.plan import BulkPlan
 

@@ -11,7 +11,7 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
-from p2pdiloco.tensors.payload import Payload, digest_of
+from p2pdiloco.tensors.merge import Payload, digest_of
 from p2pdiloco_lab.bulk_world.leftovers import left_over, too_large
 from p2pdiloco_lab.simulation.rules.violation import Violation
 

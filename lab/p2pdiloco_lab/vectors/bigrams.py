@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 BATCH = 32
 """Pairs per inner step."""

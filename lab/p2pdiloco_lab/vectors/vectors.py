@@ -22,14 +22,9 @@ from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.tensors.codec import CODECS, codec
-from p2pdiloco.tensors.digest import bytes_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
-from p2pdiloco.tensors.merging.inputs import Findings, Input
-from p2pdiloco.tensors.merging.merge import Accumulator
-from p2pdiloco.tensors.merging.partial import decode_partial
-from p2pdiloco.tensors.unsound import UnusableInputs
+from p2pdiloco.tensors.codecs import CODECS, UnusableInputs, bytes_of, codec
+from p2pdiloco.tensors.layout import Exchange, FragmentLayout, plan_fragments, scatter
+from p2pdiloco.tensors.merge import Accumulator, Findings, Input, decode_partial
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco_lab.simulation.node.substance import (
     Given,

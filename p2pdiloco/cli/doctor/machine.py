@@ -29,7 +29,7 @@ TORCH_S = 90.0
 ASK_TORCH = """
 import json, torch
 from p2pdiloco.learner.device import accelerators
-from p2pdiloco.tensors.merging.known_answer import steps_as_everywhere
+from p2pdiloco.tensors.outer_update import steps_as_everywhere
 found = list(accelerators())
 device = found[0] if found else "cpu"
 works = (torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)).sum().item() == 64.0**3

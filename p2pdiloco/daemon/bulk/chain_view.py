@@ -18,7 +18,7 @@ from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.merge import Payload
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,8 @@ from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PushSink, Refusal
-from p2pdiloco.tensors.merging.partial import partial_bytes
-from p2pdiloco.tensors.payload import digest_of
-from p2pdiloco.tensors.unsound import Unsound
+from p2pdiloco.tensors.codecs import Unsound
+from p2pdiloco.tensors.merge import digest_of, partial_bytes
 
 logger = logging.getLogger(__name__)
 SHARE_BYTES = 128 << 20

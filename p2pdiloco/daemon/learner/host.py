@@ -34,8 +34,7 @@ from p2pdiloco.learner.channel_messages import (
     Stop,
 )
 from p2pdiloco.learner.lifeline import EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.layout import Exchange, FragmentLayout
 from p2pdiloco.util import clear_folder_at
 
 MAX_UNREAD_BYTES = 1024 * 1024

@@ -31,9 +31,9 @@ from p2pdiloco.core.api.versions import level_sizes
 from p2pdiloco.daemon.bulk.updates.fanout import degree
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
-from p2pdiloco.tensors.merging.partial import partial_bytes
+from p2pdiloco.tensors.merge import partial_bytes
 
 LABEL_BYTES = 400
 """Bytes of the label of a contribution, a partial merge or a version, without its contributors."""

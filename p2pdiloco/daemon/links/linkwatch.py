@@ -28,7 +28,7 @@ from p2pdiloco.core.capacity import UPDATE_COPIES
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.links.linkplan import TOLERANCE, Demand, demand_of
 from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 
 RISE, FALL = 3, 24

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.errors import RemoteError, UserError
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 
 OUT_OF_BUDGET = Verdict.NO_MEMORY.value

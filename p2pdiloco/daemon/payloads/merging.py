@@ -17,11 +17,9 @@ from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer
-from p2pdiloco.tensors.merging.inputs import Findings, Input
-from p2pdiloco.tensors.merging.known_answer import steps_as_everywhere
-from p2pdiloco.tensors.merging.making import Correction
-from p2pdiloco.tensors.payload import Payload, digest_of
-from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
+from p2pdiloco.tensors.codecs import Unsound, UnusableInputs
+from p2pdiloco.tensors.merge import Findings, Input, Payload, digest_of
+from p2pdiloco.tensors.outer_update import Correction, steps_as_everywhere
 from p2pdiloco.tensors.vault import MergeResult, PartialMerge
 
 logger = logging.getLogger(__name__)

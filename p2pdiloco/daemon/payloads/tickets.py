@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from p2pdiloco.errors import InvariantViolation, invariant
 from p2pdiloco.ports import Buffer
-from p2pdiloco.tensors.payload import Payload, memory_bytes
+from p2pdiloco.tensors.merge import Payload, memory_bytes
 
 
 class Tickets:

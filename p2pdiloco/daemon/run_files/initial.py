@@ -25,7 +25,7 @@ from p2pdiloco.errors import ConfigError, RemoteError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.digest import bytes_of
+from p2pdiloco.tensors.codecs import bytes_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
 

@@ -19,7 +19,7 @@ from p2pdiloco.daemon.run_files.giving import mapped
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
 from p2pdiloco.tasks.constants import Constant, constants_of, text_of
 from p2pdiloco.tasks.registry import BUILT_IN, task_of
-from p2pdiloco.tensors.spec import MAX_NUMEL
+from p2pdiloco.tensors.sizes import MAX_NUMEL
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from p2pdiloco.learner.device import out_of_memory
 from p2pdiloco.tasks.data.tokens import read_tokenizer
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.sizes import vault_bytes
 from p2pdiloco.tensors.vault import Vault

@@ -20,7 +20,7 @@ from p2pdiloco.errors import StorageError, UserError, first_line
 from p2pdiloco.tasks.constants import KINDS, Constant
 from p2pdiloco.tasks.models.parameters import plain_name, plain_parameters, tensor_specs
 from p2pdiloco.tasks.task import Task
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 MEAN, VARIANCE = "running_mean", "running_var"
 _STATISTICS = (MEAN, VARIANCE, "num_batches_tracked")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Dtype
 from p2pdiloco.errors import UserError
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
 """Classes that take a module in, and where they have it. By name: importing the first one imports torch's

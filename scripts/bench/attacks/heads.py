@@ -27,7 +27,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.identity import verify
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.digest import bytes_of, state_digest
+from p2pdiloco.tensors.codecs import bytes_of, state_digest
 from p2pdiloco.tensors.layout import plan_fragments
 
 FAR_AHEAD = 1000

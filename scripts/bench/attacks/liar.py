@@ -18,9 +18,9 @@ from attacks.usurper import usurp
 from attacks.withholding import omit, withhold
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core import contributions, pending
-from p2pdiloco.tensors.merging import agreement, inputs
-from p2pdiloco.tensors.merging.merge import Accumulator
-from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
+from p2pdiloco.tensors import merge
+from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.outer_update import Encoded, OwnContributions
 
 
 def lying(lie: Lie, sign: Path) -> None:
@@ -30,7 +30,7 @@ def lying(lie: Lie, sign: Path) -> None:
         pending.signed_label,
         Accumulator.result,
     )
-    honest_scores = agreement.scores
+    honest_scores = merge.scores
 
     def lies(word: str) -> bool:
         if not sign.exists():
@@ -67,7 +67,7 @@ def lying(lie: Lie, sign: Path) -> None:
         omit(lies)
     if lie.usurps:
         usurp(lies, lie.boasts)
-    inputs.scores = scores  # type: ignore[attr-defined]
+    merge.scores = scores  # type: ignore[attr-defined]
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
     contributions.signed_label = false_label  # type: ignore[attr-defined]

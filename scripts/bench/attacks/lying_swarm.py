@@ -20,12 +20,9 @@ from p2pdiloco.core.api.types import LEAST_TRUST
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.task import Shards
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.codec_base import Codec
-from p2pdiloco.tensors.digest import Buffer
+from p2pdiloco.tensors.codecs import Buffer, Codec, codec
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merging.inputs import Input
-from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.merge import Input, Payload
 from study.merged_run import Merged, Part
 from study.virtual import Circumstances, Virtual
 from worlds.kinds import Lie

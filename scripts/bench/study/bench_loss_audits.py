@@ -33,8 +33,8 @@ from p2pdiloco.core.audit_state import Accounts, ratio_of
 from p2pdiloco.learner.appraising import gains
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.task import Samples, Shards
-from p2pdiloco.tensors.appraisal import Appraisable
 from p2pdiloco.tensors.layout import scatter
+from p2pdiloco.tensors.vault import Appraisable
 from study.virtual import Circumstances
 from worlds.kinds import Lie
 

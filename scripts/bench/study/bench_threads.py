@@ -28,8 +28,7 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.learner.host import LearnerHost
 from p2pdiloco.learner.channel_messages import BaseRef, LearnerOptions, Status
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import gather, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments
 
 WARM_UP_STEPS = 5
 LIBGOMP_SPINS = "300000"

@@ -24,9 +24,8 @@ from p2pdiloco.learner.optimizer.build import moments, set_moments
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import plan_fragments, scatter
-from p2pdiloco.tensors.merging.inputs import Input
+from p2pdiloco.tensors.layout import Exchange, plan_fragments, scatter
+from p2pdiloco.tensors.merge import Input
 from p2pdiloco.tensors.vault import Vault
 from study.computing import FP32, Computing
 from study.data import acquainted, data_of

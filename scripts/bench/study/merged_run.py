@@ -13,9 +13,8 @@ from p2pdiloco.core.api.types import FULL_TRUST, NO_LIMITS, Contributor, MergeLi
 from p2pdiloco.core.api.versions import Mean, SignedVersion
 from p2pdiloco.core.chain import FIRST_REACH, Chain
 from p2pdiloco.errors import invariant
-from p2pdiloco.tensors.merging.inputs import Input
-from p2pdiloco.tensors.payload import digest_of
-from p2pdiloco.tensors.unsound import UnusableInputs
+from p2pdiloco.tensors.codecs import UnusableInputs
+from p2pdiloco.tensors.merge import Input, digest_of
 from p2pdiloco.tensors.vault import MergeResult, Vault
 from p2pdiloco_lab.simulation.world.plan import genesis_version
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from p2pdiloco.learner.device import choose_device
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from study.baselines import Work, data_parallel, oracle
 from study.computing import CPU, Computing
 from study.setting import Outcome, Setting

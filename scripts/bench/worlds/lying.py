@@ -16,7 +16,7 @@ from torch import Tensor
 
 from p2pdiloco.config.presets import USUAL
 from p2pdiloco.core.api.types import MergeLimits
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 from p2pdiloco_lab.simulation.node.substance import FalseWork, Given, Made
 from p2pdiloco_lab.simulation.world.plan import WorldPlan, stream
 from p2pdiloco_lab.vectors.bigrams import ALL, LARGE, MarkovChain, Share, Size

@@ -29,8 +29,8 @@ from p2pdiloco.daemon.run_files.runs import Run, open_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.payload import digest_of
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.merge import digest_of
 from p2pdiloco_lab.memory_net import MemoryNetwork
 
 LIMITS = MergeLimits(most_tokens=300, longest=0.1)

@@ -25,7 +25,7 @@ from p2pdiloco.daemon.post import Post
 from p2pdiloco.daemon.runner import Hands, Runner
 from p2pdiloco.daemon.wire import PullRefused
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.tensors.payload import digest_of
+from p2pdiloco.tensors.merge import digest_of
 
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
 

@@ -21,8 +21,8 @@ from p2pdiloco.daemon.bulk.audits import asking, auditing, loss_auditing
 from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.learner.channel_messages import Appraise, Appraised
-from p2pdiloco.tensors import appraisal
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors import vault
+from p2pdiloco.tensors.codecs import codec
 
 Room = namedtuple("Room", "total used free")
 
@@ -32,14 +32,14 @@ class PaperLearner:
 
     def __init__(self) -> None:
         self.asked: list[Appraise] = []
-        self.given: list[appraisal.Appraisable] = []
+        self.given: list[vault.Appraisable] = []
         self.figures: tuple[Any, ...] | None = ((0.25, 0.5), (0.5, 0.5), True, 3.0)
         self.codec, self.numel = "int8", 0
         self.hangs, self.appraises = False, True
 
     async def appraise(self, question: Appraise) -> Appraised | None:
         self.asked.append(question)
-        self.given.append(appraisal.read(question.path, self.codec, self.numel))
+        self.given.append(vault.read(question.path, self.codec, self.numel))
         if self.hangs:
             await asyncio.Event().wait()
         return None if self.figures is None else Appraised(question.path, *self.figures)

@@ -52,8 +52,8 @@ from p2pdiloco.daemon.run_files.runs import Run, genesis_versions, open_run
 from p2pdiloco.daemon.runner import Hands, Runner
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.merging.partial import partial_bytes
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.merge import partial_bytes
 from p2pdiloco_lab.memory_net import MemoryNetwork
 
 HEAD = Head(7, b"h" * 32, 70, 3)

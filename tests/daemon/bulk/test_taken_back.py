@@ -14,7 +14,7 @@ from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.bulk.audits import true_updates
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codecs import codec
 
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
 

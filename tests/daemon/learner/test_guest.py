@@ -42,7 +42,7 @@ from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import Exchange
 
 pytestmark = pytest.mark.process
 

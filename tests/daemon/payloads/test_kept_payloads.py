@@ -22,9 +22,8 @@ from p2pdiloco.daemon.payloads.kept_payloads import KeptPayloads
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.layout import Exchange, TensorSpec, plan_fragments
 from p2pdiloco.tensors.vault import Vault
 
 LAYOUTS = plan_fragments([TensorSpec("w", (64, 48))], 1)

@@ -19,8 +19,8 @@ from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.run_files.runs import open_run
 from p2pdiloco.identity import Identity
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.payload import digest_of
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.merge import digest_of
 from p2pdiloco.tensors.vault import Vault
 
 

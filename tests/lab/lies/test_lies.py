@@ -6,8 +6,8 @@ import torch
 
 from p2pdiloco.core.api.types import USUAL_SCORE
 from p2pdiloco.core.api.versions import ALL_AT, USUAL
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.merging.agreement import scores
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.merge import scores
 from worlds.kinds import COLLUDING, IN_THE_DATA, Lie
 from worlds.telling import Known, tell
 

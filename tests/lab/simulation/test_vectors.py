@@ -21,8 +21,8 @@ from torch import Tensor
 
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.tensors.digest import bytes_of
-from p2pdiloco.tensors.merging.merge import Accumulator
+from p2pdiloco.tensors.codecs import bytes_of
+from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco_lab.cli.simulate import simulate
 from p2pdiloco_lab.simulation.node.lineage import FragmentLineage, OuterUpdate

@@ -11,8 +11,7 @@ from p2pdiloco.learner.channel_messages import Applied, BaseRef, CopiedOut, Inst
 from p2pdiloco.session import Session, new_run
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import gather, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments
 
 torch.set_num_threads(1)
 INNER_STEPS, TOKENS = 10, 64

@@ -11,8 +11,7 @@ from p2pdiloco.learner.channel_messages import BaseRef, Install
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.tasks.models.parameters import tensor_specs
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import plan_fragments
+from p2pdiloco.tensors.layout import Exchange, plan_fragments
 
 
 class Program:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core import audit_state
-from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
+from p2pdiloco.tensors.outer_update import Encoded, OwnContributions
 
 
 def reversing() -> None:

@@ -17,7 +17,7 @@ from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
-from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.merge import Payload
 
 logger = logging.getLogger(__name__)
 SOURCE_S = 8.0

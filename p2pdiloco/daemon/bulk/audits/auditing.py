@@ -30,10 +30,9 @@ from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import Transport
-from p2pdiloco.tensors.merging.known_answer import merges_as_everywhere
-from p2pdiloco.tensors.merging.making import Remade
-from p2pdiloco.tensors.payload import Payload, digest_of, memory_bytes
-from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
+from p2pdiloco.tensors.codecs import Unsound, UnusableInputs
+from p2pdiloco.tensors.merge import Payload, digest_of, memory_bytes
+from p2pdiloco.tensors.outer_update import Remade, merges_as_everywhere
 
 logger = logging.getLogger(__name__)
 AUDIT_S = 60.0

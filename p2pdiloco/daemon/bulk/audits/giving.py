@@ -19,7 +19,7 @@ from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import Buffer, PullSource, Refusal
-from p2pdiloco.tensors.payload import Payload, size_of
+from p2pdiloco.tensors.merge import Payload, size_of
 from p2pdiloco.util import BoundedDict
 
 MAX_GIVEN, OF_ONE_PEER = 8, 4

@@ -26,7 +26,7 @@ from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.errors import StorageError
 from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.ports import Buffer
-from p2pdiloco.tensors import appraisal
+from p2pdiloco.tensors import vault as appraisal
 
 logger = logging.getLogger(__name__)
 FILE = "appraised-"

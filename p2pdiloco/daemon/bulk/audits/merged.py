@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.tensors.payload import Payload, memory_bytes, size_of
+from p2pdiloco.tensors.merge import Payload, memory_bytes, size_of
 
 KEEP_S = 60.0
 """Time for which they are kept; an audit takes no longer."""

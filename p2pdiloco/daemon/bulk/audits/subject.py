@@ -11,9 +11,8 @@ from typing import NamedTuple
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits
 from p2pdiloco.core.api.versions import PartOfTree, sample_seed
-from p2pdiloco.tensors.merging.inputs import Input
-from p2pdiloco.tensors.merging.making import Correction, Remade, UpdateMaker
-from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.merge import Input, Payload
+from p2pdiloco.tensors.outer_update import Correction, Remade, UpdateMaker
 from p2pdiloco.tensors.vault import Vault
 
 

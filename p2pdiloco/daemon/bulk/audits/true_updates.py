@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.bulk.chain_view import ChainView
-from p2pdiloco.tensors.merging.making import Correction
+from p2pdiloco.tensors.outer_update import Correction
 
 MOST_BYTES = 256 << 20
 MOST_KEPT = 16

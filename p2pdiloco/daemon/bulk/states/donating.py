@@ -18,7 +18,7 @@ from p2pdiloco.daemon.bulk.updates.fetching import known_bytes
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.ports import PullSource, Refusal
-from p2pdiloco.tensors.state import Pin
+from p2pdiloco.tensors.outer_update import Pin
 
 MAX_PINS = 16
 """Number of states that are being read by others at one time."""

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.tensors.state import Loan
+from p2pdiloco.tensors.outer_update import Loan
 
 PIECES = 16
 LEAST_PIECE_BYTES = 1 << 20

@@ -20,14 +20,9 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.codec_base import MIN_PEAK, tiles
-from p2pdiloco.tensors.codec_dense import Fp32
-from p2pdiloco.tensors.digest import Buffer
+from p2pdiloco.tensors.codecs import MIN_PEAK, Buffer, Fp32, codec, tiles
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merging.making import UpdateMaker
-from p2pdiloco.tensors.outer import momentum_at, without_lookahead
-from p2pdiloco.tensors.own_contributions import OwnContributions
+from p2pdiloco.tensors.outer_update import OwnContributions, UpdateMaker, momentum_at, without_lookahead
 from p2pdiloco.tensors.vault import Vault
 from study.computing import FP32
 from study.setting import HELDOUT_TOKENS, Setting

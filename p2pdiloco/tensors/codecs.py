@@ -1,0 +1,685 @@
+"""Codecs that a manifest may name."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.hashing import content_digest
+
+# Base of all codecs: a flat fp32 fragment becomes bytes, and a fragment again.
+#
+# Little-endian, no header: sizes follow from numel. Both ways are the same on every CPU, bit for bit;
+# decoding is so on accelerators, too, while what they encode is compared with nothing. So a codec copies,
+# compares, finds largest values, and calculates element by element, but makes no sum in an order that is left
+# open. A payload's values are judged before they are decoded, from `peak`, so that nothing non-finite ever
+# reaches a merge.
+
+TILE = 64 * 1024
+"""Elements worked on at a time, so that the passes over a tile find it in cache."""
+DEVICE_TILE = 4 * 1024 * 1024
+"""Elements worked on at a time on an accelerator. Starting a kernel for so many costs nothing worth
+mentioning, and they fit into its memory."""
+FP32_MAX = torch.finfo(torch.float32).max
+BF16_MAX = torch.finfo(torch.bfloat16).max
+MIN_PEAK = 2.0**-100
+"""Least magnitude that is sent: a block wholly below it is sent as zeros, so that products stay clear of
+denormals."""
+
+
+class Codec:
+    """An encoding. Stateless, so that any thread may use the one instance in `CODECS`.
+
+    Tensors may be on any device; payloads are host memory. A new encoding is one subclass with the four
+    underscored methods, `encoded_bytes`, `block` and `sections`, and one entry in `CODECS`.
+    """
+
+    name: str
+    block: int
+    """Elements that are encoded together."""
+    sections: tuple[int, ...]
+    """Bytes of every block in each section; a payload is its sections, one after the other."""
+    feedback = True
+    """True: error feedback adds what an encoding leaves out to the next one (`Residual`)."""
+    sparse = False
+    """True: most elements of a payload are zero, so what is left out matters, whoever encodes."""
+
+    def encoded_bytes(self, numel: int) -> int:
+        """Exact payload size of numel elements."""
+        raise NotImplementedError
+
+    def spans(self, start: int, stop: int, numel: int) -> list[tuple[int, int]]:
+        """Places, (offset, size), of the bytes of elements start (a multiple of `block`) to stop in a payload
+        of numel elements: one after the other they are the payload of these elements alone."""
+        found, base, total = [], 0, self.encoded_bytes(numel)
+        for size in self.sections:
+            first = base + size * (start // self.block)
+            last = min(base + size * blocks_of(stop, self.block), total)
+            found.append((first, last - first))
+            base += size * blocks_of(numel, self.block)
+        return found
+
+    def encode(self, source: Tensor, out: bytearray | None = None) -> bytearray:
+        """Encode `source` (fp32 [numel], contiguous) into `out` (of exactly the right size) or new memory.
+
+        Raises:
+            ValueError: source holds a non-finite value.
+        """
+        check_flat(source)
+        peak = largest(source)
+        if not math.isfinite(peak):
+            raise ValueError("cannot encode a non-finite value")
+        size = self.encoded_bytes(source.numel())
+        payload = bytearray(size) if out is None else out
+        invariant(len(payload) == size, f"{self.name} needs {size} bytes, got a buffer of {len(payload)}")
+        if size:
+            self._encode(source, peak, payload)
+        return payload
+
+    def decode(self, payload: Buffer, out: Tensor) -> None:
+        """Fill `out` (fp32 [numel], contiguous) from the payload.
+
+        Raises:
+            RemoteError: see `peak`; `out` is then untouched.
+        """
+        check_flat(out)
+        self.peak(payload, out.numel())
+        if out.numel():
+            self._decode(writable(payload), out)
+
+    def peak(self, payload: Buffer, numel: int) -> float:
+        """Find an upper bound of the magnitudes in a payload of numel elements, without decoding it.
+
+        Raises:
+            Unsound: "wrong-size", "non-finite" (also where decoding would overflow), "out-of-range"
+                (bytes that no encoder writes).
+        """
+        size, expected = memoryview(payload).nbytes, self.encoded_bytes(numel)
+        if size != expected:
+            raise Unsound(Verdict.WRONG_SIZE, f"{size} bytes of {self.name}, expected {expected}")
+        peak = self._payload_peak(writable(payload), numel) if numel else 0.0
+        if not peak <= FP32_MAX:
+            raise Unsound(Verdict.NON_FINITE, f"a value of {peak} in a {self.name} payload")
+        return peak
+
+    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
+        raise NotImplementedError
+
+    def _decode(self, payload: Buffer, out: Tensor) -> None:
+        raise NotImplementedError
+
+    def _payload_peak(self, payload: Buffer, numel: int) -> float:
+        raise NotImplementedError
+
+
+def tiles(source: Tensor, block: int, tile: int = TILE) -> Iterator[tuple[Tensor, int, int]]:
+    """Cut a flat fp32 tensor into (rows of `block` elements, first row's number, elements that are real).
+
+    A short last block comes as a row of its own: a copy, filled up with zeros; all other rows are views.
+    """
+    numel = source.numel()
+    whole = numel - numel % block
+    step = max(1, (tile if source.device.type == "cpu" else DEVICE_TILE) // block) * block
+    for at in range(0, whole, step):
+        rows = source[at : min(at + step, whole)].view(-1, block)
+        yield rows, at // block, rows.numel()
+    if whole < numel:
+        row = torch.zeros(1, block, device=source.device)
+        row[0, : numel - whole] = source[whole:]
+        yield row, whole // block, numel - whole
+
+
+def scaled(tops: Tensor, divisor: float, most: float) -> Tensor:
+    """Scales of blocks from their largest magnitudes; 0 where a block is to be sent as zeros."""
+    return (tops / divisor).clamp_(max=most).masked_fill_(tops < MIN_PEAK, 0.0)
+
+
+def reciprocal_safe(scale: Tensor) -> Tensor:
+    """Divisors of the blocks: infinity where the scale is 0, since x / inf is 0."""
+    return scale.masked_fill(scale == 0.0, math.inf).unsqueeze(1)
+
+
+def blocks_of(numel: int, block: int) -> int:
+    """Number of blocks that numel elements fill, the last perhaps in part."""
+    return -(-numel // block)
+
+
+def largest(values: Tensor) -> float:
+    """The largest magnitude; NaN where there is one. One pass, no temporary."""
+    if not values.numel():
+        return 0.0
+    low, high = torch.aminmax(values)
+    return max(-low.item(), high.item()) if high == high else math.nan
+
+
+def writable(payload: Buffer) -> Buffer:
+    """Memory that torch may wrap without a warning: a payload from the network (a bytearray) itself, others
+    copied."""
+    view = memoryview(payload)
+    return bytearray(view) if view.readonly else view.cast("B")
+
+
+def check_flat(tensor: Tensor) -> None:
+    """Raise InvariantViolation unless this is a contiguous fp32 vector."""
+    flat = tensor.dim() == 1 and tensor.is_contiguous() and tensor.dtype == torch.float32
+    invariant(flat, "codecs work on flat fp32 tensors")
+
+
+# Codecs that send every element: fp32, bf16, and int8 with a scale per block.
+#
+# None has error feedback. What they leave out of a contribution is at most a hundredth of it: rounding that
+# differs from one to the next, and is averaged over the learners. The update leaves out as much again, and
+# that is not fed back either way. So without feedback all that was ever rounded grows by an eighth, with four
+# learners. Feedback would cost a third more time to encode, and eight bytes of memory a parameter.
+
+BLOCK = 1024
+"""Elements that share one int8 scale: 0.4 % overhead."""
+ENCODE_TILE = 256 * 1024
+"""Elements encoded at a time, more than the other codecs': each tile costs a dozen small operations."""
+_INT8_MAX_SCALE = FP32_MAX / 128
+"""Largest scale of a block: even -128 times this is finite."""
+
+
+class Fp32(Codec):
+    """Codec fp32: the bits themselves, 4 bytes per element."""
+
+    name = "fp32"
+    feedback = False
+    block, sections = 1, (4,)
+
+    def encoded_bytes(self, numel: int) -> int:
+        return 4 * numel
+
+    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
+        torch.frombuffer(payload, dtype=torch.float32).copy_(source)
+
+    def _decode(self, payload: Buffer, out: Tensor) -> None:
+        out.copy_(torch.frombuffer(payload, dtype=torch.float32))
+
+    def _payload_peak(self, payload: Buffer, numel: int) -> float:
+        return largest(torch.frombuffer(payload, dtype=torch.float32))
+
+
+class Bf16(Codec):
+    """Codec bf16: the upper half of the bits, rounded to nearest even; what would become infinite is the
+    largest bf16."""
+
+    name = "bf16"
+    feedback = False
+    block, sections = 1, (2,)
+
+    def encoded_bytes(self, numel: int) -> int:
+        return 2 * numel
+
+    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
+        if peak > BF16_MAX:
+            source = source.clamp(-BF16_MAX, BF16_MAX)
+        torch.frombuffer(payload, dtype=torch.bfloat16).copy_(source)
+
+    def _decode(self, payload: Buffer, out: Tensor) -> None:
+        out.copy_(torch.frombuffer(payload, dtype=torch.bfloat16))
+
+    def _payload_peak(self, payload: Buffer, numel: int) -> float:
+        return largest(torch.frombuffer(payload, dtype=torch.bfloat16))
+
+
+class Int8(Codec):
+    """Codec int8: all fp32 scales (absmax / 127 of each block of 1024), then all int8 values.
+
+    Values are rounded to nearest even; the last block may be short.
+    """
+
+    name = "int8"
+    feedback = False
+    block, sections = BLOCK, (4, BLOCK)
+
+    def encoded_bytes(self, numel: int) -> int:
+        return 4 * blocks_of(numel, BLOCK) + numel
+
+    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
+        scales, values = _int8_views(payload, source.numel())
+        room = torch.empty(min(blocks_of(source.numel(), BLOCK) * BLOCK, ENCODE_TILE), device=source.device)
+        for rows, block, real in tiles(source, BLOCK, ENCODE_TILE):
+            tops = torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_())
+            scale = scaled(tops, 127, _INT8_MAX_SCALE)
+            scales[block : block + len(scale)].copy_(scale)
+            quants = torch.div(
+                rows, reciprocal_safe(scale), out=room[: rows.numel()].view(-1, BLOCK)
+            ).round_()
+            if peak > 127 * _INT8_MAX_SCALE:  # else no quotient is above 127 by more than a rounding
+                quants.clamp_(-127, 127)
+            quants = quants.view(-1)[:real]
+            values[block * BLOCK : block * BLOCK + real].copy_(quants)
+
+    def _decode(self, payload: Buffer, out: Tensor) -> None:
+        scales, values = _int8_views(payload, out.numel())
+        for rows, block, real in tiles(out, BLOCK):
+            rows.view(-1)[:real].copy_(values[block * BLOCK : block * BLOCK + real])
+            rows.mul_(scales[block : block + len(rows)].to(out.device).unsqueeze(1))
+            if real < rows.numel():
+                out[-real:] = rows[0, :real]
+
+    def _payload_peak(self, payload: Buffer, numel: int) -> float:
+        scales, _ = _int8_views(payload, numel)
+        return 128 * largest(scales)
+
+
+def _int8_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
+    scales = torch.frombuffer(payload, dtype=torch.float32, count=blocks_of(numel, BLOCK))
+    return scales, torch.frombuffer(payload, dtype=torch.int8, offset=4 * len(scales))
+
+
+# Four bits an element, with a bf16 scale for every 64: 0.53 bytes a parameter.
+#
+# `int4` has evenly spaced levels, `e3m0` powers of two (a sign and three bits of exponent), which fit the
+# long tails of pseudo-gradients better (Streaming DiLoCo, arXiv 2501.18512). A payload is all scales, then 32
+# bytes for every block: byte i has the codes of elements i (lower half) and i + 32. A short last block is
+# filled up.
+
+FOUR_BIT_BLOCK = 64
+_HALF = FOUR_BIT_BLOCK // 2
+_BLOCK_BYTES = 2 + _HALF
+DECODE_TILE = 256 * 1024
+"""Elements decoded at a time, more than the other codecs': each tile costs a dozen small operations."""
+_FP16_SIGN_AND_LOW_EXPONENT = 0x9C00 - 0x10000
+"""Bits 15 and 12 to 10 of a half-precision number, as int16."""
+
+
+class FourBit(Codec):
+    """Codec of four bits: codes 0 to 15, each of which stands for a level, times the block's scale."""
+
+    block, sections = FOUR_BIT_BLOCK, (2, _HALF)
+    top: float
+    """The largest level, which a block's largest magnitude gets."""
+    unit = 1.0
+    """Power of two of which `_levels` are multiples."""
+
+    def encoded_bytes(self, numel: int) -> int:
+        return _BLOCK_BYTES * blocks_of(numel, FOUR_BIT_BLOCK)
+
+    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
+        scales, packed = _views(payload, source.numel())
+        for rows, block, _ in tiles(source, FOUR_BIT_BLOCK):
+            scale = scaled(rows.abs().amax(dim=1), self.top, BF16_MAX / self.top).bfloat16()
+            codes = self._codes(rows / reciprocal_safe(scale.float()))
+            scales[block : block + len(rows)].copy_(scale)
+            codes[:, :_HALF].bitwise_or_(codes[:, _HALF:].bitwise_left_shift_(4))
+            packed[block : block + len(rows)].copy_(codes[:, :_HALF])
+
+    def _codes(self, rows: Tensor) -> Tensor:
+        """Codes (uint8) of values that are scaled already."""
+        raise NotImplementedError
+
+    def _levels(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """Levels that the codes in the lower and in the upper halves of bytes (uint8) stand for, in `unit`.
+        They have any type whose conversion to fp32 is exact. Arithmetic on small integers, several times
+        faster than a table."""
+        raise NotImplementedError
+
+    def _decode(self, payload: Buffer, out: Tensor) -> None:
+        scales, packed = _views(payload, out.numel())
+        factors = scales.to(out.device, torch.float32).unsqueeze(1)
+        fits = largest(factors) * self.unit <= FP32_MAX
+        if fits:
+            factors.mul_(self.unit)
+        for rows, block, real in tiles(out, FOUR_BIT_BLOCK, DECODE_TILE):
+            part = slice(block, block + len(rows))
+            lower, upper = self._levels(packed[part].to(out.device))
+            rows[:, :_HALF].copy_(lower)
+            rows[:, _HALF:].copy_(upper)
+            if not fits:
+                rows.mul_(self.unit)  # powers of two: the bits are the same either way
+            rows.mul_(factors[part])
+            if real < rows.numel():
+                out[-real:] = rows[0, :real]
+
+    def _payload_peak(self, payload: Buffer, numel: int) -> float:
+        scales, _ = _views(payload, numel)
+        return self.top * largest(scales.float())
+
+
+class Int4(FourBit):
+    """Codec int4: levels from -7 to 7 (codes 1 to 15), evenly spaced, rounded to nearest even.
+
+    Code 0, never written, is -7 too.
+    """
+
+    name = "int4"
+    top = 7.0
+
+    def _codes(self, rows: Tensor) -> Tensor:
+        return rows.round_().clamp_(-7, 7).add_(8).to(torch.uint8)
+
+    def _levels(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        lower, upper = packed.bitwise_and(15).view(torch.int8), packed.bitwise_right_shift(4).view(torch.int8)
+        return lower.sub_(8).clamp_(min=-7), upper.sub_(8).clamp_(min=-7)
+
+
+class E3M0(FourBit):
+    """Codec e3m0: levels 0, and 2^-6 to 1 of both signs, powers of two.
+
+    Values are rounded to the nearest level, below 1.5 * 2^-7 to zero.
+    """
+
+    name = "e3m0"
+    top = 1.0
+    unit = 2.0**8
+
+    def _codes(self, rows: Tensor) -> Tensor:
+        bits = rows.view(torch.int32)
+        # Half a unit of the exponent's last place: what has a mantissa of 1.5 or more goes up.
+        exponents = (bits & 0x7FFFFFFF).add_(0x400000).bitwise_right_shift_(23).sub_(127 - 7).clamp_(0, 7)
+        return exponents.bitwise_or_(bits.bitwise_right_shift_(31).bitwise_and_(8)).to(torch.uint8)
+
+    def _levels(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        # Bits of fp16: a code's exponent e as the lowest three of fp16's five, where 0 is zero and any other
+        # 2^(e - 15). A shift to the right that copies the sign moves the one and leaves the other in place.
+        wide = packed.to(torch.int16)
+        lower = wide.bitwise_left_shift(12).bitwise_right_shift_(2).bitwise_and_(_FP16_SIGN_AND_LOW_EXPONENT)
+        upper = wide.bitwise_left_shift_(8).bitwise_right_shift_(2).bitwise_and_(_FP16_SIGN_AND_LOW_EXPONENT)
+        return lower.view(torch.float16), upper.view(torch.float16)
+
+
+def _views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
+    """Views of a payload: scales, bf16 [blocks], and codes, uint8 [blocks, 32]."""
+    scales = torch.frombuffer(payload, dtype=torch.bfloat16, count=blocks_of(numel, FOUR_BIT_BLOCK))
+    packed = torch.frombuffer(payload, dtype=torch.uint8, offset=2 * len(scales))
+    return scales, packed.view(-1, _HALF)
+
+
+# Codec of the largest elements only: 64 of every 4096, with two bits each. 0.026 bytes a parameter.
+#
+# After SparseLoCo (arXiv 2508.15706): what is left out must go into the next contribution (`Residual`), or it
+# is lost. An element's two bits are its sign, and whether it is among the chunk's larger 32 or its smaller
+# 32: each half has one magnitude, its mean. Which half is told by the place in the list, larger ones first.
+#
+# A payload is, for all chunks: two bf16 magnitudes; 8 bytes of signs; 96 bytes of indices, 12 bits each.
+
+CHUNK = 4096
+KEPT = 64
+TOPK_TILE = 128 * CHUNK
+"""Elements worked on at a time, more than the other codecs': each tile costs sixteen small operations."""
+_TOPK_HALF = KEPT // 2
+_GROUP = 8
+_GROUPS = CHUNK // _GROUP
+_SIGN_BYTES = KEPT // 8
+_INDEX_BYTES = KEPT * 3 // 2
+_CHUNK_BYTES = 4 + _SIGN_BYTES + _INDEX_BYTES
+
+
+class TopK(Codec):
+    """The codec topk."""
+
+    name = "topk"
+    block, sections = CHUNK, (4, _SIGN_BYTES, _INDEX_BYTES)
+    sparse = True
+
+    def encoded_bytes(self, numel: int) -> int:
+        return _CHUNK_BYTES * blocks_of(numel, CHUNK)
+
+    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
+        magnitudes, signs, indices = _topk_views(payload, source.numel())
+        for rows, at, _ in tiles(source, CHUNK, TOPK_TILE):
+            part = slice(at, at + len(rows))
+            tops, index = _largest(rows.abs())
+            magnitudes[part].copy_(scaled(_means(tops), 1.0, BF16_MAX))
+            signs[part].copy_(_pack_bits(rows.gather(1, index) < 0))
+            indices[part].copy_(_pack_12(index))
+
+    def _decode(self, payload: Buffer, out: Tensor) -> None:
+        magnitudes, signs, indices = _topk_views(payload, out.numel())
+        for rows, at, real in tiles(out, CHUNK, TOPK_TILE):
+            part = slice(at, at + len(rows))
+            sign = 1.0 - 2.0 * _unpack_bits(signs[part].to(out.device))
+            values = (
+                magnitudes[part].to(out.device, torch.float32).repeat_interleave(_TOPK_HALF, dim=1) * sign
+            )
+            rows.zero_().scatter_(1, _unpack_12(indices[part].to(out.device)), values)
+            if real < rows.numel():
+                out[-real:] = rows[0, :real]
+
+    def _payload_peak(self, payload: Buffer, numel: int) -> float:
+        magnitudes, _, indices = _topk_views(payload, numel)
+        for at in range(0, len(indices), 1024):
+            index = _unpack_12(indices[at : at + 1024]).sort(dim=1).values
+            if bool((index[:, 1:] == index[:, :-1]).any()):
+                # Which of two values counts would be up to the machine.
+                raise Unsound(Verdict.OUT_OF_RANGE, "a topk payload names an element twice")
+        return largest(magnitudes.float())
+
+
+def _largest(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the 64 largest of each row of fp32 [n, 4096], in falling order, and where they are. Of equal ones
+    those come first whose place is less, modulo 512 and then as it is.
+
+    Each of them is in one of the 64 groups (of eight elements, 512 apart) whose largest elements are the
+    largest. Two small searches are cheaper than one over the whole row.
+    """
+    groups = magnitudes.view(-1, _GROUP, _GROUPS)
+    columns = torch.arange(_GROUPS, device=magnitudes.device)
+    _, best = _top(groups.amax(dim=1), columns)
+    rows = torch.arange(_GROUP, device=magnitudes.device).view(1, _GROUP, 1)
+    candidates = groups.gather(2, best.unsqueeze(1).expand(-1, _GROUP, -1))
+    places = best.unsqueeze(1) * _GROUP + rows
+    tops, place = _top(candidates.view(-1, _GROUP * KEPT), places.view(-1, _GROUP * KEPT))
+    return tops, place % _GROUP * _GROUPS + place // _GROUP
+
+
+def _top(magnitudes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the 64 largest of each row of fp32 [n, m], in falling order, and their places (int64, below 4096),
+    which decide between equal ones: the least first."""
+    # The bits of what is not negative are in the order of the values.
+    keys = magnitudes.view(torch.int32).to(torch.int64).bitwise_left_shift_(12).add_(CHUNK - 1 - places)
+    kept = keys.topk(KEPT, dim=1).values
+    tops = kept.bitwise_right_shift(12).to(torch.int32).view(torch.float32)
+    return tops, CHUNK - 1 - kept.bitwise_and_(CHUNK - 1)
+
+
+def _means(tops: Tensor) -> Tensor:
+    """Means of either half of each row, fp32 [n, 64] to [n, 2], added in the same order everywhere."""
+    # Divided first: a sum of the largest floats would be infinite.
+    sums, left = tops.view(-1, 2, _TOPK_HALF) / _TOPK_HALF, _TOPK_HALF
+    while left > 1:
+        left //= 2
+        sums = sums[:, :, :left] + sums[:, :, left:]
+    return sums.squeeze(2)
+
+
+def _pack_bits(flags: Tensor) -> Tensor:
+    """Pack flags, bool [n, 64], into bytes, uint8 [n, 8], the first flag in the lowest bit."""
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=flags.device)
+    return (flags.view(-1, _SIGN_BYTES, 8) * weights).sum(dim=2, dtype=torch.uint8)
+
+
+def _unpack_bits(packed: Tensor) -> Tensor:
+    """Unpack bytes, uint8 [n, 8], into flags, fp32 [n, 64] of 0 and 1."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return (packed.unsqueeze(2) >> shifts & 1).view(-1, KEPT).float()
+
+
+def _pack_12(index: Tensor) -> Tensor:
+    """Pack indices, int64 [n, 64] below 4096, into uint8 [n, 96]: two of them in three bytes."""
+    index = index.to(torch.int32)
+    first, second = index[:, 0::2], index[:, 1::2]
+    three = (first & 255, first >> 8 | (second & 15) << 4, second >> 4)
+    return torch.stack(three, dim=2).view(-1, _INDEX_BYTES).to(torch.uint8)
+
+
+def _unpack_12(packed: Tensor) -> Tensor:
+    """Unpack uint8 [n, 96] into indices, int64 [n, 64]."""
+    low, middle, high = packed.to(torch.int64).view(-1, _TOPK_HALF, 3).unbind(dim=2)
+    return torch.stack((low | (middle & 15) << 8, middle >> 4 | high << 4), dim=2).view(-1, KEPT)
+
+
+def _topk_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of a payload: magnitudes bf16 [chunks, 2], signs uint8 [chunks, 8], indices uint8 [chunks,
+    96]."""
+    chunks = blocks_of(numel, CHUNK)
+    magnitudes = torch.frombuffer(payload, dtype=torch.bfloat16, count=2 * chunks).view(-1, 2)
+    signs = torch.frombuffer(payload, dtype=torch.uint8, offset=4 * chunks, count=_SIGN_BYTES * chunks)
+    indices = torch.frombuffer(payload, dtype=torch.uint8, offset=(4 + _SIGN_BYTES) * chunks)
+    return magnitudes, signs.view(-1, _SIGN_BYTES), indices.view(-1, _INDEX_BYTES)
+
+
+CODECS = MappingProxyType({made.name: made for made in (Fp32(), Bf16(), Int8(), Int4(), E3M0(), TopK())})
+"""Codecs by name."""
+
+
+def codec(name: str) -> Codec:
+    """Find the codec of that name; names come from a checked manifest."""
+    invariant(name in CODECS, f"no codec is called {name!r}")
+    return CODECS[name]
+
+
+# Arithmetic that has the same bits on every machine, whatever its vector instructions and threads.
+#
+# IEEE 754 fixes what one operation makes of one element, but not the order of a reduction's additions, nor
+# whether a multiplication is fused with the addition after it. So there are elementwise operations only, each
+# of which writes what it made to memory. Tiles stay in a cache from one operation to the next.
+
+PORTABLE_TILE = 1 << 17
+"""Elements scaled and added at a time: scratch of half a MiB."""
+_WIDTH = 1 << 16
+"""Number of sums of squares at most: with as much scratch, half a MiB in each thread."""
+_FEW = 64
+"""Number of sums, or of elements, that Python adds exactly. A power of two, as _WIDTH is."""
+_FAINT = 2.0**-100
+"""Beginning of every sum of squares. Beside it squares below fp32's normal numbers are nothing, whether a
+processor keeps them or makes them zero."""
+_LEAST = 2.0**-60
+"""Sum of all squares, below which too much may have been lost in fp32."""
+
+
+class _Room(threading.local):
+    """Scratch of this thread."""
+
+    def __init__(self) -> None:
+        self.sums, self.squares = torch.empty(_WIDTH), torch.empty(_WIDTH)
+        # Cutting a tensor costs as much as adding thousands of elements.
+        self.halves = {
+            width: (self.sums[: width // 2], self.sums[width // 2 : width], self.sums[:width])
+            for width in (_FEW << i for i in range((_WIDTH // _FEW).bit_length()))
+        }
+
+
+_room = _Room()
+
+
+def norm(values: Tensor) -> float:
+    """Euclidean length of a flat fp32 tensor, within a few roundings of fp32, also where squares leave its
+    range.
+
+    With a width of 2^16, or the largest power of two that is no more than numel: sum i is of the squares of
+    elements i, i + width, and so on, in this order. Then the latter half of the sums is added to the former
+    until 64 are left, which are added exactly. Squares that are too large or too small for fp32 are made and
+    added in fp64 instead, one after the other.
+    """
+    numel = len(values)
+    if numel < _FEW:
+        return whole_norm(values.tolist())
+    width = min(1 << numel.bit_length() - 1, _WIDTH)
+    sums, room = _room.halves[width][2], _room.squares[:width]
+    first, *others = torch.split(values, width)
+    torch.mul(first, first, out=sums).add_(_FAINT)
+    for part in others:
+        if len(part) < width:
+            sums, room = sums[: len(part)], room[: len(part)]
+        sums.add_(torch.mul(part, part, out=room))
+    while width > _FEW:
+        former, latter, _ = _room.halves[width]
+        former.add_(latter)
+        width //= 2
+    total = math.fsum(_room.halves[_FEW][2].tolist())
+    return math.sqrt(total) if _LEAST < total < math.inf else _wide_norm(values)
+
+
+def _wide_norm(values: Tensor) -> float:
+    """Length by squares in fp64, where squares of fp32 are exact."""
+    low, high = torch.aminmax(values)
+    if low == high == 0:  # as most pieces of a sparse contribution
+        return 0.0
+    width = min(1 << len(values).bit_length() - 1, _WIDTH // 4)
+    sums = torch.zeros(width, dtype=torch.float64)
+    for part in torch.split(values, width):
+        sums[: len(part)].add_(part.double().square_())
+    while width > _FEW:
+        width //= 2
+        sums = sums[:width].add_(sums[width:])
+    return math.sqrt(math.fsum(sums.tolist()))
+
+
+def whole_norm(lengths: Iterable[float]) -> float:
+    """Length of what has parts of these lengths: exact but for two roundings."""
+    return math.sqrt(math.fsum(length * length for length in lengths))
+
+
+def scratch(numel: int) -> Tensor:
+    """Make room for `add_scaled` of up to so many elements."""
+    return torch.empty(min(numel, PORTABLE_TILE))
+
+
+def add_scaled(total: Tensor, values: Tensor, factor: float, work: Tensor) -> None:
+    """Add factor times values to total, all fp32 [numel], by way of `work` (`scratch`): each product is
+    rounded, then each sum. The factor is rounded to fp32 before use."""
+    factor = _rounded(factor)
+    for part, sums in zip(torch.split(values, PORTABLE_TILE), torch.split(total, PORTABLE_TILE), strict=True):
+        sums.add_(torch.mul(part, factor, out=work[: len(part)]))
+
+
+def scale(values: Tensor, factor: float, out: Tensor) -> None:
+    """Write factor times values into `out`, which may be `values`: fp32 [numel]. The factor is rounded to
+    fp32 before use."""
+    torch.mul(values, _rounded(factor), out=out)
+
+
+def _rounded(factor: float) -> float:
+    """Round to fp32. A tensor would do it by itself."""
+    return ctypes.c_float(factor).value
+
+
+# Error of a payload that a peer sent, with the word on it that its sender hears.
+
+
+class Unsound(RemoteError):
+    """Error: a payload is not what it should be."""
+
+    def __init__(self, verdict: Verdict, detail: str = "") -> None:
+        super().__init__(verdict.value, detail)
+        self.verdict = verdict
+
+
+class UnusableInputs(Unsound):
+    """Error of a merge: inputs in which a fault was found, all of them, so that the others can be merged."""
+
+    def __init__(self, faults: Mapping[int, Unsound]) -> None:
+        """`faults`: by index among the inputs and, after these, the partials. At least one."""
+        first = next(iter(faults.values()))
+        super().__init__(first.verdict, f"{len(faults)} unusable, the first: {first}")
+        self.faults = faults
+
+
+# Digests over raw little-endian bytes: equal digests mean equal bits, on any machine.
+
+Buffer = bytes | bytearray | memoryview
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, shared, not copied. Little-endian machines only."""
+    invariant(sys.byteorder == "little", "the wire and digests are little-endian, this machine is not")
+    invariant(tensor.is_contiguous() and tensor.device.type == "cpu", "only host memory has bytes to show")
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+
+
+def state_digest(number: int, theta: Tensor, momentum: Tensor) -> bytes:
+    """Digest of the version number (8 bytes), the fragment's Theta and its outer momentum (fp32)."""
+    return content_digest(struct.pack("<Q", number), bytes_of(theta), bytes_of(momentum))

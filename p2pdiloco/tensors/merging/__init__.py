@@ -1,1 +1,0 @@
-"""Merging: weights, sums, agreement of contributions, and partial merges of groups."""
