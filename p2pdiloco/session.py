@@ -57,12 +57,11 @@ from p2pdiloco.learner.program.ranks import (
     total,
 )
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
-from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
-from p2pdiloco.tasks.models.description import Description, carried, describe, load_constants
-from p2pdiloco.tasks.models.parameters import named_parameters, unwrapped
-from p2pdiloco.tasks.own_loop import NAME, section_of
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.description import Description, carried, describe, load_constants
+from p2pdiloco.tasks.initial import named_parameters, unwrapped
+from p2pdiloco.tasks.own_tasks import NAME, section_of
+from p2pdiloco.tasks.registry import manifest_from_table, render_toml, task_of
+from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tensors.layout import Exchange, plan_fragments
 from p2pdiloco.tensors.sizes import TensorSpec
 

@@ -17,7 +17,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.config.values import parse_rate, rate_text
 from p2pdiloco.errors import InvariantViolation, UserError
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import load_manifest
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.links.linkadvice import Advice

@@ -70,7 +70,7 @@ def read_result(
         click.echo(f"these parameters are version 0: this run has not trained them yet{where}", err=True)
     if tokenizer is None:
         return result
-    from p2pdiloco.tasks.data.tokens import checked_content, read_tokenizer
+    from p2pdiloco.tasks.tokens import checked_content, read_tokenizer
 
     content = checked_content(result.manifest.data, read_tokenizer(tokenizer))
     if content is None:

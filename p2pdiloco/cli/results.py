@@ -46,7 +46,7 @@ def export(out: Path, force: bool, dtype: Dtype | None, **source: Any) -> None:
     Models of causal-lm load as LlamaForCausalLM or, with experts, MixtralForCausalLM, those of hf-causal-lm
     as what they are. Of other tasks the folder has the parameters and the run's [model] table.
     """
-    from p2pdiloco.tasks.data.tokens import checked_content
+    from p2pdiloco.tasks.tokens import checked_content
 
     _check_folder(out, force)
     result = _of_dtype(read_result(**source), dtype)

@@ -31,8 +31,7 @@ from p2pdiloco.config.presets import (
 )
 from p2pdiloco.config.values import check_multiaddr, is_public, size_text
 from p2pdiloco.errors import StorageError, UserError, install_hint
-from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import load_manifest, manifest_from_table, render_toml, task_of
 
 if TYPE_CHECKING:
     from p2pdiloco.adapters.disk.result_file import Arrays
@@ -299,7 +298,7 @@ def check(file: Path) -> None:
     ids = 0
     if manifest.data.tokenizer != BYTES:
         from p2pdiloco.daemon.run_files.tokenizers import checked_tokenizer
-        from p2pdiloco.tasks.data.tokens import FileTokenizer
+        from p2pdiloco.tasks.tokens import FileTokenizer
 
         content = checked_tokenizer(file, manifest)
         data = manifest.data

@@ -61,7 +61,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import check_device
 from p2pdiloco.ports import Transport
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import load_manifest
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco.web.node_source import NodeSource
 from p2pdiloco.web.server import serving

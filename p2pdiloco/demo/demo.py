@@ -31,7 +31,7 @@ from p2pdiloco.demo.swarm import DemoFailed, Swarm
 from p2pdiloco.demo.verdict import DemoSummary, Kill
 from p2pdiloco.demo.view import Screen, render_summary, words_of
 from p2pdiloco.errors import UserError, install_hint
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 EXIT_VERDICT = 1
 EXIT_INTERRUPTED = 130

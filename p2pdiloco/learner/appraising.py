@@ -21,7 +21,7 @@ from torch import nn
 from p2pdiloco.errors import StorageError
 from p2pdiloco.learner.channel_messages import Appraise, Appraised
 from p2pdiloco.learner.evaluate import evaluate
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 from p2pdiloco.tensors.vault import Appraisable, read
 

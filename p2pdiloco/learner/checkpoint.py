@@ -27,7 +27,7 @@ from p2pdiloco.learner.channel_messages import RestoreMode, Start
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import kind, set_moments
-from p2pdiloco.tasks.models.parameters import plain_parameters
+from p2pdiloco.tasks.initial import plain_parameters
 from p2pdiloco.util import clear_folder_at, set_aside
 
 FORMAT = 2

@@ -43,7 +43,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.parallel.holding import HeldShares
 from p2pdiloco.learner.standstill import LOOK_EVERY_S
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.util import MovingAverage
 
 if TYPE_CHECKING:

@@ -40,12 +40,11 @@ from p2pdiloco.learner.parallel.ranks import (
 from p2pdiloco.learner.parallel.sharding import precision_of_shares, shard, wants_shards
 from p2pdiloco.learner.parallel.siblings import Siblings
 from p2pdiloco.learner.passes import PassOptions
-from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.data.tokens import read_tokenizer
-from p2pdiloco.tasks.models.description import instance_of, load_constants
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.description import instance_of, load_constants
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.task import Data, Task
+from p2pdiloco.tasks.task import Data, Task, constants_of
+from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout, plan_fragments
 
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
-from p2pdiloco.tasks.task import Data, Task
+import msgspec
+from msgspec import Meta, field
+
+from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, SHA256_PATTERN, CausalLMSection, ModelSection
+from p2pdiloco.errors import UserError, first_line, install_hint
+from p2pdiloco.tasks.hub_models import (
+    CONTEXTS,
+    PAD,
+    bounded,
+    broken_config,
+    check_loaded,
+    harmless,
+    longest,
+    with_infinite,
+    without_dropout,
+)
+from p2pdiloco.tasks.own_tasks import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
+from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants
 from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec
 
 if TYPE_CHECKING:
@@ -34,7 +53,7 @@ class CausalLM(Task):
         return self.section.context_tokens
 
     def shapes_change(self, device: device, bf16: bool) -> bool:
-        from p2pdiloco.tasks.models.experts import computes_in_groups
+        from p2pdiloco.tasks.transformer import computes_in_groups
 
         return self.section.experts > 0 and not computes_in_groups(self.section, device, bf16)
 
@@ -143,12 +162,12 @@ class CausalLM(Task):
         return parameters
 
     def model(self) -> nn.Module:
-        from p2pdiloco.tasks.models.transformer import Transformer
+        from p2pdiloco.tasks.transformer import Transformer
 
         return Transformer(self.section)
 
     def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.data.corpus import load_corpus
+        from p2pdiloco.tasks.hub_streams import load_corpus
 
         return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
 
@@ -166,8 +185,8 @@ class CausalLM(Task):
         return loss, balance
 
     def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        from p2pdiloco.tasks.data.tokens import prompt_ids
-        from p2pdiloco.tasks.models.transformer import generate
+        from p2pdiloco.tasks.tokens import prompt_ids
+        from p2pdiloco.tasks.transformer import generate
 
         section, tokenizer = self.section, self.tokenizer()
         start = prompt_ids(tokenizer, prompt)
@@ -177,11 +196,351 @@ class CausalLM(Task):
         )
 
     def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.models.hub_export import hub_files
-        from p2pdiloco.tasks.models.hub_form import llama_config
+        from p2pdiloco.tasks.hub_export import hub_files
+        from p2pdiloco.tasks.hub_models import llama_config
 
         context = self.section.context_tokens
         return hub_files(self.manifest, llama_config(self.section), context, self.tokenizer_file)
 
     def sample(self, model: nn.Module) -> str:
         return PROMPT + self.written(model, PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, 0)
+
+
+# The task hf-causal-lm: any causal language model that `transformers` builds from a config.
+#
+# The config itself is in the manifest, so all peers build the same architecture, from classes of the
+# installed package only: no code of a model is ever fetched or executed. Names and shapes of the parameters
+# are there too, so that daemons need not import `transformers`, and a release that builds another model is
+# noticed. Version 0 is given (`run.initial`): the architecture's own initialisation, or a model that exists.
+# Tied parameters have one name, and are merged once.
+
+NAME = "hf-causal-lm"
+INSTALL = install_hint("hub")
+CAUSAL_TOKENS = 8
+CAUSAL_NOISE = 1e-5
+"""Tolerance, as a share of the largest logit: experts that compute other tokens, too, may round another
+way."""
+
+
+class HubSection(ModelSection, frozen=True, kw_only=True, omit_defaults=True):
+    """Config of the architecture, and what follows from it."""
+
+    comments: ClassVar[dict[str, str]] = {
+        "config": "config.json of the architecture, as transformers writes it.",
+        "context_tokens": "Tokens that the model sees at once.",
+        "parameters": "Name and shape of every parameter; run new writes them.",
+        "constants": "Name, shape and type of what else belongs to the model, and is not trained.",
+        "constants_sum": "SHA-256 of the constants' values.",
+    }
+    config: Annotated[str, Meta(min_length=2, max_length=32_768)]
+    context_tokens: Annotated[int, Meta(ge=8, le=131_072)]
+    parameters: Annotated[
+        list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
+    ]
+    constants: Listed = field(default_factory=list)
+    constants_sum: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
+
+
+class HubCausalLM(Task):
+    """The task hf-causal-lm. Figures: "loss" in nats per token."""
+
+    Section: ClassVar[type[ModelSection]] = HubSection
+    section: HubSection
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.section.context_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        stated = json.loads(self.section.config).get("vocab_size")
+        if isinstance(stated, int):
+            return stated
+        return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
+
+    def broken_rule(self) -> str | None:
+        tokens, context = self.manifest.inner.tokens_per_step, self.section.context_tokens
+        if tokens % context:
+            return (
+                f"inner.tokens_per_step must be a multiple of model.context_tokens ({context}), "
+                f"it is {tokens}"
+            )
+        try:
+            found = msgspec.json.decode(self.section.config)  # strictly: no bare Infinity, nor NaN
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+            return "model.config must be a JSON object with a model_type"
+        try:
+            broken = broken_shapes(self.section.parameters)
+            if not broken:
+                specs = self.specs()
+                broken = broken_constants(self.manifest.model, specs)
+            if not broken:
+                largest = max((size for spec in specs for size in spec.shape), default=0)
+                broken = broken_config(found, len(specs), context, largest)
+        except RecursionError:
+            broken = "model.config is nested too deeply"
+        if broken:
+            return broken
+        if self.manifest.data.tokenizer == BYTES and self.vocabulary < BYTE_VALUES:
+            return (
+                f"the tokenizer {BYTES} needs a vocabulary of {BYTE_VALUES}, the model's is {self.vocabulary}"
+            )
+        if not self.manifest.run.initial:
+            return "run.initial must name version 0: p2pdiloco run new --architecture writes such a run.toml"
+        return None
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return specs_from_texts(self.section.parameters)
+
+    _plain_head = False
+    """True: the models made here are a body and a plain matrix behind it."""
+
+    def model(self) -> nn.Module:
+        model = built(json.loads(self.section.config), self.specs())
+        self._plain_head = has_plain_head(model)
+        return model
+
+    def load_data(self, path: str | None) -> Data:
+        from p2pdiloco.tasks.hub_streams import load_corpus
+
+        return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        from torch.nn import functional
+
+        from p2pdiloco.tasks.transformer import next_token_loss
+
+        (windows,) = batch
+        ids, targets = windows[:, :-1], windows[:, 1:].flatten()
+        whole: Any = model
+        # Of a model that is shared out, the head is whole only inside of its own forward pass.
+        if self._plain_head and not hasattr(head := whole.get_output_embeddings().weight, "to_local"):
+            hidden = whole.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            return next_token_loss(hidden.flatten(0, 1), head, targets)
+        logits = whole(input_ids=ids, use_cache=False).logits
+        return functional.cross_entropy(logits.float().flatten(0, 1), targets)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": self.loss(model, batch)}
+
+    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        from p2pdiloco.tasks.tokens import prompt_ids
+        from p2pdiloco.tasks.transformer import generate
+
+        tokenizer, context = self.tokenizer(), self.section.context_tokens
+        most = min(self.vocabulary, tokenizer.vocabulary)
+        start = prompt_ids(tokenizer, prompt)
+        return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
+
+    def hub_files(self) -> dict[str, bytes]:
+        from p2pdiloco.tasks.hub_export import hub_files
+
+        context = self.section.context_tokens
+        return hub_files(self.manifest, json.loads(self.section.config), context, self.tokenizer_file)
+
+
+def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
+    """`[model]` for an architecture. Dropout is set to 0: few runs see a token twice. The context is at most
+    what the architecture is made for.
+
+    Raises:
+        UserError: `transformers` is not installed, or cannot build it.
+    """
+    config = harmless(config) | {"dtype": "float32"}
+    # Keys that are not there have an architecture's values: dropout is one of them.
+    whole = harmless(_config(config).to_dict())
+    config |= {
+        key: without_dropout(key, value)
+        for key, value in whole.items()
+        if key in (*CONTEXTS, "vocab_size", PAD) or without_dropout(key, value) != value
+    }
+    context_tokens = min(context_tokens, longest(config) or context_tokens)
+    from p2pdiloco.tasks.initial import tensor_specs
+
+    specs = tensor_specs(_meta(config))
+    return HubSection(
+        config=json.dumps(config, sort_keys=True, allow_nan=False),
+        context_tokens=context_tokens,
+        parameters=texts_from_specs(specs),
+    )
+
+
+def built(config: dict[str, Any], expected: tuple[TensorSpec, ...], seed: int = 0) -> nn.Module:
+    """The model in fp32 with the architecture's own initialisation.
+
+    Raises:
+        UserError: `transformers` is not installed, cannot build it, or builds other parameters than expected.
+    """
+    import torch
+
+    from p2pdiloco.tasks.initial import tensor_specs
+
+    # First without memory: what a manifest's config comes to is not known before.
+    if tensor_specs(_meta(config, expected)) != expected:
+        raise UserError(
+            "the installed transformers builds other parameters than model.parameters of this run says",
+            "install the release that the run's owner has",
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _made(config).float()
+
+
+def _meta(config: dict[str, Any], expected: tuple[TensorSpec, ...] | None = None) -> nn.Module:
+    """Build without memory, in bounds if it is known what parameters are `expected`.
+
+    Raises:
+        UserError: as `_made`; or it is beyond these bounds.
+    """
+    import torch
+
+    if expected is None:
+        with torch.device("meta"):
+            return _made(config)
+    _model_class(_config(config))  # importing takes as long as it takes
+    with torch.device("meta"), bounded(len(expected), sum(spec.numel for spec in expected)):
+        return _made(config)
+
+
+def _config(config: dict[str, Any]) -> Any:
+    """transformers' config object, without what would fetch something."""
+    try:
+        from transformers import CONFIG_MAPPING, AutoConfig, __version__
+    except ImportError as error:
+        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise UserError(
+            "the config has no model_type, the name of its architecture",
+            "give the config.json of a model, as transformers writes it",
+        )
+    if kind not in CONFIG_MAPPING:
+        # (The library would name all that it knows, hundreds.)
+        raise UserError(
+            f'transformers cannot build a causal model "{kind[:100]}": release {__version__} knows no such '
+            "model_type",
+            "check its spelling, or install a newer release",
+        )
+    try:
+        return AutoConfig.for_model(**with_infinite(harmless(config)))
+    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
+        raise UserError(
+            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
+        ) from error
+
+
+def _model_class(made: Any) -> Any:
+    """Import the model's class, which is the library's. Raises: UserError: it has none."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(made) not in known:
+        raise UserError(
+            f'transformers cannot build a causal model "{made.model_type}": it has no such one',
+            "only models that predict the next token of a text can be trained",
+        )
+    return known[type(made)]
+
+
+def _made(config: dict[str, Any]) -> nn.Module:
+    made = _config(config)
+    _model_class(made)
+    from transformers import AutoModelForCausalLM
+
+    factory: Any = AutoModelForCausalLM
+    try:
+        # The library's own implementations, in torch: of attention sdpa, or eager where the model has none.
+        model: nn.Module = factory.from_config(
+            made, trust_remote_code=False, attn_implementation=None, experts_implementation=None
+        )
+    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
+        kind = config.get("model_type")
+        raise UserError(
+            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
+        ) from error
+    return model
+
+
+def has_plain_head(model: nn.Module) -> bool:
+    """Tell whether the model's logits are what its body says times one matrix, bit for bit: no bias, no cap
+    (which fresh logits, being small, hardly feel), no scale. It is asked about some tokens."""
+    import torch
+    from torch.nn import functional
+
+    whole: Any = model
+    ids = torch.arange(CAUSAL_TOKENS).unsqueeze(0)
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()
+            head, body = whole.get_output_embeddings(), whole.base_model
+            if body is model or getattr(head, "bias", None) is not None:
+                return False
+            expected = whole(input_ids=ids, use_cache=False).logits
+            hidden = body(input_ids=ids, use_cache=False).last_hidden_state
+            found = functional.linear(hidden, head.weight)
+    except Exception:  # noqa: BLE001 (whatever an architecture lacks or thinks: its own logits are taken then)
+        return False
+    finally:
+        model.train(was_training)
+    return torch.equal(found, expected)
+
+
+def check_causal(model: nn.Module, kind: object) -> None:
+    """Refuse a model that sees the tokens behind the one that it predicts.
+
+    Encoders build and train like causal models, and learn to copy the next token, which they see. So a model
+    is asked about some tokens while the one behind them is exchanged. `kind`: its model_type.
+
+    Raises:
+        UserError: it says something else then.
+    """
+    import torch
+
+    ids = torch.arange(CAUSAL_TOKENS).repeat(2, 1)
+    ids[1, -1] = 0
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            here, there = model.eval()(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    except Exception as error:  # (whatever an architecture thinks of its input; told as one sentence)
+        raise UserError(f'the model "{kind}" takes no plain text: {first_line(error)}'[:500]) from error
+    finally:
+        model.train(was_training)
+    if not (here - there).abs().max() <= CAUSAL_NOISE * here.abs().max():
+        raise UserError(
+            f'the model "{kind}" is not causal: what it says of a token depends on the next one',
+            'an encoder that can be a decoder needs "is_decoder": true in its config.json',
+        )
+
+
+def existing(
+    folder: Path, config: dict[str, Any], words: str, types: Mapping[str, str], say: Callable[[str], None]
+) -> nn.Module:
+    """Load a model that exists, in fp32, from safetensors only; `config`: its config.json; `words`: what a
+    person knows the folder as; `types`: name -> type in its files.
+
+    Raises:
+        UserError: `transformers` is not installed, or does not load it, or not all of it.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+    except ImportError as error:
+        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+    made = _config(config)
+    factory: Any = AutoModelForCausalLM
+    log: Any = logging
+    log.set_verbosity_error()  # what is missing is told below, in a sentence
+    log.disable_progress_bar()
+    try:
+        found, report = factory.from_pretrained(
+            folder, config=made, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # (whatever is wrong with the files; told as one sentence)
+        raise UserError(f"transformers does not load {words}: {first_line(error)}"[:500]) from error
+    check_loaded(found, report, types, words, say)
+    model: nn.Module = found
+    return model.float()

@@ -28,7 +28,7 @@ PRELOADED = [
     "torch._dynamo",
     "torch.distributed.fsdp",
     "p2pdiloco.learner.process",
-    "p2pdiloco.tasks.models.transformer",
+    "p2pdiloco.tasks.transformer",
 ]
 PATIENCE_S = 600.0
 

@@ -20,7 +20,7 @@ from p2pdiloco.daemon.admission.invite import encode_invite
 from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.demo.event_log import of_kind, read_log
 from p2pdiloco.demo.swarm import Swarm, SwarmNode
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 from p2pdiloco_lab.links.namespaces import Links, place
 from shaped.homes import ShapedLinks
 

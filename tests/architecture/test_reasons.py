@@ -7,7 +7,7 @@ import ast
 from arch_source import calls, layer_of, modules, nodes
 
 OF_PYTHON = {
-    "p2pdiloco.tasks.data.text": "a decoder of Python's says by text what is wrong",
+    "p2pdiloco.tasks.text": "a decoder of Python's says by text what is wrong",
     "p2pdiloco.daemon.display.timeline": "reads lines of the event log, as people do",
 }
 """Modules that compare the text of a reason, and why."""

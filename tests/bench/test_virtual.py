@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2pdiloco.config.presets import ADAMW_RATE, ALONE, SPARSE
-from p2pdiloco.tasks.manifests import check_manifest
+from p2pdiloco.tasks.registry import check_manifest
 from study.play import play
 from study.setting import Outcome, Setting
 from study.suites import (

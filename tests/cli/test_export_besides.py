@@ -26,9 +26,9 @@ from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.data.tokens import digest_of
-from p2pdiloco.tasks.manifests import load_manifest
-from p2pdiloco.tasks.models.hub_export import hub_files
+from p2pdiloco.tasks.hub_export import hub_files
+from p2pdiloco.tasks.registry import load_manifest
+from p2pdiloco.tasks.tokens import digest_of
 
 pytestmark = pytest.mark.long
 

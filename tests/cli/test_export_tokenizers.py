@@ -17,8 +17,8 @@ from p2pdiloco.daemon.run_files.result_files import ResultPlan, ResultWriter
 from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run
 from p2pdiloco.daemon.run_files.tokenizers import keep_tokenizer
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.data.tokens import digest_of
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import load_manifest
+from p2pdiloco.tasks.tokens import digest_of
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from p2pdiloco.config.settings import (
 from p2pdiloco.daemon.admission.invite import Invite, encode_invite
 from p2pdiloco.daemon.admission.papers import grant
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import load_manifest
 
 PEER = "12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
 ONE, TWO, THREE = (f"/ip4/203.0.113.{i}/tcp/31337/p2p/{PEER}" for i in (1, 2, 3))

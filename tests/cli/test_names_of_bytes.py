@@ -14,7 +14,7 @@ from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.errors import json_line
 from p2pdiloco.learner.channel import decode_command, decode_event, frame
 from p2pdiloco.learner.channel_messages import Failed, Save, StateSaved, Stop
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import load_manifest
 
 NAME = os.fsdecode(b"Zo\xeb")
 

@@ -26,7 +26,7 @@ from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run
 from p2pdiloco.errors import ConfigError, StorageError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 torch.set_num_threads(1)
 DENSE = msgspec.structs.replace(

@@ -19,7 +19,7 @@ from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 BOOTSTRAP, OWN, STRANGER = (Identity.from_seed(bytes([i]) * 32).peer_id for i in range(3))
 VOUCHES = (Vouch(0, 3, b"\1" * 32, (OWN,)),)

@@ -26,8 +26,7 @@ from p2pdiloco.config.manifest import (
     vocabulary_for,
 )
 from p2pdiloco.errors import ConfigError, RemoteError
-from p2pdiloco.tasks.manifests import load_manifest, render_toml
-from p2pdiloco.tasks.registry import task_class, task_of
+from p2pdiloco.tasks.registry import load_manifest, render_toml, task_class, task_of
 
 TINY = presets.TINY
 

@@ -27,7 +27,7 @@ from p2pdiloco.config.presets import (
     with_outer,
     with_schedule,
 )
-from p2pdiloco.tasks.manifests import check_manifest
+from p2pdiloco.tasks.registry import check_manifest
 
 replace = msgspec.structs.replace
 

@@ -49,8 +49,7 @@ from p2pdiloco.daemon.run_files.runs import Run, open_run, sign_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, PushSink, Refusal
-from p2pdiloco.tasks.manifests import render_toml
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import render_toml, task_of
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 

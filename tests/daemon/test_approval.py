@@ -36,7 +36,7 @@ from p2pdiloco.daemon.run_files.joined import joined_runs, remember_joined
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.own_loop import NAME as OWN_LOOP
+from p2pdiloco.tasks.own_tasks import NAME as OWN_LOOP
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import CODECS
 from p2pdiloco.tensors.layout import exchange_bytes, plan_fragments

@@ -16,7 +16,7 @@ from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.passes import PassOptions
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments
 

@@ -17,8 +17,8 @@ from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import moments
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.passes import PassOptions
-from p2pdiloco.tasks.models.experts import Experts, computes_in_groups
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.transformer import Experts, computes_in_groups
 from p2pdiloco.tensors.layout import Exchange, TensorSpec, plan_fragments
 
 ACCELERATORS = DEVICES[1:]

@@ -29,8 +29,8 @@ from p2pdiloco.learner.optimizer.build import make_optimizer, moments, set_learn
 from p2pdiloco.learner.optimizer.schedule import learning_rate
 from p2pdiloco.learner.parallel.ranks import count_ranks
 from p2pdiloco.learner.passes import PassOptions
-from p2pdiloco.tasks.models.transformer import generate
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.transformer import generate
 
 # --- loop -------------------------------------------------------------------------------------------
 

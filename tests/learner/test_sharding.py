@@ -45,7 +45,7 @@ from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.parallel.ranks import Distributed, Ranks
 from p2pdiloco.learner.parallel.sharding import blocks_of, wants_shards
 from p2pdiloco.learner.passes import Passes, PassOptions
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 

@@ -15,7 +15,7 @@ from system_kit import Swarm
 
 from p2pdiloco.cli.main import run
 from p2pdiloco.daemon.run_files.result import load_result
-from p2pdiloco.tasks.models.description import describe, persistent_buffers
+from p2pdiloco.tasks.description import describe, persistent_buffers
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

@@ -18,9 +18,8 @@ from p2pdiloco.daemon.run_files.initial_file import initial_beside
 from p2pdiloco.daemon.run_files.runs import open_run
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import render_toml
-from p2pdiloco.tasks.own_loop import OwnLoopSection
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.own_tasks import OwnLoopSection
+from p2pdiloco.tasks.registry import render_toml, task_of
 from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.sizes import TensorSpec
 

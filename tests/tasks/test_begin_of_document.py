@@ -17,9 +17,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from p2pdiloco.config.manifest import DataSection, canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
-from p2pdiloco.tasks.data.corpus import load_corpus
-from p2pdiloco.tasks.data.split import REGION_BYTES, pieces
-from p2pdiloco.tasks.data.tokens import (
+from p2pdiloco.tasks.documents import REGION_BYTES, pieces
+from p2pdiloco.tasks.hub_streams import load_corpus
+from p2pdiloco.tasks.registry import manifest_from_table, render_toml, task_of
+from p2pdiloco.tasks.task import Place
+from p2pdiloco.tasks.tokens import (
     ByteTokenizer,
     FileTokenizer,
     digest_of,
@@ -27,9 +29,6 @@ from p2pdiloco.tasks.data.tokens import (
     prompt_ids,
     tokens_in_front,
 )
-from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
-from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.task import Place
 
 CONTEXT = 16
 BEGIN, END = "<s>", "</s>"
@@ -100,7 +99,7 @@ def all_tokens(data: Any, source: str) -> list[int]:
 def test_every_document_begins_with_it_and_nothing_else_changes(
     tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2pdiloco.tasks.data.hub_streams.LEAST_SHARDS", 2)
+    monkeypatch.setattr("p2pdiloco.tasks.hub_streams.LEAST_SHARDS", 2)
     path = written(tmp_path / "data", source)
     section = DataSection(source=source, heldout_percent=20, shuffle_samples=8)  # type: ignore[arg-type]
     found = {}
@@ -143,7 +142,7 @@ def test_prompts_begin_with_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prompt_ids(ByteTokenizer(), "a") == [97]
     asked: list[list[int]] = []
     monkeypatch.setattr(
-        "p2pdiloco.tasks.models.transformer.generate", lambda model, start, *_: asked.append(start) or []
+        "p2pdiloco.tasks.transformer.generate", lambda model, start, *_: asked.append(start) or []
     )
     data = msgspec.structs.replace(
         MICRO.data,

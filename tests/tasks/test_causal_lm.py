@@ -21,14 +21,13 @@ from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.reading.permutation import permuted
-from p2pdiloco.tasks.data import hub_streams as hub
-from p2pdiloco.tasks.data import text
-from p2pdiloco.tasks.data.corpus import load_corpus
-from p2pdiloco.tasks.data.split import hash64, pieces
-from p2pdiloco.tasks.data.tokens import ByteTokenizer
-from p2pdiloco.tasks.models import experts
-from p2pdiloco.tasks.models.parameters import tensor_specs
+from p2pdiloco.tasks import hub_streams as hub
+from p2pdiloco.tasks import text, transformer
+from p2pdiloco.tasks.documents import hash64, pieces
+from p2pdiloco.tasks.hub_streams import load_corpus
+from p2pdiloco.tasks.initial import tensor_specs
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.tokens import ByteTokenizer
 
 torch.set_num_threads(1)
 GOLDEN = "043ca4a45ff215770e3cd4b670da70a421296489a2c47610ea7b73667441a0d3"
@@ -172,7 +171,7 @@ def test_experts_in_groups_give_what_they_give_in_turn_and_who_has_no_token_a_gr
     x = torch.rand(1, 40, 32, generator=torch.Generator().manual_seed(1))
     of = {}
     for grouped in (False, True):
-        monkeypatch.setattr(experts, "computes_in_groups", lambda *_, is_so=grouped: is_so)
+        monkeypatch.setattr(transformer, "computes_in_groups", lambda *_, is_so=grouped: is_so)
         layer.zero_grad()
         read = x.clone().requires_grad_()
         mixed, balance = layer(read)

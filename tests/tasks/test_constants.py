@@ -22,8 +22,7 @@ from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, open_run, save_run, sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.models.description import (
+from p2pdiloco.tasks.description import (
     carried,
     describe,
     instance_of,
@@ -32,6 +31,7 @@ from p2pdiloco.tasks.models.description import (
     put_constants,
 )
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import constants_of
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)

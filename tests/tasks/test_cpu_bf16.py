@@ -7,9 +7,8 @@ import torch
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import CausalLMSection, ImageSection
-from p2pdiloco.tasks.models.cpu_bf16 import FP32_TOKENS, ROWS, attention, by_rows
-from p2pdiloco.tasks.models.transformer import Transformer
-from p2pdiloco.tasks.models.vision import VisionTransformer
+from p2pdiloco.tasks.images import VisionTransformer
+from p2pdiloco.tasks.transformer import FP32_TOKENS, ROWS, Transformer, attention, by_rows
 
 SHAPE = (2, 3, 8, 4)
 

@@ -13,10 +13,10 @@ from token_files import DOCUMENTS
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.data import hub_streams as hub
-from p2pdiloco.tasks.data.corpus import load_corpus
-from p2pdiloco.tasks.data.split import is_heldout
-from p2pdiloco.tasks.data.tokens import (
+from p2pdiloco.tasks import hub_streams as hub
+from p2pdiloco.tasks.documents import is_heldout
+from p2pdiloco.tasks.hub_streams import load_corpus
+from p2pdiloco.tasks.tokens import (
     ByteTokenizer,
     FileTokenizer,
     digest_of,

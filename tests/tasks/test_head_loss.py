@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional
 
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.tasks.hub_causal_lm import has_plain_head
-from p2pdiloco.tasks.models import head_loss
-from p2pdiloco.tasks.models.head_loss import chunks_of, next_token_loss
+from p2pdiloco.tasks import transformer
+from p2pdiloco.tasks.causal_lm import has_plain_head
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.transformer import chunks_of, next_token_loss
 
 TOKENS, WIDTH, IDS = 100, 16, 70
 
@@ -29,7 +29,7 @@ def plain(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> to
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 50, 99])
 def test_chunks_have_the_loss_and_the_gradients_of_all_at_once(monkeypatch, chunk_tokens):
-    monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", chunk_tokens * IDS)
+    monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", chunk_tokens * IDS)
     hidden, head, targets = inputs()
     assert chunks_of(hidden, head) == -(-TOKENS // chunk_tokens)
     found, expected = (loss(hidden, head, targets) for loss in (next_token_loss, plain))
@@ -45,7 +45,7 @@ def test_chunks_have_the_loss_and_the_gradients_of_all_at_once(monkeypatch, chun
 
 
 def test_in_bf16_chunks_are_as_near_as_all_at_once(monkeypatch):
-    monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", 30 * IDS)
+    monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", 30 * IDS)
     hidden, head, targets = inputs()
     exact = torch.autograd.grad(plain(hidden, head, targets), (hidden, head))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -73,8 +73,8 @@ def test_a_model_s_step_is_the_same_in_chunks(monkeypatch, experts):
     model.load_state_dict(task.initial_parameters())
     (batch,) = [task.load_data(None).train.batch(torch.arange(4).numpy())]
     losses, gradients = [], []
-    for numel in (head_loss.CPU_CHUNK_NUMEL, 100 * 256):
-        monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", numel)
+    for numel in (transformer.CPU_CHUNK_NUMEL, 100 * 256):
+        monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", numel)
         model.zero_grad()
         loss = task.loss(model, batch)
         loss.backward()
@@ -86,7 +86,7 @@ def test_a_model_s_step_is_the_same_in_chunks(monkeypatch, experts):
 
 def test_chunks_are_made_unless_this_very_call_is_compiled_in_bf16(monkeypatch):
     """torch says `is_compiling` in all threads while one compiles; a pass made meanwhile is none of that."""
-    monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", 30 * IDS)
+    monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", 30 * IDS)
     graphs: list[list[str]] = []
 
     def calls(graph, name):
@@ -111,7 +111,7 @@ def test_chunks_are_made_unless_this_very_call_is_compiled_in_bf16(monkeypatch):
 
 
 def test_compiled_chunks_have_the_gradients_of_all_at_once(monkeypatch):
-    monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", 30 * IDS)
+    monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", 30 * IDS)
     compiled = torch.compile(next_token_loss, backend="aot_eager", dynamic=False, fullgraph=True)
     found = []
     for loss in (compiled, plain):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from p2pdiloco.errors import InvariantViolation, UserError
-from p2pdiloco.tasks.data import tokens
-from p2pdiloco.tasks.data.tokens import FileTokenizer, end_of_document
+from p2pdiloco.tasks import tokens
+from p2pdiloco.tasks.tokens import FileTokenizer, end_of_document
 
 pytest.importorskip("tokenizers")
 EVIL = "(x+x+)+y"

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks import hub_causal_lm
-from p2pdiloco.tasks.models import hub_bounds
+from p2pdiloco.tasks import causal_lm, hub_models
 
 pytest.importorskip("transformers")
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": 256}
@@ -52,12 +51,12 @@ def test_what_a_model_needs_beside_its_parameters_is_bounded(
     what: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "time":
-        monkeypatch.setattr(hub_bounds, "LEAST_CPU_S", 0.1)
+        monkeypatch.setattr(hub_models, "LEAST_CPU_S", 0.1)
     before = signal.getsignal(signal.SIGVTALRM)
     with torch.device("meta"):
-        with pytest.raises(hub_bounds.TooMuch, match=words), hub_bounds.bounded(10, 1000):
+        with pytest.raises(hub_models.TooMuch, match=words), hub_models.bounded(10, 1000):
             Parts(what)
-        with hub_bounds.bounded(10, 1000):
+        with hub_models.bounded(10, 1000):
             Parts("nothing")
         Parts("modules")
     assert signal.getsignal(signal.SIGVTALRM) == before
@@ -92,15 +91,15 @@ XLM = {"model_type": "xlm", "vocab_size": 256, "emb_dim": 32, "n_layers": 1, "n_
 def test_a_config_that_builds_much_more_than_is_listed_ends_early(
     config: dict[str, object], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from p2pdiloco.tasks.models.parameters import tensor_specs
+    from p2pdiloco.tasks.initial import tensor_specs
 
-    expected = tensor_specs(hub_causal_lm._meta(config))
+    expected = tensor_specs(causal_lm._meta(config))
     built: list[object] = []
-    monkeypatch.setattr(hub_bounds, "LEAST_PARTS", 100)
+    monkeypatch.setattr(hub_models, "LEAST_PARTS", 100)
     counting = torch.nn.modules.module.register_module_module_registration_hook(
         lambda *part: built.append(part)
     )
     refusal = pytest.raises(UserError, match=r"cannot build a causal model .*many more parts")
     with counting, refusal:
-        hub_causal_lm.built(config | more, expected)
-    assert len(built) <= 100 + hub_bounds.PARTS_PER_PARAMETER * len(expected) + 1
+        causal_lm.built(config | more, expected)
+    assert len(built) <= 100 + hub_models.PARTS_PER_PARAMETER * len(expected) + 1

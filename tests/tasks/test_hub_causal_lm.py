@@ -21,7 +21,7 @@ from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.tasks.hub_causal_lm import built, existing
+from p2pdiloco.tasks.causal_lm import built, existing
 from p2pdiloco.tasks.registry import task_of
 
 transformers = pytest.importorskip("transformers")

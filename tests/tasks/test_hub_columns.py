@@ -8,10 +8,10 @@ from pyarrow import parquet
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.data import hub_columns
-from p2pdiloco.tasks.data import hub_streams as hub
-from p2pdiloco.tasks.data.tokens import ByteTokenizer
+from p2pdiloco.tasks import hub_streams
+from p2pdiloco.tasks import hub_streams as hub
 from p2pdiloco.tasks.task import Place
+from p2pdiloco.tasks.tokens import ByteTokenizer
 
 CARD = "---\ndataset_info:\n  features:\n  - {name: text, dtype: string}\n  - {name: k, dtype: int64}\n---\n"
 STALE = "---\ndataset_info:\n  features:\n  - {name: k, dtype: int64}\n---\n"
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_a_sentence_that_names_the_file(tmp_path, files, 
 
 
 def test_a_column_is_missed_before_the_file_is_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_columns, "_ROWS_TOGETHER", 1)
+    monkeypatch.setattr(hub_streams, "_ROWS_TOGETHER", 1)
     with pytest.raises(UserError, match=r'b\.jsonl has no column "text"'):
         texts(tmp_path, {"a.jsonl": '{"text":"a"}', "b.jsonl": '{"tex":"a"}\n{"tex":"b"}'})
 
@@ -132,9 +132,9 @@ def test_files_that_are_left_out_for_their_ending_are_named(tmp_path):
 
 
 def test_lines_and_lists_are_bounded(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub_columns, "MAX_LINE_BYTES", 40)
-    monkeypatch.setattr(hub_columns, "MAX_LIST_BYTES", 40)
-    monkeypatch.setattr(hub_columns, "_READ_BYTES", 16)
+    monkeypatch.setattr(hub_streams, "MAX_LINE_BYTES", 40)
+    monkeypatch.setattr(hub_streams, "MAX_LIST_BYTES", 40)
+    monkeypatch.setattr(hub_streams, "_READ_BYTES", 16)
     assert texts(tmp_path, {"a.jsonl": '{"text":"a"}\n{"text":"bbbbbbbbbbbbb"}'}) == ["a", "b" * 13]
     for text in ('{"text":"%s"}', '["%s"]'):
         with pytest.raises(UserError, match=r"a\.jsonl.* (has|is one list of) more than "):

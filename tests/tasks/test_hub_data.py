@@ -13,16 +13,12 @@ from token_files import DOCUMENTS
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.reading.stream import SampleStream
-from p2pdiloco.tasks.data import hub_streams as hub
-from p2pdiloco.tasks.data import packing
-from p2pdiloco.tasks.data.corpus import load_corpus
-from p2pdiloco.tasks.data.hub_file import hub_file
-from p2pdiloco.tasks.data.split import is_heldout
-from p2pdiloco.tasks.data.tokens import (
-    ByteTokenizer,
-    FileTokenizer,
-)
+from p2pdiloco.tasks import hub_streams as hub
+from p2pdiloco.tasks import text as packing
+from p2pdiloco.tasks.documents import hub_file, is_heldout
+from p2pdiloco.tasks.hub_streams import load_corpus
 from p2pdiloco.tasks.task import Place, Shards
+from p2pdiloco.tasks.tokens import ByteTokenizer, FileTokenizer
 
 CONTEXT = 16
 

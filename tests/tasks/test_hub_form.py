@@ -9,7 +9,7 @@ import pytest
 
 from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.models.hub_form import (
+from p2pdiloco.tasks.hub_models import (
     ALIASES,
     DEFAULTS,
     LLAMA,

@@ -16,9 +16,9 @@ from p2pdiloco.config.presets import DIGITS, DIGITS_CNN
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.tasks.data import images
-from p2pdiloco.tasks.data.images import load_images
-from p2pdiloco.tasks.models.parameters import tensor_specs
+from p2pdiloco.tasks import images
+from p2pdiloco.tasks.images import load_images
+from p2pdiloco.tasks.initial import tensor_specs
 from p2pdiloco.tasks.registry import task_of
 
 torch.set_num_threads(1)

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.config.manifest import DataSection, ImageSection
 from p2pdiloco.errors import DataError, UserError
-from p2pdiloco.tasks.data.corpus import load_corpus
-from p2pdiloco.tasks.data.images import load_images
-from p2pdiloco.tasks.data.tokens import ByteTokenizer, digest_of, load_tokenizer
+from p2pdiloco.tasks.hub_streams import load_corpus
+from p2pdiloco.tasks.images import load_images
 from p2pdiloco.tasks.task import Data, Place
+from p2pdiloco.tasks.tokens import ByteTokenizer, digest_of, load_tokenizer
 
 HALF = DataSection(source="files", heldout_percent=50)
 GREY = ImageSection(classes=2, image_pixels=12, channels=1, layers=1, width=16)

@@ -21,10 +21,10 @@ from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.learner.program.buffers import ProgramConstants
 from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.session import compare, new_run
-from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.models.description import describe
-from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
+from p2pdiloco.tasks.description import describe
+from p2pdiloco.tasks.initial import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tensors.layout import plan_fragments
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from p2pdiloco.tasks.data.split import hash64
+from p2pdiloco.tasks.documents import hash64
 
 DOCUMENTS = [f"{hash64(str(index)):x}{hash64(f'-{index}'):x} ümlaut" for index in range(300)]
 

@@ -15,8 +15,8 @@ import msgspec
 
 from p2pdiloco.cli.given.files import CONFIG
 from p2pdiloco.config.manifest import MAX_EXPORT_TEXT, MAX_MANIFEST_BYTES, Dtype, Manifest, canonical_bytes
-from p2pdiloco.tasks.models.hub_config import harmless, read_json
-from p2pdiloco.tasks.models.hub_export import LONG_NAMES
+from p2pdiloco.tasks.hub_export import LONG_NAMES
+from p2pdiloco.tasks.hub_models import harmless, read_json
 
 _READ_BYTES = 4 << 20
 _DTYPES: dict[str, Dtype] = {long: short for short, long in LONG_NAMES.items()}

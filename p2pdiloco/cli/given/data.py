@@ -12,7 +12,7 @@ import msgspec
 
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.data.documents import SUFFIXES
+from p2pdiloco.tasks.documents import SUFFIXES
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Shards
 

@@ -16,7 +16,7 @@ import msgspec
 from p2pdiloco.adapters.disk.result_file import Arrays, load_tensors, tensor_types
 from p2pdiloco.cli.given.kinds import refuse_other_kinds
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.models.hub_surplus import NOT_PARAMETERS
+from p2pdiloco.tasks.hub_models import NOT_PARAMETERS
 
 CONFIG = "config.json"
 ENDING = ".safetensors"

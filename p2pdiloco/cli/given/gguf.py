@@ -13,8 +13,7 @@ import click
 from p2pdiloco.cli.given.files import ENDING
 from p2pdiloco.cli.given.kinds import refuse_pointer
 from p2pdiloco.errors import StorageError, UserError, clean
-from p2pdiloco.tasks.models.gguf_header import is_gguf
-from p2pdiloco.tasks.models.gguf_model import save_as_folder
+from p2pdiloco.tasks.gguf import is_gguf, save_as_folder
 
 SUFFIX = ".gguf"
 _NAME = 60

@@ -30,23 +30,26 @@ from p2pdiloco.config.manifest import MAX_NAME, ExportSection, Manifest, manifes
 from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import UserError, clean
-from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
-from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
-from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
-from p2pdiloco.tasks.models.description import carried, describe
-from p2pdiloco.tasks.models.hub_config import longest, read_json
-from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of, with_defaults
-from p2pdiloco.tasks.models.hub_surplus import (
+from p2pdiloco.tasks.causal_lm import NAME, built, check_causal, existing
+from p2pdiloco.tasks.causal_lm import section_of as hub_section
+from p2pdiloco.tasks.description import carried, describe
+from p2pdiloco.tasks.documents import hub_file, may_be_on_the_hub
+from p2pdiloco.tasks.hub_models import (
     NOT_PARAMETERS,
+    difference_from_ours,
+    longest,
+    read_json,
     refuse_codes,
     refuse_quantised,
     refuse_surplus,
+    section_of,
     untied,
+    with_defaults,
 )
-from p2pdiloco.tasks.models.parameters import named_parameters
-from p2pdiloco.tasks.own_loop import specs_from_texts
+from p2pdiloco.tasks.initial import named_parameters
+from p2pdiloco.tasks.own_tasks import specs_from_texts
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import constants_of
 
 NOT_YET = "0" * 64
 """Stands for a checksum that is computed later."""

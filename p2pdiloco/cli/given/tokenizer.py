@@ -22,8 +22,9 @@ from p2pdiloco.daemon.run_files.tokenizers import (
     tokenizers_of_result,
 )
 from p2pdiloco.errors import UserError, clean
-from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
-from p2pdiloco.tasks.data.tokens import (
+from p2pdiloco.tasks.documents import hub_file, may_be_on_the_hub
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.tokens import (
     FILE,
     FileTokenizer,
     digest_of,
@@ -31,7 +32,6 @@ from p2pdiloco.tasks.data.tokens import (
     read_tokenizer,
     tokens_in_front,
 )
-from p2pdiloco.tasks.registry import task_of
 
 OTHER_KINDS = (
     *("tokenizer.model*", "*.model", "*.spm", "*.tiktoken", "tekken.json"),

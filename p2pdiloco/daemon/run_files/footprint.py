@@ -12,8 +12,8 @@ import math
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tensors.sizes import (
     ENCODINGS,
     appraisal_bytes,

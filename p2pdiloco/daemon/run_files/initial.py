@@ -23,8 +23,8 @@ from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_g
 from p2pdiloco.daemon.run_files.initial_file import given_arrays, initial_beside, kept_arrays, kept_initial
 from p2pdiloco.errors import ConfigError, RemoteError
 from p2pdiloco.ports import Transport
-from p2pdiloco.tasks.constants import constants_of
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tensors.codecs import bytes_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault

@@ -17,8 +17,8 @@ from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import mapped
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
-from p2pdiloco.tasks.constants import Constant, constants_of, text_of
 from p2pdiloco.tasks.registry import BUILT_IN, task_of
+from p2pdiloco.tasks.task import Constant, constants_of, text_of
 from p2pdiloco.tensors.sizes import MAX_NUMEL
 
 T = TypeVar("T")

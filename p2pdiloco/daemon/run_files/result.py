@@ -36,11 +36,10 @@ from p2pdiloco.daemon.run_files.tokenizers import (
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
-from p2pdiloco.tasks.constants import constants_of
-from p2pdiloco.tasks.models.description import instance_of, listed
-from p2pdiloco.tasks.models.parameters import named_parameters, rounded
+from p2pdiloco.tasks.description import instance_of, listed
+from p2pdiloco.tasks.initial import named_parameters, rounded
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.task import Task
+from p2pdiloco.tasks.task import Task, constants_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
 

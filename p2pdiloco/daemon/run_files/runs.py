@@ -36,9 +36,8 @@ from p2pdiloco.daemon.run_files.tokenizers import (
 from p2pdiloco.errors import ConfigError, RemoteError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import out_of_memory
-from p2pdiloco.tasks.data.tokens import read_tokenizer
-from p2pdiloco.tasks.manifests import load_manifest
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import load_manifest, task_of
+from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.sizes import vault_bytes

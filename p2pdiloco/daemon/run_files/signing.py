@@ -189,7 +189,7 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
     # Here, so that who has it done by another process has no torch.
     try:
         from p2pdiloco.daemon.run_files.runs import save_run, sign_run
-        from p2pdiloco.tasks.manifests import manifest_from_table
+        from p2pdiloco.tasks.registry import manifest_from_table
     except ModuleNotFoundError as error:
         missing = without_torch(error)
         if missing is None:

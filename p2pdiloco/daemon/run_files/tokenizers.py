@@ -20,8 +20,8 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives, mapped
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.ports import Transport
-from p2pdiloco.tasks.data.tokens import FILE, MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.tokens import FILE, MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
 from p2pdiloco.util import clear_folder_at
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.models.description import persistent_buffers, put_constants
-from p2pdiloco.tasks.models.parameters import plain_name
+from p2pdiloco.tasks.description import persistent_buffers, put_constants
+from p2pdiloco.tasks.initial import plain_name
 
 
 class ProgramConstants:

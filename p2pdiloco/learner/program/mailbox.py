@@ -24,7 +24,7 @@ from p2pdiloco.learner.parallel.ranks import ALONE, Ranks
 from p2pdiloco.learner.program.keeping import Keeping
 from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.learner.program.ranks import global_loss
-from p2pdiloco.tasks.own_loop import NAME
+from p2pdiloco.tasks.own_tasks import NAME
 
 
 class ProgramTraining(TrainingCounts):

@@ -20,8 +20,8 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.parallel.sharding import is_shared_out, own
 from p2pdiloco.learner.program.buffers import ProgramConstants
-from p2pdiloco.tasks.models.description import VARIANCE, persistent_buffers
-from p2pdiloco.tasks.models.parameters import plain_parameters
+from p2pdiloco.tasks.description import VARIANCE, persistent_buffers
+from p2pdiloco.tasks.initial import plain_parameters
 from p2pdiloco.tensors.layout import FragmentLayout
 
 SAMPLE = 1024

@@ -30,9 +30,9 @@ from p2pdiloco.learner.parallel.holding import HeldCopies, HeldParameters, HeldS
 from p2pdiloco.learner.parallel.ranks import ALONE, Distributed, RankLost, Ranks
 from p2pdiloco.learner.parallel.sharding import is_shared_out
 from p2pdiloco.learner.program.parameters import FEW, ProgramParameters
-from p2pdiloco.tasks.constants import Constant
-from p2pdiloco.tasks.models.description import listed, persistent_buffers
-from p2pdiloco.tasks.models.parameters import plain_parameters
+from p2pdiloco.tasks.description import listed, persistent_buffers
+from p2pdiloco.tasks.initial import plain_parameters
+from p2pdiloco.tasks.task import Constant
 from p2pdiloco.tensors.layout import FragmentLayout
 
 if TYPE_CHECKING:

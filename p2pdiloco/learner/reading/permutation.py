@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pdiloco.tasks.data.split import hash64
+from p2pdiloco.tasks.documents import hash64
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Indices

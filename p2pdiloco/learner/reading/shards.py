@@ -24,7 +24,7 @@ import numpy as np
 
 from p2pdiloco.learner.channel_messages import MAX_EPOCH
 from p2pdiloco.learner.reading.permutation import Array, mixed
-from p2pdiloco.tasks.data.split import hash64
+from p2pdiloco.tasks.documents import hash64
 
 
 class Allotment:

@@ -17,7 +17,7 @@ import psutil
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.demo.guard import Guard
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 HERE = Path(__file__).parent
 PATIENCE_S = 90.0

@@ -17,7 +17,7 @@ from torch import Tensor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.reading.stream import SampleStream
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from study.computing import Computing
 from study.data import acquainted, data_of

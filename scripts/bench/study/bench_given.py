@@ -32,10 +32,9 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import InnerSection, Manifest
 from p2pdiloco.config.presets import expected_members, for_other_model, for_run
 from p2pdiloco.tasks.causal_lm import CausalLM
-from p2pdiloco.tasks.manifests import load_manifest
-from p2pdiloco.tasks.models.hub_form import llama_config
-from p2pdiloco.tasks.models.parameters import named_parameters
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.hub_models import llama_config
+from p2pdiloco.tasks.initial import named_parameters
+from p2pdiloco.tasks.registry import load_manifest, task_of
 from p2pdiloco.tasks.task import Samples, Shards
 
 HELD_OUT = 128

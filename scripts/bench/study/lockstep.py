@@ -22,7 +22,7 @@ from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import moments, set_moments
 from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import Exchange, plan_fragments, scatter
 from p2pdiloco.tensors.merge import Input

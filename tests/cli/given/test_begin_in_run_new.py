@@ -14,7 +14,7 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import load_manifest
 
 transformers: Any = pytest.importorskip("transformers")
 BEGIN, END = "<s>", "</s>"

@@ -16,10 +16,9 @@ from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.causal_lm import CausalLM
-from p2pdiloco.tasks.manifests import load_manifest
-from p2pdiloco.tasks.models.hub_form import llama_config
-from p2pdiloco.tasks.models.parameters import named_parameters
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.hub_models import llama_config
+from p2pdiloco.tasks.initial import named_parameters
+from p2pdiloco.tasks.registry import load_manifest, task_of
 
 OWN = 4096
 LINES = ("context: ", "rate: ", "length: ", "outer step: ", "change it: ")

@@ -15,8 +15,7 @@ from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import load_manifest
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import load_manifest, task_of
 
 transformers: Any = pytest.importorskip("transformers")
 MAMBA = {"model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 16}

@@ -14,8 +14,8 @@ from p2pdiloco.adapters.disk.result_file import save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.tasks.causal_lm import CausalLM
-from p2pdiloco.tasks.models.hub_form import llama_config
-from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.hub_models import llama_config
+from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
 MARK = b"\xef\xbb\xbf"

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from p2pdiloco.cli.main import run
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.manifests import load_manifest
-from p2pdiloco.tasks.models.hub_surplus import check_loaded
+from p2pdiloco.tasks.hub_models import check_loaded
+from p2pdiloco.tasks.registry import load_manifest
 
 transformers: Any = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

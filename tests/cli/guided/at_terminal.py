@@ -17,7 +17,7 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
+from p2pdiloco.tasks.registry import manifest_from_table, render_toml
 
 OWNER = Identity.from_seed(bytes(32))
 

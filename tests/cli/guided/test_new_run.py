@@ -8,7 +8,7 @@ import pytest
 from terminal_kit import CTRL_C, Terminal
 
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import load_manifest
 
 
 @pytest.mark.process

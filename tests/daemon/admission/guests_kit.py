@@ -22,7 +22,7 @@ from p2pdiloco.daemon.admission.queries import (
 )
 from p2pdiloco.daemon.run_files.runs import sign_run
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 NEVER_S = 0
 

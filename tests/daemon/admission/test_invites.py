@@ -24,7 +24,7 @@ from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.run_files.runs import save_run, sign_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity, verify
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 OWNER = Identity.from_seed(bytes(32))
 KEY = Identity.from_seed(bytes(range(32)))

@@ -39,9 +39,8 @@ from p2pdiloco.learner.channel_messages import (
     StateSaved,
 )
 from p2pdiloco.learner.join import join_daemon
-from p2pdiloco.tasks.manifests import render_toml
-from p2pdiloco.tasks.models.parameters import named_parameters
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.initial import named_parameters
+from p2pdiloco.tasks.registry import render_toml, task_of
 from p2pdiloco.tensors.layout import Exchange
 
 pytestmark = pytest.mark.process

@@ -16,7 +16,7 @@ from p2pdiloco.daemon import node
 from p2pdiloco.daemon.run_files.edits import changed_keys, words_of_edits
 from p2pdiloco.daemon.run_files.listing import saved_runs
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 FIRST = for_run("micro", "mine")
 

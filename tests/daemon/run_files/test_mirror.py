@@ -30,7 +30,7 @@ from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
 from p2pdiloco.errors import StorageError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
-from p2pdiloco.tasks.manifests import load_manifest, render_toml
+from p2pdiloco.tasks.registry import load_manifest, render_toml
 from p2pdiloco.web.sources import Starting, Views
 from p2pdiloco_lab.memory_net import MemoryNetwork
 

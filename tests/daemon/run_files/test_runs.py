@@ -30,8 +30,7 @@ from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, Refusal
-from p2pdiloco.tasks.manifests import load_manifest, render_toml
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import load_manifest, render_toml, task_of
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
 

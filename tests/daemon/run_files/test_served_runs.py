@@ -19,7 +19,7 @@ from p2pdiloco.daemon.run_files.initial_file import kept_initial
 from p2pdiloco.daemon.run_files.signing import kept_run_toml
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
 from p2pdiloco.identity import Identity, verify
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.run_files.runs import core_config, sign_run
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import render_toml
 
 
 @pytest.mark.parametrize(("mode", "admits"), [("open", False), ("invite", True), ("list", True)])

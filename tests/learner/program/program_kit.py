@@ -9,8 +9,7 @@ from torch import nn
 from p2pdiloco.learner.channel import Deframer, decode_event, frame
 from p2pdiloco.learner.channel_messages import Applied, BaseRef, CopiedOut, Install, LearnerOptions, Start
 from p2pdiloco.session import Session, new_run
-from p2pdiloco.tasks.manifests import load_manifest
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import load_manifest, task_of
 from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments
 
 torch.set_num_threads(1)

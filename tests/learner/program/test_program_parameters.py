@@ -10,7 +10,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel_messages import BaseRef, Install
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.program.parameters import ProgramParameters
-from p2pdiloco.tasks.models.parameters import tensor_specs
+from p2pdiloco.tasks.initial import tensor_specs
 from p2pdiloco.tensors.layout import Exchange, plan_fragments
 
 

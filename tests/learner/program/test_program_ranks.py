@@ -20,7 +20,7 @@ from p2pdiloco.learner.channel_messages import Evaluate
 from p2pdiloco.learner.program.parameters import ProgramParameters
 from p2pdiloco.learner.program.ranks import ALONE, hold, meet, ranks_of, total
 from p2pdiloco.session import Session, new_run
-from p2pdiloco.tasks.models.parameters import named_parameters, unwrapped
+from p2pdiloco.tasks.initial import named_parameters, unwrapped
 
 PATIENCE_S = 60
 

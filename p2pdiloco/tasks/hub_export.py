@@ -11,8 +11,8 @@ import json
 from typing import Any
 
 from p2pdiloco.config.manifest import BYTE_VALUES, Dtype, Manifest
-from p2pdiloco.tasks.data.tokens import FILE, checked_content
-from p2pdiloco.tasks.models.hub_config import CONTEXTS, PAD, harmless
+from p2pdiloco.tasks.hub_models import CONTEXTS, PAD, harmless
+from p2pdiloco.tasks.tokens import FILE, checked_content
 
 LONG_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Names by which config.json has types of numbers."""

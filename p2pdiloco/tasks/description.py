@@ -17,9 +17,8 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.errors import StorageError, UserError, first_line
-from p2pdiloco.tasks.constants import KINDS, Constant
-from p2pdiloco.tasks.models.parameters import plain_name, plain_parameters, tensor_specs
-from p2pdiloco.tasks.task import Task
+from p2pdiloco.tasks.initial import plain_name, plain_parameters, tensor_specs
+from p2pdiloco.tasks.task import KINDS, Constant, Task
 from p2pdiloco.tensors.sizes import TensorSpec
 
 MEAN, VARIANCE = "running_mean", "running_var"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, DataSection
 from p2pdiloco.errors import UserError, first_line
-from p2pdiloco.tasks.data.hub_file import INSTALL
+from p2pdiloco.tasks.documents import INSTALL
 
 MAX_TOKENIZER_BYTES = 64 << 20
 FILE = "tokenizer.json"

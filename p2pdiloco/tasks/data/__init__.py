@@ -1,1 +1,0 @@
-"""Sources of samples: text, documents, images, streams, tokenizers."""
