@@ -32,23 +32,20 @@ from p2pdiloco.config.presets import LENGTHS, for_other_model, for_run, with_sch
 from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.answering import DEVICES, Answering, Stillness
-from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
-from p2pdiloco.learner.channel_messages import Ready, Start
+from p2pdiloco.learner import loop
+from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
-from p2pdiloco.learner.optimizer.schedule import schedule_of
-from p2pdiloco.learner.parallel.ranks import Distributed, Ranks
-from p2pdiloco.learner.parallel.sharding import is_shared_out
-from p2pdiloco.learner.program.following import FollowingRank
-from p2pdiloco.learner.program.keeping import Keeping
-from p2pdiloco.learner.program.mailbox import ProgramMailbox, ProgramTraining
-from p2pdiloco.learner.program.parameters import ProgramParameters
-from p2pdiloco.learner.program.ranks import (
+from p2pdiloco.learner.mailbox import DEVICES, Answering, Stillness
+from p2pdiloco.learner.optimizer import is_shared_out, schedule_of
+from p2pdiloco.learner.program_model import Keeping, ProgramParameters
+from p2pdiloco.learner.program_ranks import (
     CallAnswer,
+    FollowingRank,
+    ProgramMailbox,
     ProgramRanks,
+    ProgramTraining,
     RunPlan,
     begin,
     hold,
@@ -56,6 +53,7 @@ from p2pdiloco.learner.program.ranks import (
     ranks_of,
     total,
 )
+from p2pdiloco.learner.ranks import Distributed, Ranks
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
 from p2pdiloco.tasks.description import Description, carried, describe, load_constants
 from p2pdiloco.tasks.initial import named_parameters, unwrapped
@@ -501,7 +499,7 @@ class SessionNode:
         self.parameters.settle()
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
         training = ProgramTraining(manifest.inner, self._model, groups, self._ranks)
-        restored, note = checkpoint.take_up(start, cast(Training, training), fragments)
+        restored, note = loop.take_up(start, cast(Training, training), fragments)
         for fragment, sample in enumerate(before):
             self._keeping.moved(fragment, sample, began=True)
         training.run_is_at(fragments.run_tokens(learners=1))

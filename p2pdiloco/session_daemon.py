@@ -19,7 +19,7 @@ from p2pdiloco.config.manifest import Manifest, canonical_bytes
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import is_beginning, saved_runs
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner.join import join_daemon
+from p2pdiloco.learner.channel import join_daemon
 from p2pdiloco.tasks.registry import load_manifest
 
 POLL_S = 0.05

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2pdiloco.learner.parallel import sharding
-from p2pdiloco.learner.passes import Passes, PassOptions
+from p2pdiloco.learner import optimizer
+from p2pdiloco.learner.inner_step import Passes, PassOptions
 from p2pdiloco.tasks.task import Task
 
 
@@ -30,8 +30,8 @@ def one_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def assert_same_gradients(task: Task, model: nn.Module, batch: tuple[torch.Tensor, ...], blocks: int) -> None:
     """Sharded or not; `blocks` of it are whole one at a time. The model is sharded afterwards."""
     plain = deepcopy(model)
-    assert len(sharding.blocks_of(model)) == blocks
-    sharding.shard(model, torch.device("cpu"))
+    assert len(optimizer.blocks_of(model)) == blocks
+    optimizer.shard(model, torch.device("cpu"))
     losses = []
     for each, together in ((plain, 1), (model, 2)):  # of two, whose other has no samples
         samples = len(batch[0])
@@ -41,5 +41,5 @@ def assert_same_gradients(task: Task, model: nn.Module, batch: tuple[torch.Tenso
     expected = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        assert gradient is not None and sharding.is_shared_out(gradient), name
-        torch.testing.assert_close(sharding.own(gradient), expected[name].grad)
+        assert gradient is not None and optimizer.is_shared_out(gradient), name
+        torch.testing.assert_close(optimizer.own(gradient), expected[name].grad)

@@ -103,7 +103,7 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
     text = _prompt(prompt)
     result = read_result(**source)
     click.echo(clean(result.words()), err=True)
-    from p2pdiloco.learner.device import choose_device, configure
+    from p2pdiloco.learner.ranks import choose_device, configure
 
     chosen = choose_device(device)
     configure(chosen, 0)
@@ -170,9 +170,9 @@ def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **sourc
 def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> dict[str, Any]:
     """Held-out loss and metrics of the parameters, and which ones they are. Raises: UserError."""
     from p2pdiloco.daemon.display.lasting import lasting, waiting
-    from p2pdiloco.learner.device import choose_device, configure
-    from p2pdiloco.learner.evaluate import evaluate as measured
-    from p2pdiloco.learner.evaluate import heldout_batch
+    from p2pdiloco.learner.loop import evaluate as measured
+    from p2pdiloco.learner.loop import heldout_batch
+    from p2pdiloco.learner.ranks import choose_device, configure
 
     chosen = choose_device(device)
     configure(chosen, 0)

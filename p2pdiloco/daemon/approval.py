@@ -18,7 +18,7 @@ from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, Fo
 from p2pdiloco.daemon.run_files.joined import remember_joined
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import UserError, clean
-from p2pdiloco.learner.device import accelerators
+from p2pdiloco.learner.ranks import accelerators
 
 Ask = Callable[[str], Awaitable[bool]]
 

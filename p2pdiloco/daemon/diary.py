@@ -16,7 +16,7 @@ from p2pdiloco.daemon.display.timeline import Timeline
 from p2pdiloco.daemon.finding.names import Names
 from p2pdiloco.daemon.learner.evaluating import Measurements
 from p2pdiloco.daemon.learner.host import LearnerExited
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 logger = logging.getLogger(__name__)
 LOUD = frozenset(

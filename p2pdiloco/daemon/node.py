@@ -59,7 +59,7 @@ from p2pdiloco.daemon.run_files.runs import Run, sign_run
 from p2pdiloco.daemon.service import tell_status
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner.device import check_device
+from p2pdiloco.learner.ranks import check_device
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import load_manifest
 from p2pdiloco.tensors.vault import Vault

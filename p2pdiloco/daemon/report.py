@@ -43,7 +43,7 @@ from p2pdiloco.daemon.run_files.footprint import STATE_BYTES
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.ports import Transport
 
 MOST_COMPARED = 64

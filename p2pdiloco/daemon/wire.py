@@ -34,7 +34,7 @@ from p2pdiloco.core.api.versions import SignedPartial, SignedVersion
 from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.history.queries import CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS
+from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
 
 MESSAGE, QUERY = b"m", b"q"

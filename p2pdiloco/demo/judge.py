@@ -20,10 +20,9 @@ from p2pdiloco.daemon.run_files.runs import fresh_vault
 from p2pdiloco.demo.holdings import Holdings
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
-from p2pdiloco.learner.channel_messages import LearnerOptions
-from p2pdiloco.learner.device import choose_device, configure
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.channel import LearnerOptions
+from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
+from p2pdiloco.learner.ranks import choose_device, configure
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import scatter

@@ -12,8 +12,7 @@ import sys
 import traceback
 
 from p2pdiloco.errors import P2PDilocoError, UserError
-from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
-from p2pdiloco.learner.channel_messages import Failed
+from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
 from p2pdiloco.learner.lifeline import (
     DRAIN_TIMEOUT_S,
     EXIT_FAILED,

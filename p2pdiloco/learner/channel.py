@@ -1,11 +1,6 @@
-"""Channel between daemon and learner: frames over a unix socket pair, the learner's end.
+"""Messages between daemon and learner: small tagged structs over a unix socket pair.
 
-Frames are a 4-byte big-endian length and a msgpack body of at most `MAX_FRAME_BYTES`: one message of
-`learner.channel_messages`.
-
-The learner's end never blocks its training loop: it polls for commands at step boundaries (for closing calls
-another thread does in between, never both at a time). Events that the daemon does not read are queued up to a
-bound (statuses are folded into one), beyond which the learner ends itself.
+Tensors never travel here, they are in the shared memory (`tensors.exchange`). The first message is `Start`.
 """
 
 from __future__ import annotations
@@ -16,26 +11,377 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 
-from p2pdiloco.errors import TransportError, encoded
-from p2pdiloco.learner.channel_messages import (
-    AnyCommand,
-    AnyEvent,
-    Command,
-    CopyOut,
-    FreeSlot,
-    Install,
-    LearnerEvent,
-    Save,
-    Start,
-    Status,
-    Stop,
-    StopStepping,
-    TakePart,
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.settings import Compile
+from p2pdiloco.core.api.config import Amendment
+from p2pdiloco.errors import StorageError, TransportError, encoded
+from p2pdiloco.learner.lifeline import DaemonStandstill
+
+MAX_SHARDS = 1024
+"""Shards into which the data of an epoch is cut, at most (`learner.reading.shards`)."""
+MAX_EPOCH = 1_000_000
+"""Latest epoch that is believed: a later one is nobody's honest epoch."""
+
+Text = Annotated[str, Meta(max_length=4096)]
+InstallMode = Literal["merged", "rebase", "overwrite"]
+RestoreMode = Literal["all", "rest", "none"]
+Rests = Literal["no", "paused", "ended"]
+
+
+# --- commands: daemon to learner ---------------------------------------------------------------------
+
+
+class Command(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of the daemon's messages."""
+
+
+class BaseRef(Struct, frozen=True):
+    """The version of a fragment that lies in one of its base buffers."""
+
+    number: int
+    buffer: int
+    tokens: int = 0
+    """Tokens merged into this version and all before it."""
+
+
+class DataShare(Struct, frozen=True):
+    """Progress in the data, as readers of the same data tell each other (`learner.reading.shards`)."""
+
+    data: Annotated[str, Meta(max_length=64)]
+    """Identity of the data: others may read something else."""
+    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    taken: Annotated[bytes, Meta(max_length=MAX_SHARDS // 8)]
+    """Bits, one for every shard of the epoch: 1 if somebody has begun it."""
+    readers: tuple[str, ...] = ()
+    """Peer ids of the other readers; sent to the learner only."""
+    shards: Annotated[int, Meta(ge=0, le=MAX_SHARDS)] = 0
+    """Number of shards of an epoch; sent by the learner only. Bits of `taken` beyond so many are 0."""
+
+
+class LearnerOptions(Struct, frozen=True, kw_only=True):
+    """Node-local choices for the learner process."""
+
+    peer: str
+    """Peer id: picks this learner's data stream."""
+    data_path: Path | None = None
+    """Value of --data: a file or a folder, for all sources but "embedded"."""
+    tokenizer_path: Path | None = None
+    """Path of the tokenizer file that the manifest names, if it names one."""
+    initial_path: Path | None = None
+    """File of version 0, of a run whose model has constants (`tasks.constants`)."""
+    place_path: Path | None = None
+    """File in which the place in the data is kept (`learner.reading.stream`)."""
+    device: str = "auto"
+    threads: int = 0
+    """CPU threads of torch; 0: torch's own choice."""
+    nproc: int = 1
+    """Processes of this learner, each with a device of its own; 0: one for every GPU
+    (`learner.parallel.ranks`)."""
+    shard: str = "auto"
+    """Sharing of the parameters among these processes: auto, never, always (`learner.parallel.sharding`)."""
+    precision: str = "auto"
+    """Arithmetic of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
+    compile: Compile = "never"
+    """Compiling of passes (`learner.compiling`): "auto", where it pays, after some inner steps; "always", at
+    the first one. What cannot be compiled is trained as it is."""
+    compile_cache: Path | None = None
+    """Folder for compiled code; None: torch's own."""
+    micro_batch_tokens: int = 0
+    """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
+    long as memory does not suffice."""
+    halvings: int = 0
+    """Times that the tokens of a pass were halved already, since earlier processes ended for lack of memory
+    (`lifeline.EXIT_TOO_LARGE`)."""
+    niceness: int = 10
+    """Niceness while the learner trains, not while it starts: a daemon on the same cores stays responsive,
+    and so does the user's machine."""
+    status_interval_s: float = 1.0
+    evaluation_tokens: int = 16_384
+
+
+class FollowCourse(Command, frozen=True):
+    """Course of the run: what its owner changed, and whether inner steps are to be made now."""
+
+    amendments: tuple[Amendment, ...] = ()
+    rests: Rests = "no"
+    """Reason why no inner steps are made; what was made is handed out, and commands are obeyed."""
+
+
+class SpareMachine(Command, frozen=True):
+    """Wish of the machine's owner: how much of it inner steps leave to others. The run's course is apart."""
+
+    rests: bool = False
+    """True: no inner steps are made; what was made is handed out, and commands are obeyed."""
+    min_step_s: float = 0.0
+    """Least seconds of an inner step, on average."""
+
+
+class Start(Command, frozen=True):
+    """First frame: everything that the learner needs to begin."""
+
+    manifest: Manifest
+    options: LearnerOptions
+    bases: tuple[BaseRef, ...]
+    """Base of every fragment that the daemon has put into the exchange: theta starts from it."""
+    restore_path: Path | None = None
+    """Learner state file (`learner.checkpoint`); moments and counters of time are taken."""
+    restore: tuple[RestoreMode, ...] = ()
+    """Share of the saved displacement to take, per fragment (empty: none). "all" takes the whole, "rest" only
+    what was not in flight in a contribution when it was saved, "none" starts at the base."""
+    course: FollowCourse = FollowCourse()
+    spare: SpareMachine = SpareMachine()
+
+
+class Install(Command, frozen=True):
+    """Order to go over to a newer version of a fragment, which lies in base buffer `buffer`
+    (`learner.fragments`)."""
+
+    fragment: int
+    number: int
+    buffer: int
+    mode: InstallMode
+    tokens: int = 0
+    """Tokens merged into this version and all before it."""
+
+
+class CopyOut(Command, frozen=True):
+    """Closing call: copy this fragment out, as it is or as it will be at the next boundary
+    (`learner.answering`). `CopiedOut` or `NothingToCopy`."""
+
+    fragment: int
+
+
+class FreeSlot(Command, frozen=True):
+    """Message that the last copy of this fragment will never be merged as it stands."""
+
+    fragment: int
+    not_finite: bool = False
+    """True: it holds NaN or infinity."""
+
+
+class TakePart(Command, frozen=True):
+    """Order to contribute to every `every`-th version only: the link does not carry more."""
+
+    every: Annotated[int, Meta(ge=1)]
+
+
+class Learners(Command, frozen=True):
+    """Number of learners that train in this run now, as far as the daemon knows, this one included."""
+
+    count: Annotated[int, Meta(ge=1)]
+
+
+class ShareData(Command, frozen=True):
+    """Other readers of the data, and the shards that are begun. Also sent right after `Start`."""
+
+    share: DataShare
+
+
+class Evaluate(Command, frozen=True):
+    """Order to measure the held-out loss of the global parameters (the current bases): `Evaluated`."""
+
+
+class Appraise(Command, frozen=True):
+    """Order to measure what a peer's contribution does to the loss, and what ours does, both in the file
+    (`tensors.appraisal`): `Appraised`."""
+
+    fragment: int
+    peer: str
+    path: Path
+    """File of this question alone: the answer names it, too."""
+
+
+class Save(Command, frozen=True):
+    """Order to write the learner's state to this file: `Saved`."""
+
+    path: Path
+
+
+class StopStepping(Command, frozen=True):
+    """Order to make no more inner steps and obey at once, until `Stop`. A step that is under way is given up,
+    where that can be done (`learner.answering`)."""
+
+
+class Stop(Command, frozen=True):
+    """Order to end at the next boundary, after saving if a path is given."""
+
+    save_path: Path | None = None
+
+
+AnyCommand = (
+    Start
+    | Install
+    | CopyOut
+    | FreeSlot
+    | TakePart
+    | ShareData
+    | Learners
+    | FollowCourse
+    | SpareMachine
+    | Evaluate
+    | Appraise
+    | Save
+    | StopStepping
+    | Stop
 )
-from p2pdiloco.learner.standstill import DaemonStandstill
+
+
+# --- events: learner to daemon -----------------------------------------------------------------------
+
+
+class LearnerEvent(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of the learner's messages."""
+
+
+class Ready(LearnerEvent, frozen=True):
+    """Message that start-up is over and the first inner step begins."""
+
+    device: str
+    parameters: int
+    threads: int
+    inner_step: int
+    restored: bool
+    """True: `Start.restore_path` was taken."""
+    note: Text = ""
+    """Remark for people: why a given state was not taken, or what of a taken one begins anew (moments of
+    another optimizer)."""
+    gives_up: bool = False
+    """True: `StopStepping` is obeyed in the middle of an inner step."""
+    appraises: bool = False
+    """True: it can measure contributions (`Appraise`)."""
+
+
+class CopiedOut(LearnerEvent, frozen=True):
+    """Message that theta of a fragment, or a share of the way to it, is in `exchange.sent`; the
+    pseudo-gradient is `base[base_buffer] - sent`.
+
+    The slot is in use until an `Install` of mode merged or overwrite, or `FreeSlot`.
+    """
+
+    fragment: int
+    tokens: int
+    inner_steps: int
+    base_number: int
+    base_buffer: int
+    inner_step: int
+    due: bool
+
+
+class NothingToCopy(LearnerEvent, frozen=True):
+    """Answer to `CopyOut`: the slot is in use, no inner step was made since the last copy-out, or it is not
+    this learner's turn (`TakePart`)."""
+
+    fragment: int
+    slot_in_use: bool
+
+
+class Applied(LearnerEvent, frozen=True):
+    """Message that an `Install` is done: theta of the fragment is measured against this version."""
+
+    fragment: int
+    number: int
+    inner_step: int
+
+
+class Note(LearnerEvent, frozen=True):
+    """Remark that a person should read."""
+
+    text: Text
+
+
+class Status(LearnerEvent, frozen=True):
+    """Progress of the learner; about every `status_interval_s`, the latest one wins."""
+
+    inner_step: int
+    tokens_total: int
+    tokens_per_s: float
+    step_time_s: float
+    """Moving average over inner steps, without evaluation and saving."""
+    loss: float | None
+    """Moving average of the training loss, nats per token; None before the first step."""
+    longest_gap_s: float
+    """Longest time from the end of an inner step to the end of the next since the previous Status,
+    without evaluation, saving and rests."""
+    cpu_s: float
+    """CPU seconds of the learner process, all threads, since it started."""
+    longest_aside_s: float = 0.0
+    """Longest time since the previous Status in which it evaluated or saved instead."""
+    skipped_steps: int = 0
+    """Inner steps skipped for a non-finite loss or gradient."""
+    run_tokens: int = 0
+    """Tokens that all learners of the run have consumed, for the schedule (`learner.optimizer.schedule`)."""
+    learning_rate: float = 0.0
+    """Learning rate of the last inner step."""
+    deferred_copies: int = 0
+    """Times that a fragment was due while its slot was in use (counted once per due date)."""
+    handed_over: bool = False
+    """True: it rests for the machine's owner, and all that it made is merged."""
+    share: DataShare | None = None
+    """Shards that are begun, by this learner and, as far as it was told, by others."""
+
+
+class Evaluated(LearnerEvent, frozen=True):
+    """Held-out loss of the global parameters, nats per token, over `tokens` tokens."""
+
+    loss: float | None
+    """None: this program has nothing to measure it with."""
+    tokens: int
+    metrics: dict[str, float] = {}
+    """Figures that the task measures beside the loss."""
+    took_s: float = 0.0
+    """Seconds in which no inner step was made."""
+
+
+class Appraised(LearnerEvent, frozen=True):
+    """Gain of two contributions: by how much, in nats, each makes the loss of each batch smaller. Empty: the
+    file is not to be had."""
+
+    path: Path
+    """File of the question that this answers."""
+    theirs: tuple[float, ...] = ()
+    ours: tuple[float, ...] = ()
+    same_data: bool = False
+    """True: the last batch was of that peer's own share of the data."""
+    took_s: float = 0.0
+    """Seconds in which no inner step was made."""
+
+
+class StateSaved(LearnerEvent, frozen=True):
+    """Message that a save is over. A failed one changes nothing else: an older file is still there."""
+
+    path: Path
+    ok: bool
+    reason: Text = ""
+    last: bool = False
+    """True: `Stop` asked for it, and no inner step comes after it."""
+
+
+class Failed(LearnerEvent, frozen=True):
+    """Message that the learner cannot go on and ends; the last event."""
+
+    reason: Text
+    hint: Text = ""
+    """Advice on what the person at the keyboard can do about it."""
+
+
+AnyEvent = (
+    Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | Appraised | StateSaved | Failed
+)
+
+
+# Channel between daemon and learner: frames over a unix socket pair, the learner's end.
+#
+# Frames are a 4-byte big-endian length and a msgpack body of at most `MAX_FRAME_BYTES`: one message of
+# `learner.channel_messages`.
+#
+# The learner's end never blocks its training loop: it polls for commands at step boundaries (for closing
+# calls another thread does in between, never both at a time). Events that the daemon does not read are queued
+# up to a bound (statuses are folded into one), beyond which the learner ends itself.
 
 MAX_FRAME_BYTES = 256 * 1024
 MAX_PATH_BYTES = 4096
@@ -274,3 +620,31 @@ def _folded(older: Status | None, newer: Status) -> Status:
         longest_gap_s=max(older.longest_gap_s, newer.longest_gap_s),
         longest_aside_s=max(older.longest_aside_s, newer.longest_aside_s),
     )
+
+
+# Connection to a daemon that waits for a program's learner (`daemon.learner.guest`).
+
+HELLO = b"p2pdiloco-learner-1\n"
+"""First bytes on the socket; the exchange's descriptor comes with them."""
+
+
+def join_daemon(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
+    """Connect to the daemon; returns the connection, and a descriptor of the exchange.
+
+    Raises:
+        StorageError: nobody listens there (yet).
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(str(path))
+        hello, descriptors, _, _ = socket.recv_fds(connection, len(HELLO), 1)
+    except OSError as error:
+        connection.close()
+        raise StorageError(f"no daemon at {path}: {error}") from error
+    if hello != HELLO or len(descriptors) != 1:
+        connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise StorageError(f"{path} is no daemon that waits for a learner, or it has one already")
+    return connection, descriptors[0]

@@ -48,8 +48,8 @@ from torch import Tensor
 
 from p2pdiloco.core.api.versions import Stride
 from p2pdiloco.errors import invariant
-from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
-from p2pdiloco.learner.parallel.holding import HeldParameters
+from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.learner.optimizer import HeldParameters
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 
 

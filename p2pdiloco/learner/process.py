@@ -16,30 +16,36 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import InvariantViolation, UserError, invariant
-from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.answering import DEVICES, Answering, Stillness
-from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.channel_messages import LearnerOptions, Note, Ready, Start
-from p2pdiloco.learner.compiling import bound_cache
-from p2pdiloco.learner.device import choose_device, configure, hints, step_back, threads_of
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner import loop
+from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, Start
 from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.inner_step import PassOptions, bound_cache
 from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S
-from p2pdiloco.learner.loop import StepReport, Training, train
-from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import HeldCopies, HeldParameters, HeldShares
-from p2pdiloco.learner.parallel.ranks import (
+from p2pdiloco.learner.loop import StepReport, Training, evaluate, heldout_batch, train
+from p2pdiloco.learner.mailbox import DEVICES, Answering, Mailbox, Stillness
+from p2pdiloco.learner.optimizer import (
+    HeldCopies,
+    HeldParameters,
+    HeldShares,
+    precision_of_shares,
+    shard,
+    wants_shards,
+)
+from p2pdiloco.learner.ranks import (
     ALONE,
     Distributed,
     Order,
     RankLost,
     Ranks,
+    Siblings,
+    choose_device,
+    configure,
     count_ranks,
     device_of,
+    hints,
+    step_back,
+    threads_of,
 )
-from p2pdiloco.learner.parallel.sharding import precision_of_shares, shard, wants_shards
-from p2pdiloco.learner.parallel.siblings import Siblings
-from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.description import instance_of, load_constants
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
@@ -121,7 +127,7 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
         path = start.restore_path
         invariant(path is not None, "rank 0 has taken over a state")
         assert path is not None
-        checkpoint.restore_training(path, training, len(layouts))
+        loop.restore_training(path, training, len(layouts))
     elif told.kind == "put" and isinstance(held, HeldCopies | HeldShares):
         held.put(layouts[told.number])
     elif told.kind == "take" and isinstance(held, HeldShares):
@@ -227,7 +233,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
     )
     for fragment in range(len(fragments)):
         fragments.reset_to_base(fragment)
-    restored, note = checkpoint.take_up(start, training, fragments)
+    restored, note = loop.take_up(start, training, fragments)
     if restored:
         ranks.order("restore")
     training.run_is_at(fragments.run_tokens(learners=1))

@@ -32,8 +32,8 @@ from benchkit import arguments, finish
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import Compile
-from p2pdiloco.learner.channel_messages import LearnerOptions
-from p2pdiloco.learner.device import choose_device, free_bytes
+from p2pdiloco.learner.channel import LearnerOptions
+from p2pdiloco.learner.ranks import choose_device, free_bytes
 from p2pdiloco.tasks.registry import task_of
 from peers.yardstick import WINDOWS, apart, ours, plain
 

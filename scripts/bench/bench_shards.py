@@ -43,7 +43,7 @@ def model_of(layers: int, width: int) -> Manifest:
 def one(rank: int, count: int, shard: str, manifest: Manifest, meeting: Path, out: Any) -> None:
     """A process of a learner."""
     from p2pdiloco.learner import process
-    from p2pdiloco.learner.channel_messages import LearnerOptions, Start
+    from p2pdiloco.learner.channel import LearnerOptions, Start
 
     options = LearnerOptions(peer="peer", device="cpu", threads=1, nproc=count, shard=shard, niceness=0)
     process._build(Start(model_of(1, 64), options, ())).training.step()  # what is loaded is not counted

@@ -126,7 +126,7 @@ def both_passes(task: Task, model: nn.Module, batch: Batch, bf16: bool) -> None:
     """Forward and backward on a CPU, as a learner makes them."""
     import torch  # most benchmarks do without, and their processes are measured
 
-    from p2pdiloco.learner.device import autocast
+    from p2pdiloco.learner.ranks import autocast
 
     with autocast(torch.device("cpu"), bf16):
         loss = task.loss(model, batch)

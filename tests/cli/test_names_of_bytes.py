@@ -12,8 +12,7 @@ import pytest
 from p2pdiloco.cli.main import run
 from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.errors import json_line
-from p2pdiloco.learner.channel import decode_command, decode_event, frame
-from p2pdiloco.learner.channel_messages import Failed, Save, StateSaved, Stop
+from p2pdiloco.learner.channel import Failed, Save, StateSaved, Stop, decode_command, decode_event, frame
 from p2pdiloco.tasks.registry import load_manifest
 
 NAME = os.fsdecode(b"Zo\xeb")

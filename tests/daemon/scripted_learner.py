@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pdiloco.daemon.learner.host import LearnerExited
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.tensors.layout import Exchange
 
 MOVE = 0.01

@@ -14,7 +14,7 @@ from p2pdiloco.core.api.events import ContributionSent, Event, OfferAnswered
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon.learner import learner_link
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 
 async def test_a_round_moves_everybody_to_the_same_bytes(

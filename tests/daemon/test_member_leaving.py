@@ -14,7 +14,7 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.daemon.run_files.resume import FILE
 from p2pdiloco.errors import TransportError, UserError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 
 async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path: Path) -> None:

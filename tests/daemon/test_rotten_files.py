@@ -23,8 +23,8 @@ from p2pdiloco.daemon.links.uplink_file import load_uplink
 from p2pdiloco.daemon.run_files.joined import joined_runs
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.reading.stream import SampleStream
+from p2pdiloco.learner import loop
+from p2pdiloco.learner.samples import SampleStream
 from p2pdiloco.util import ASIDE, read_note
 
 NAME = "a"
@@ -167,11 +167,11 @@ def test_a_rotten_learner_state_is_set_aside(rot: Callable[[Path], None], tmp_pa
     path = tmp_path / "learner.safetensors"
     rot(path)
     start: Any = SimpleNamespace(restore_path=path, restore=())
-    taken, why = checkpoint.take_up(start, mock.Mock(), mock.MagicMock())
+    taken, why = loop.take_up(start, mock.Mock(), mock.MagicMock())
     assert not taken and "set aside as learner.safetensors.corrupt" in why
-    checkpoint._write_atomically(path, lambda temporary: temporary.write_bytes(b"new") and None)
+    loop._write_atomically(path, lambda temporary: temporary.write_bytes(b"new") and None)
     folder(tmp_path / "learner.safetensors")
-    checkpoint._write_atomically(path, lambda temporary: temporary.write_bytes(b"new") and None)
+    loop._write_atomically(path, lambda temporary: temporary.write_bytes(b"new") and None)
     assert path.read_bytes() == b"new"
 
 

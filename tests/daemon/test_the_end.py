@@ -17,7 +17,7 @@ from p2pdiloco.daemon.admission.queries import GiveNotice
 from p2pdiloco.daemon.learner import course
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 
 async def train(around: Neighbourhood, *members: QuickMember) -> None:

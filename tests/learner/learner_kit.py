@@ -6,16 +6,13 @@ import socket
 import torch
 
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.learner.answering import Stillness
-from p2pdiloco.learner.channel import Deframer, LearnerEnd, decode_event, frame
-from p2pdiloco.learner.channel_messages import BaseRef
-from p2pdiloco.learner.device import accelerators
-from p2pdiloco.learner.evaluate import heldout_batch
+from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.learner.passes import PassOptions
+from p2pdiloco.learner.inner_step import PassOptions
+from p2pdiloco.learner.loop import Training, heldout_batch
+from p2pdiloco.learner.mailbox import Mailbox, Stillness
+from p2pdiloco.learner.optimizer import HeldParameters
+from p2pdiloco.learner.ranks import accelerators
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments

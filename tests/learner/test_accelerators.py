@@ -7,16 +7,13 @@ from learner_kit import DEVICES, Bench, alone, data
 
 from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.learner import compiling
-from p2pdiloco.learner.channel_messages import BaseRef, Install
-from p2pdiloco.learner.checkpoint import restore, save
-from p2pdiloco.learner.compiling import TIMED_STEPS, UNTIMED_STEPS, Form
-from p2pdiloco.learner.device import choose_device, computes_in_bf16
+from p2pdiloco.learner import inner_step
+from p2pdiloco.learner.channel import BaseRef, Install
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.optimizer.build import moments
-from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.learner.passes import PassOptions
+from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, Form, PassOptions
+from p2pdiloco.learner.loop import Training, restore, save
+from p2pdiloco.learner.optimizer import HeldParameters, moments
+from p2pdiloco.learner.ranks import choose_device, computes_in_bf16
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.transformer import Experts, computes_in_groups
 from p2pdiloco.tensors.layout import Exchange, TensorSpec, plan_fragments
@@ -68,7 +65,7 @@ def test_a_compiled_model_learns_the_same(kind):
 def test_what_is_compiled_after_some_steps_and_recorded_learns_the_same(kind, optimizer, monkeypatch):
     if kind != "cuda":
         pytest.skip("others record nothing")
-    monkeypatch.setattr(compiling, "PAYS_AFTER_S", 0.0)
+    monkeypatch.setattr(inner_step, "PAYS_AFTER_S", 0.0)
     inner = msgspec.structs.replace(MICRO.inner, optimizer=optimizer)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
     task = task_of(manifest)

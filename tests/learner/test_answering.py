@@ -10,11 +10,11 @@ import torch
 from deadlines import within_s
 from learner_kit import DEVICES, Bench
 
-from p2pdiloco.learner import answering as answers_beside
-from p2pdiloco.learner.answering import Answering
-from p2pdiloco.learner.channel import MAX_WAITING_COMMANDS, ChannelBroken
-from p2pdiloco.learner.channel_messages import (
+from p2pdiloco.learner import mailbox as answers_beside
+from p2pdiloco.learner.channel import (
+    MAX_WAITING_COMMANDS,
     Applied,
+    ChannelBroken,
     CopiedOut,
     CopyOut,
     DataShare,
@@ -31,8 +31,9 @@ from p2pdiloco.learner.channel_messages import (
     StopStepping,
     TakePart,
 )
-from p2pdiloco.learner.checkpoint import restore
-from p2pdiloco.learner.compiling import Form
+from p2pdiloco.learner.inner_step import Form
+from p2pdiloco.learner.loop import restore
+from p2pdiloco.learner.mailbox import Answering
 
 PATIENCE_S = 30.0
 HEARD = Learners(3)

@@ -8,7 +8,7 @@ import torch
 from learner_kit import LAYOUTS, TASK, alone, data
 
 from p2pdiloco.core.audit_state import HARMS, HELPS, ratio_of
-from p2pdiloco.learner.channel_messages import Appraise, Appraised, DataShare, StopStepping
+from p2pdiloco.learner.channel import Appraise, Appraised, DataShare, StopStepping
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tensors import vault
 from p2pdiloco.tensors.codecs import codec

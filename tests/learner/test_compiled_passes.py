@@ -11,9 +11,8 @@ import torch
 from learner_kit import alone, data
 
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
-from p2pdiloco.learner.compiling import CACHE_VARIABLES, Form
+from p2pdiloco.learner.inner_step import CACHE_VARIABLES, Form, PassOptions
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.registry import task_of
 
 MANIFEST = msgspec.structs.replace(MICRO, model=MICRO.model | {"layers": 1})

@@ -13,21 +13,22 @@ from learner_kit import BASES, alone
 from torch import nn
 
 from p2pdiloco.config.presets import MICRO, for_run
-from p2pdiloco.learner import compiling, process
-from p2pdiloco.learner.channel_messages import LearnerOptions, Start
-from p2pdiloco.learner.compiling import (
+from p2pdiloco.learner import inner_step, process
+from p2pdiloco.learner.channel import LearnerOptions, Start
+from p2pdiloco.learner.inner_step import (
     PAYS_AFTER_S,
     TIMED_STEPS,
     UNTIMED_STEPS,
     Form,
     Forms,
+    Passes,
+    PassOptions,
+    RecordedUpdate,
     bound_cache,
     use_cache,
 )
-from p2pdiloco.learner.optimizer.adamw import FusedAdamW
-from p2pdiloco.learner.parallel.ranks import Distributed, Order
-from p2pdiloco.learner.passes import Passes, PassOptions
-from p2pdiloco.learner.recorded import RecordedUpdate
+from p2pdiloco.learner.optimizer import FusedAdamW
+from p2pdiloco.learner.ranks import Distributed, Order
 from p2pdiloco.tasks.registry import task_of
 
 STEPS = TIMED_STEPS + UNTIMED_STEPS
@@ -58,7 +59,7 @@ class Compiler:
 def compiler(monkeypatch):
     made = Compiler()
     monkeypatch.setattr(torch, "compile", made)
-    monkeypatch.setattr(compiling, "compiles_by_itself", lambda device: True)
+    monkeypatch.setattr(inner_step, "compiles_by_itself", lambda device: True)
     return made
 
 
@@ -177,7 +178,7 @@ def test_never_is_never_and_what_is_not_compiled_cannot_be_left(compiler):
 
 
 def test_compiled_code_is_kept_in_a_folder(tmp_path, monkeypatch):
-    for variable in compiling.CACHE_VARIABLES:
+    for variable in inner_step.CACHE_VARIABLES:
         monkeypatch.setenv(variable, "")  # so that it is put back as it was
         monkeypatch.delenv(variable)
     for unusable in ("", "/my data", "/anna's", 'a"b"', "a\\b"):
@@ -197,7 +198,7 @@ def test_the_folder_of_compiled_code_has_a_bound(tmp_path, monkeypatch):
     (folder / "triton" / "kernel").write_bytes(bytes(10))
     bound_cache(folder)
     assert folder.exists()
-    monkeypatch.setattr(compiling, "CACHE_BYTES", 9)
+    monkeypatch.setattr(inner_step, "CACHE_BYTES", 9)
     bound_cache(folder)
     assert not folder.exists()
 
@@ -283,10 +284,10 @@ def test_a_recorded_update_is_not_replayed_on_gradients_or_moments_of_other_memo
 def test_what_is_compiled_at_once_and_recorded_says_so_in_time(compiler, monkeypatch):
     """`test_accelerators` waits for it, on a GPU."""
     recorded = SimpleNamespace(fits=lambda part, share: True, replay=lambda part: part[0].sum())
-    monkeypatch.setattr(compiling, "RecordedPass", lambda *_: recorded)
+    monkeypatch.setattr(inner_step, "RecordedPass", lambda *_: recorded)
     steps = Steps("always")
     monkeypatch.setattr(steps.forms, "_device", SimpleNamespace(type="cuda"))
-    monkeypatch.setattr(compiling, "give_memory_back", lambda device: None)
+    monkeypatch.setattr(inner_step, "give_memory_back", lambda device: None)
     steps.make(step_s=7.0)
     steps.make(2 * STEPS + 1, step_s=0.01)
     assert steps.forms.form is Form.RECORDED

@@ -8,9 +8,9 @@ from learner_kit import LAYOUTS
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment
-from p2pdiloco.learner.channel_messages import CopiedOut, FollowCourse, FreeSlot, Status, Stop
+from p2pdiloco.learner.channel import CopiedOut, FollowCourse, FreeSlot, Status, Stop
 from p2pdiloco.learner.loop import train
-from p2pdiloco.learner.optimizer.schedule import FLOOR, learning_rate
+from p2pdiloco.learner.optimizer import FLOOR, learning_rate
 
 INNER = MICRO.inner
 PATIENCE_S = 30.0

@@ -10,10 +10,8 @@ import torch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.sharing import agreed, united
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel import decode_event, frame
-from p2pdiloco.learner.channel_messages import MAX_EPOCH, DataShare, Status
-from p2pdiloco.learner.reading.shards import Allotment
-from p2pdiloco.learner.reading.stream import LATELY, SampleStream
+from p2pdiloco.learner.channel import MAX_EPOCH, DataShare, Status, decode_event, frame
+from p2pdiloco.learner.samples import LATELY, Allotment, SampleStream
 
 SIZE, STEP = 640, 4
 

@@ -8,9 +8,9 @@ import torch
 from learner_kit import DEVICES
 
 from p2pdiloco.errors import InvariantViolation, UserError
-from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments, first_due
-from p2pdiloco.learner.parallel.holding import HeldParameters
+from p2pdiloco.learner.optimizer import HeldParameters
 from p2pdiloco.tensors.layout import Exchange, TensorSpec, plan_fragments
 
 H = 4

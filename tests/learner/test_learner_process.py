@@ -25,9 +25,8 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.daemon.learner import host
 from p2pdiloco.daemon.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
-from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.channel import frame
-from p2pdiloco.learner.channel_messages import (
+from p2pdiloco.learner import loop
+from p2pdiloco.learner.channel import (
     Applied,
     CopiedOut,
     CopyOut,
@@ -48,11 +47,12 @@ from p2pdiloco.learner.channel_messages import (
     StateSaved,
     Status,
     StopStepping,
+    frame,
 )
-from p2pdiloco.learner.device import computes_in_bf16
 from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED
-from p2pdiloco.learner.optimizer.build import moments
-from p2pdiloco.learner.reading.stream import SavedPlace
+from p2pdiloco.learner.optimizer import moments
+from p2pdiloco.learner.ranks import computes_in_bf16
+from p2pdiloco.learner.samples import SavedPlace
 
 pytestmark = pytest.mark.process
 
@@ -265,7 +265,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         assert status.tokens_total == 256 * status.inner_step, "the step's tokens, once"
         daemon.host.send(Save(tmp_path / "state"))
         assert (await daemon.expect(StateSaved)).ok
-        found, tensors = checkpoint._read(tmp_path / "state")
+        found, tensors = loop._read(tmp_path / "state")
         while training.inner_step < found.inner_step:
             training.step()
         for name, moment in moments(training.model, training.optimizer).items():

@@ -13,22 +13,19 @@ from learner_kit import BASES, TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import checkpoint, device, process
-from p2pdiloco.learner.channel_messages import (
-    Install,
-    LearnerOptions,
-    Learners,
-    Note,
-    Start,
-    Stop,
+from p2pdiloco.learner import loop, process, ranks
+from p2pdiloco.learner.channel import Install, LearnerOptions, Learners, Note, Start, Stop
+from p2pdiloco.learner.inner_step import PassOptions
+from p2pdiloco.learner.loop import (
+    COMPILING,
+    MAX_SKIPPED_IN_A_ROW,
+    Training,
+    TrainingDiverged,
+    evaluate,
+    heldout_batch,
 )
-from p2pdiloco.learner.device import choose_device, hints
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.loop import COMPILING, MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged
-from p2pdiloco.learner.optimizer.build import make_optimizer, moments, set_learning_rate
-from p2pdiloco.learner.optimizer.schedule import learning_rate
-from p2pdiloco.learner.parallel.ranks import count_ranks
-from p2pdiloco.learner.passes import PassOptions
+from p2pdiloco.learner.optimizer import learning_rate, make_optimizer, moments, set_learning_rate
+from p2pdiloco.learner.ranks import choose_device, count_ranks, hints
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.transformer import generate
 
@@ -54,7 +51,7 @@ def test_micro_batches_add_up_to_the_same_step():
 
 
 def test_where_bf16_is_faster_passes_are_in_it_and_nothing_else_is(monkeypatch):
-    monkeypatch.setattr(device, "computes_in_bf16", lambda kind: kind == "cpu")
+    monkeypatch.setattr(ranks, "computes_in_bf16", lambda kind: kind == "cpu")
     (half, half_losses), (_, losses) = alone(3, precision="auto"), alone(3, precision="fp32")
     assert half.bf16 and half_losses != losses
     assert half_losses == pytest.approx(losses, rel=5e-3)
@@ -198,7 +195,7 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
 @pytest.mark.parametrize(("cuda", "why"), [(None, "it is built without"), ("13.0", "its driver may be")])
 def test_who_has_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path, cuda, why):
     driver, gpu, cpu = tmp_path / "version", torch.device("cuda:0"), torch.device("cpu")
-    monkeypatch.setattr(device, "NVIDIA_DRIVER", str(driver))
+    monkeypatch.setattr(ranks, "NVIDIA_DRIVER", str(driver))
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert hints("auto", cpu) == []
     driver.touch()
@@ -260,9 +257,9 @@ def test_the_schedule_is_at_the_runs_place_never_goes_back_and_survives_a_restar
     training.step()
     assert bench.mailbox._status().learning_rate == learning_rate(MICRO.inner, 60_000 + 3 * 256, 3)
     path = tmp_path / "state"
-    checkpoint.save(path, training, bench.fragments)
+    loop.save(path, training, bench.fragments)
     other = Bench()
-    checkpoint.restore(path, [], other.training, other.fragments)
+    loop.restore(path, [], other.training, other.fragments)
     for fragment in range(4):  # what its daemon restored
         other.post(Install(fragment, 9, 1, "rebase", tokens=60_000))
     other.mailbox.boundary(other.training.step())
@@ -322,7 +319,7 @@ def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
     code = (
         "import sys, torch\n"
         "from p2pdiloco.config.presets import MICRO\n"
-        "from p2pdiloco.learner.optimizer.build import make_optimizer\n"
+        "from p2pdiloco.learner.optimizer import make_optimizer\n"
         "layer = torch.nn.Linear(3, 3); optimizer = make_optimizer(layer, MICRO.inner)\n"
         "layer(torch.ones(1, 3)).sum().backward(); optimizer.step()\n"
         "sys.exit('torch._dynamo' in sys.modules)"

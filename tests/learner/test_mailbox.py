@@ -5,9 +5,9 @@ import math
 import pytest
 from learner_kit import alone
 
-from p2pdiloco.learner.channel import ChannelBroken
-from p2pdiloco.learner.channel_messages import (
+from p2pdiloco.learner.channel import (
     BaseRef,
+    ChannelBroken,
     CopiedOut,
     CopyOut,
     Evaluate,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2pdiloco.learner.optimizer import muon
-from p2pdiloco.learner.optimizer.muon import Muon, hidden_matrices
+from p2pdiloco.learner import optimizer as muon
+from p2pdiloco.learner.optimizer import Muon, hidden_matrices
 
 
 def test_our_muon_is_torchs_bit_for_bit(monkeypatch) -> None:

@@ -12,10 +12,9 @@ from p2pdiloco.daemon.learner.learner_options import learner_options
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner import device, process
-from p2pdiloco.learner.channel_messages import BaseRef, Start
-from p2pdiloco.learner.device import computes_in_bf16, multiplies_bf16, passes_in_bf16
-from p2pdiloco.learner.parallel import sharding
+from p2pdiloco.learner import optimizer, process, ranks
+from p2pdiloco.learner.channel import BaseRef, Start
+from p2pdiloco.learner.ranks import computes_in_bf16, multiplies_bf16, passes_in_bf16
 
 
 @pytest.mark.parametrize(("major", "hip", "bf16"), [(7, None, False), (8, None, True), (7, "6.2", True)])
@@ -59,7 +58,7 @@ def test_cpus_compute_in_bf16_where_they_have_instructions_for_it(
 
 @pytest.mark.parametrize(("precision", "bf16"), [("auto", True), ("fp32", False)])
 def test_a_nodes_precision_is_its_learners(monkeypatch, tmp_path, precision, bf16) -> None:
-    monkeypatch.setattr(device, "computes_in_bf16", lambda kind: kind == "cpu")
+    monkeypatch.setattr(ranks, "computes_in_bf16", lambda kind: kind == "cpu")
     settings = NodeSettings(data_dir=tmp_path, device="cpu", threads=1, precision=precision)
     owner = Identity.generate()
     signed = sign_manifest(MICRO, bytes(32), owner, owner.peer_id)
@@ -77,10 +76,10 @@ def test_a_nodes_precision_is_its_learners(monkeypatch, tmp_path, precision, bf1
 
 
 def test_parameters_that_are_shared_out_on_cpus_compute_in_fp32(monkeypatch) -> None:
-    monkeypatch.setattr(device, "computes_in_bf16", lambda kind: True)
+    monkeypatch.setattr(ranks, "computes_in_bf16", lambda kind: True)
     for kind, expected in (("cpu", False), ("cuda", True)):
         place = torch.device(kind)
-        assert passes_in_bf16(place, sharding.precision_of_shares(place, "auto")) is expected
-        assert not passes_in_bf16(place, sharding.precision_of_shares(place, "fp32"))
+        assert passes_in_bf16(place, optimizer.precision_of_shares(place, "auto")) is expected
+        assert not passes_in_bf16(place, optimizer.precision_of_shares(place, "fp32"))
     with pytest.raises(InvariantViolation, match="fp16 is no precision"):
         passes_in_bf16(torch.device("cpu"), "fp16")

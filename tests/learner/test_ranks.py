@@ -9,8 +9,8 @@ import torch
 from deadlines import within_s
 from torch import nn
 
-from p2pdiloco.learner.optimizer.adamw import FusedAdamW
-from p2pdiloco.learner.parallel.ranks import ALONE, Distributed
+from p2pdiloco.learner.optimizer import FusedAdamW
+from p2pdiloco.learner.ranks import ALONE, Distributed
 
 PATIENCE_S = 60
 STEPS = 3

@@ -19,32 +19,32 @@ from torch import nn
 from p2pdiloco.config.manifest import CausalLMSection, table
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import checkpoint, device, process
-from p2pdiloco.learner.channel import Deframer, LearnerEnd, decode_event, frame
-from p2pdiloco.learner.channel_messages import (
+from p2pdiloco.learner import loop, process, ranks
+from p2pdiloco.learner import optimizer as muon
+from p2pdiloco.learner import optimizer as sharding
+from p2pdiloco.learner.channel import (
     Applied,
     BaseRef,
     CopiedOut,
+    Deframer,
     Evaluate,
     Evaluated,
     Install,
+    LearnerEnd,
     LearnerOptions,
     Ready,
     SpareMachine,
     Start,
     StateSaved,
     Stop,
+    decode_event,
+    frame,
 )
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner.inner_step import Passes, PassOptions
 from p2pdiloco.learner.lifeline import PassTooLarge, end_with, exit_status
-from p2pdiloco.learner.optimizer import muon
-from p2pdiloco.learner.optimizer.build import moments
-from p2pdiloco.learner.optimizer.muon import Muon
-from p2pdiloco.learner.parallel import sharding
-from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.learner.parallel.ranks import Distributed, Ranks
-from p2pdiloco.learner.parallel.sharding import blocks_of, wants_shards
-from p2pdiloco.learner.passes import Passes, PassOptions
+from p2pdiloco.learner.loop import evaluate, heldout_batch
+from p2pdiloco.learner.optimizer import HeldParameters, Muon, blocks_of, moments, wants_shards
+from p2pdiloco.learner.ranks import Distributed, Ranks
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
@@ -107,7 +107,7 @@ class Processes:
         for rank in self.ranks:
             rank.join(within_s(PATIENCE_S))
         assert {rank.exitcode for rank in self.ranks} == {0}
-        return checkpoint._read(state)
+        return loop._read(state)
 
     def have(self):
         """How many parameters are in each."""
@@ -127,7 +127,7 @@ def be(rank, count, start, channel, exchange, meeting, log, bf16):
     """A rank's process. `bf16`: whether passes and Muon's matrices are in it, or as this processor has it."""
     sys.stderr = log.open("w", buffering=1)
     if bf16 is not None:
-        muon.multiplies_bf16 = device.computes_in_bf16 = in_bf16 if bf16 else in_fp32
+        muon.multiplies_bf16 = ranks.computes_in_bf16 = in_bf16 if bf16 else in_fp32
     end_with(channel)
     if rank:
         process.follow(start, rank, count, meeting)
@@ -156,7 +156,7 @@ def test_processes_that_share_a_model_out_learn_what_one_learns(tmp_path, monkey
     assert sum(has) == TOTAL and max(has) <= 0.51 * TOTAL
     # The saved moments are one process's as well.
     restored, _ = alone(0, manifest)
-    checkpoint.restore_training(tmp_path / "state", restored, len(LAYOUTS))
+    loop.restore_training(tmp_path / "state", restored, len(LAYOUTS))
     for name, moment in moments(restored.model, restored.optimizer).items():
         assert torch.equal(moment, saved[name])
 
@@ -260,7 +260,7 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
 
 @pytest.mark.process
 def test_two_copies_in_bf16_learn_what_one_learns(tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "computes_in_bf16", in_bf16)
+    monkeypatch.setattr(ranks, "computes_in_bf16", in_bf16)
     options = msgspec.structs.replace(OPTIONS, shard="never", precision="auto")
     # Two passes of half a step, whose gradients are rounded to bf16 before they are added up: as the two do.
     half = MICRO.inner.tokens_per_step // 2

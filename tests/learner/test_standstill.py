@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from learner_kit import Bench
 
-from p2pdiloco.learner.channel_messages import Stop
+from p2pdiloco.learner.channel import Stop
+from p2pdiloco.learner.lifeline import LOOK_EVERY_S, STOPPED_S, DaemonStandstill
 from p2pdiloco.learner.loop import StepReport
-from p2pdiloco.learner.standstill import LOOK_EVERY_S, STOPPED_S, DaemonStandstill
 
 CONNECTING = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)"
 

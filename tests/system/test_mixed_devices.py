@@ -10,7 +10,7 @@ from deadlines import within_s
 from system_kit import Daemon, Swarm
 from test_swarm import FRAGMENTS, SAVE_OFTEN, assert_agree_at_last, assert_digests_agree
 
-from p2pdiloco.learner.device import accelerators
+from p2pdiloco.learner.ranks import accelerators
 
 ACCELERATORS = accelerators()
 

@@ -18,7 +18,7 @@ from system_kit import START_S, Daemon, Swarm
 from p2pdiloco.config.manifest import GroupSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.learner.reading.stream import SavedPlace
+from p2pdiloco.learner.samples import SavedPlace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

@@ -18,9 +18,8 @@ from torch.nn import functional
 from p2pdiloco.config.manifest import CausalLMSection, DataSection, table
 from p2pdiloco.config.presets import MICRO, TINY, TINY_MOE
 from p2pdiloco.errors import ConfigError, UserError
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.reading.permutation import permuted
+from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
+from p2pdiloco.learner.samples import permuted
 from p2pdiloco.tasks import hub_streams as hub
 from p2pdiloco.tasks import text, transformer
 from p2pdiloco.tasks.documents import hash64, pieces

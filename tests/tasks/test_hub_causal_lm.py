@@ -19,8 +19,7 @@ from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
 from p2pdiloco.tasks.causal_lm import built, existing
 from p2pdiloco.tasks.registry import task_of
 

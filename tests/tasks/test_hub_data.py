@@ -12,7 +12,7 @@ from token_files import DOCUMENTS
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.reading.stream import SampleStream
+from p2pdiloco.learner.samples import SampleStream
 from p2pdiloco.tasks import hub_streams as hub
 from p2pdiloco.tasks import text as packing
 from p2pdiloco.tasks.documents import hub_file, is_heldout

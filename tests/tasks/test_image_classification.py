@@ -14,8 +14,7 @@ from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import DataSection, ImageSection
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN
 from p2pdiloco.errors import ConfigError, UserError
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
 from p2pdiloco.tasks import images
 from p2pdiloco.tasks.images import load_images
 from p2pdiloco.tasks.initial import tensor_specs

@@ -18,8 +18,7 @@ from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
-from p2pdiloco.learner.program.buffers import ProgramConstants
-from p2pdiloco.learner.program.parameters import ProgramParameters
+from p2pdiloco.learner.program_model import ProgramConstants, ProgramParameters
 from p2pdiloco.session import compare, new_run
 from p2pdiloco.tasks.description import describe
 from p2pdiloco.tasks.initial import named_parameters, tensor_specs

@@ -16,7 +16,7 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.daemon.run_files.runs import open_run, sign_run
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner.loop import evaluate, heldout_batch
 from p2pdiloco.tasks.registry import BUILT_IN, load_manifest, render_toml, task_of
 from p2pdiloco.tensors.sizes import TensorSpec
 from study.lockstep import Lockstep

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
-from p2pdiloco.learner.device import accelerators
+from p2pdiloco.learner.ranks import accelerators
 from p2pdiloco.tensors.codecs import BLOCK, CHUNK, CODECS, DECODE_TILE, KEPT, codec
 from p2pdiloco.tensors.outer_update import Residual
 

@@ -19,9 +19,9 @@ from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import EQUALS, USUAL, Rule
 from p2pdiloco.core.api.events import Measured
 from p2pdiloco.core.api.types import MergeLimits
-from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy
+from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.parallel.holding import HeldParameters
+from p2pdiloco.learner.optimizer import HeldParameters
 from p2pdiloco.tensors.codecs import CODECS, UnusableInputs, bytes_of, codec
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout, plan_fragments, scatter
 from p2pdiloco.tensors.merge import Accumulator, Findings, Input, decode_partial

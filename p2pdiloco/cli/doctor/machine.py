@@ -28,7 +28,7 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 TORCH_S = 90.0
 ASK_TORCH = """
 import json, torch
-from p2pdiloco.learner.device import accelerators
+from p2pdiloco.learner.ranks import accelerators
 from p2pdiloco.tensors.outer_update import steps_as_everywhere
 found = list(accelerators())
 device = found[0] if found else "cpu"

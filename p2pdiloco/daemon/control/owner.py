@@ -25,7 +25,7 @@ from p2pdiloco.daemon.rest.keeper import WishKeeper
 from p2pdiloco.daemon.rest.reasons import Rest, RestReason, clock_text
 from p2pdiloco.daemon.rest.sources import OwnersMachine
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import math
 
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.member import Member
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.tensors.codecs import codec
 
 

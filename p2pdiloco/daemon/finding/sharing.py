@@ -16,7 +16,7 @@ from typing import Protocol
 
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.learner.channel_messages import DataShare, Status
+from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import Transport
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.display.snapshot import CourseRow
 from p2pdiloco.daemon.display.wording import count
 from p2pdiloco.errors import clean
-from p2pdiloco.learner import channel_messages as ch
-from p2pdiloco.learner.optimizer.schedule import schedule_of
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner.optimizer import schedule_of
 
 logger = logging.getLogger(__name__)
 SAMPLE_EVERY_S, SAMPLES = 10.0, 60

@@ -22,8 +22,7 @@ import msgspec
 
 from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost, LearnerSocket
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel_messages import BaseRef, Command, RestoreMode, Start, Stop
-from p2pdiloco.learner.join import HELLO
+from p2pdiloco.learner.channel import HELLO, BaseRef, Command, RestoreMode, Start, Stop
 
 ACCEPT_PAUSE_S = 1.0
 """Pause after a connection that could not be taken, such as for want of file descriptors."""

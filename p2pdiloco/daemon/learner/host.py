@@ -20,10 +20,11 @@ from msgspec import Struct, structs
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError, invariant
-from p2pdiloco.learner.channel import ChannelBroken, Deframer, decode_event, frame
-from p2pdiloco.learner.channel_messages import (
+from p2pdiloco.learner.channel import (
     BaseRef,
+    ChannelBroken,
     Command,
+    Deframer,
     Failed,
     FollowCourse,
     LearnerEvent,
@@ -32,6 +33,8 @@ from p2pdiloco.learner.channel_messages import (
     SpareMachine,
     Start,
     Stop,
+    decode_event,
+    frame,
 )
 from p2pdiloco.learner.lifeline import EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout

@@ -24,7 +24,7 @@ from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.run_files.resume import Resume
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.lifeline import SAVE_S
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.run_files.initial_file import kept_initial
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer
-from p2pdiloco.learner.channel_messages import LearnerOptions
+from p2pdiloco.learner.channel import LearnerOptions
 
 COMPILED_CODE = "compiled"
 """Folder in the data folder for what the learner's compiler made: for all runs, and for its next start."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 
 def core_status(found: ch.Status) -> ev.LearnerStatus:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 
 class Questions:

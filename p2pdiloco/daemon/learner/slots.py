@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.learner.channel_messages import InstallMode
+from p2pdiloco.learner.channel import InstallMode
 
 SEVERITY: dict[InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
 

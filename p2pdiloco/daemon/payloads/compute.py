@@ -20,7 +20,7 @@ from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.errors import invariant
-from p2pdiloco.learner.channel_messages import BaseRef
+from p2pdiloco.learner.channel import BaseRef
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 from p2pdiloco.tensors.outer_update import Encoded, Pin
 from p2pdiloco.tensors.vault import Vault

@@ -18,7 +18,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.pending import Unmerged
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel_messages import RestoreMode
+from p2pdiloco.learner.channel import RestoreMode
 from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from p2pdiloco.daemon.run_files.tokenizers import (
 )
 from p2pdiloco.errors import ConfigError, RemoteError, UserError, invariant
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner.device import out_of_memory
+from p2pdiloco.learner.ranks import out_of_memory
 from p2pdiloco.tasks.registry import load_manifest, task_of
 from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.codecs import codec

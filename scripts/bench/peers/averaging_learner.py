@@ -19,7 +19,7 @@ from collections import deque
 
 import torch
 
-from p2pdiloco.learner.device import step_back
+from p2pdiloco.learner.ranks import step_back
 
 PRODUCTION_NICENESS = 10
 WIDTH, BATCH = 256, 64

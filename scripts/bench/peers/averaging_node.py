@@ -22,7 +22,7 @@ import torch
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import node as program
 from p2pdiloco.daemon.member import Member
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.tensors.layout import Exchange
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.learner.compiling import TIMED_STEPS, UNTIMED_STEPS
-from p2pdiloco.learner.device import autocast, choose_device, configure, micro_batch_tokens, passes_in_bf16
+from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, PassOptions
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.passes import PassOptions
+from p2pdiloco.learner.ranks import autocast, choose_device, configure, micro_batch_tokens, passes_in_bf16
 from p2pdiloco.tasks.registry import task_of
 
 WINDOWS = 5

@@ -15,8 +15,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.reading.stream import SampleStream
+from p2pdiloco.learner.loop import evaluate, heldout_batch
+from p2pdiloco.learner.samples import SampleStream
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from study.computing import Computing

@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from benchkit import arguments, both_passes, finish, processor_s, spread
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.device import computes_in_bf16
-from p2pdiloco.learner.optimizer.build import make_optimizer
+from p2pdiloco.learner.optimizer import make_optimizer
+from p2pdiloco.learner.ranks import computes_in_bf16
 from p2pdiloco.tasks.registry import task_of
 
 PRESETS = ("micro", "tiny", "tiny-moe", "digits", "digits-cnn", "small")

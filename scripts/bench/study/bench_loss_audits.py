@@ -30,7 +30,7 @@ from attacks.lying_runs import CALM, Trial
 from attacks.lying_swarm import Lies, LyingSwarm, Round
 from benchkit import arguments, finish
 from p2pdiloco.core.audit_state import Accounts, ratio_of
-from p2pdiloco.learner.appraising import gains
+from p2pdiloco.learner.loop import gains
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.task import Samples, Shards
 from p2pdiloco.tensors.layout import scatter

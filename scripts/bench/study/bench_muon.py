@@ -25,9 +25,9 @@ import torch
 
 from benchkit import arguments, both_passes, finish, processor_s, spread
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.device import multiplies_bf16, passes_in_bf16
-from p2pdiloco.learner.optimizer import muon
-from p2pdiloco.learner.optimizer.build import Optimizer, make_optimizer
+from p2pdiloco.learner import optimizer as muon
+from p2pdiloco.learner.optimizer import Optimizer, make_optimizer
+from p2pdiloco.learner.ranks import multiplies_bf16, passes_in_bf16
 from p2pdiloco.tasks.registry import task_of
 
 ROWS = {"AdamW": ("adamw", True), "Muon, bf16": ("muon", True), "Muon, fp32": ("muon", False)}

@@ -32,7 +32,7 @@ from p2pdiloco.demo.event_log import Tail
 from p2pdiloco.demo.holdings import conflicts
 from p2pdiloco.demo.judge import SavedNode, read_saved
 from p2pdiloco.demo.swarm import DemoFailed, Swarm
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner.loop import evaluate, heldout_batch
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import scatter

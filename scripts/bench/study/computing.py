@@ -8,8 +8,8 @@ import torch
 from msgspec import Struct
 from torch import nn
 
+from p2pdiloco.learner.inner_step import PassOptions
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.task import Samples, Shards, Task
 
 CPU = torch.device("cpu")

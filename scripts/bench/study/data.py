@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from p2pdiloco.learner.reading.stream import SampleStream
+from p2pdiloco.learner.samples import SampleStream
 from p2pdiloco.tasks.task import Data, Task
 from study.glyphs import glyphs
 

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, InstallMode, NothingToCopy
-from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, InstallMode, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments, first_due
-from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.optimizer.build import moments, set_moments
-from p2pdiloco.learner.parallel.holding import HeldParameters
+from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
+from p2pdiloco.learner.optimizer import HeldParameters, moments, set_moments
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import Exchange, plan_fragments, scatter

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 import torch
 
-from p2pdiloco.learner.device import choose_device
+from p2pdiloco.learner.ranks import choose_device
 from p2pdiloco.tensors.codecs import codec
 from study.baselines import Work, data_parallel, oracle
 from study.computing import CPU, Computing

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.base import RHYTHM_SHARE
-from p2pdiloco.learner.channel_messages import CopiedOut, NothingToCopy
+from p2pdiloco.learner.channel import CopiedOut, NothingToCopy
 from p2pdiloco.tensors.merge import Input
 from study.baselines import Curve
 from study.computing import FP32, Computing

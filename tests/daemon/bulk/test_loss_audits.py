@@ -20,7 +20,7 @@ from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.daemon.bulk.audits import asking, auditing, loss_auditing
 from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.learner.channel_messages import Appraise, Appraised
+from p2pdiloco.learner.channel import Appraise, Appraised
 from p2pdiloco.tensors import vault
 from p2pdiloco.tensors.codecs import codec
 

@@ -24,7 +24,7 @@ from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.rest.kept_wishes import FILE
 from p2pdiloco.daemon.rest.sources import OwnersMachine
 from p2pdiloco.errors import ConfigError, UserError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.web.sources import Starting
 from p2pdiloco.web.words import Control, NodeWord
 

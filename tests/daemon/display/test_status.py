@@ -31,7 +31,7 @@ from p2pdiloco.daemon.display.snapshot import (
 from p2pdiloco.daemon.display.terminal import render
 from p2pdiloco.daemon.finding.names import Names
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 
 
 def test_status_names_members_fragments_and_totals() -> None:

@@ -16,7 +16,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.presence import CALMEST, LOOK_FAST_S, LOOK_S, Presence
 from p2pdiloco.daemon.finding.sharing import AGAIN_S, COMPLAIN_AFTER, FIRST_S, RENEW_S, SETTLED_S, Sharing
-from p2pdiloco.learner.channel_messages import DataShare
+from p2pdiloco.learner.channel import DataShare
 
 LOOKS = 12
 PATIENCE_S = 5.0

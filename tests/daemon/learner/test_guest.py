@@ -29,16 +29,16 @@ from p2pdiloco.daemon.learner import guest
 from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.channel_messages import (
+from p2pdiloco.learner.channel import (
     CopiedOut,
     FollowCourse,
+    LearnerEnd,
     LearnerOptions,
     SpareMachine,
     Start,
     StateSaved,
+    join_daemon,
 )
-from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import render_toml, task_of
 from p2pdiloco.tensors.layout import Exchange

@@ -15,7 +15,7 @@ from p2pdiloco.core.api.types import Stamp, Watermark
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.daemon.learner.learner_link import STEP_AT_MOST_S, LearnerLink
 from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.lifeline import EXIT_DATA
 
 

@@ -18,7 +18,7 @@ from p2pdiloco.daemon.links.linkplan import MAX_EVERY, control_doubts, demand_of
 from p2pdiloco.daemon.links.linkwatch import FALL, RISE, LinkWatch
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.links.uplink_file import MAX_AGE_S, load_uplink, save_uplink
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 

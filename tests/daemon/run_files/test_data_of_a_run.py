@@ -31,7 +31,7 @@ from p2pdiloco.daemon.run_files.tokenizers import (
 )
 from p2pdiloco.errors import ConfigError, TransportError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner.channel_messages import DataShare, Status
+from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.registry import load_manifest, render_toml
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport

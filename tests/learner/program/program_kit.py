@@ -6,8 +6,17 @@ import socket
 import torch
 from torch import nn
 
-from p2pdiloco.learner.channel import Deframer, decode_event, frame
-from p2pdiloco.learner.channel_messages import Applied, BaseRef, CopiedOut, Install, LearnerOptions, Start
+from p2pdiloco.learner.channel import (
+    Applied,
+    BaseRef,
+    CopiedOut,
+    Deframer,
+    Install,
+    LearnerOptions,
+    Start,
+    decode_event,
+    frame,
+)
 from p2pdiloco.session import Session, new_run
 from p2pdiloco.tasks.registry import load_manifest, task_of
 from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments

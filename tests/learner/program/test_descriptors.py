@@ -6,8 +6,7 @@ import socket
 
 import pytest
 
-from p2pdiloco.learner.channel import LearnerEnd, frame
-from p2pdiloco.learner.channel_messages import Stop
+from p2pdiloco.learner.channel import LearnerEnd, Stop, frame
 
 
 def test_a_program_with_thousands_of_descriptors_can_wait():

@@ -6,8 +6,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.program.parameters import ProgramParameters
-from p2pdiloco.learner.program.ranks import total
+from p2pdiloco.learner.program_model import ProgramParameters
+from p2pdiloco.learner.program_ranks import total
 
 VALUES = torch.tensor([0.0, 1 / 3, torch.nan])
 

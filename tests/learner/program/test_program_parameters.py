@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel_messages import BaseRef, Install
+from p2pdiloco.learner.channel import BaseRef, Install
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.program.parameters import ProgramParameters
+from p2pdiloco.learner.program_model import ProgramParameters
 from p2pdiloco.tasks.initial import tensor_specs
 from p2pdiloco.tensors.layout import Exchange, plan_fragments
 

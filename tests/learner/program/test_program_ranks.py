@@ -16,9 +16,9 @@ from torch.distributed.fsdp import fully_shard
 
 import p2pdiloco.session
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel_messages import Evaluate
-from p2pdiloco.learner.program.parameters import ProgramParameters
-from p2pdiloco.learner.program.ranks import ALONE, hold, meet, ranks_of, total
+from p2pdiloco.learner.channel import Evaluate
+from p2pdiloco.learner.program_model import ProgramParameters
+from p2pdiloco.learner.program_ranks import ALONE, hold, meet, ranks_of, total
 from p2pdiloco.session import Session, new_run
 from p2pdiloco.tasks.initial import named_parameters, unwrapped
 

@@ -5,7 +5,7 @@ import torch
 from program_kit import INNER_STEPS, PaperDaemon, begin, network, train
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel_messages import Evaluate, Evaluated, FreeSlot
+from p2pdiloco.learner.channel import Evaluate, Evaluated, FreeSlot
 
 WRONG = "0.weight was float32 when the session began, and is float64 now"
 

@@ -11,7 +11,7 @@ import pytest
 import p2pdiloco
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.program.mailbox import ProgramTraining
+from p2pdiloco.learner.program_ranks import ProgramTraining
 from p2pdiloco.session import Session, SessionNode
 
 USED = {

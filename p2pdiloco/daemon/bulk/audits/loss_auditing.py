@@ -24,7 +24,7 @@ from p2pdiloco.daemon.bulk.audits.giving import read
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.errors import StorageError
-from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.learner import channel as ch
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors import vault as appraisal
 

@@ -15,8 +15,11 @@ import contextlib
 import datetime
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -24,14 +27,18 @@ import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
-from p2pdiloco.errors import P2PDilocoError, UserError, first_line
+from p2pdiloco.config.manifest import InnerSection
+from p2pdiloco.errors import P2PDilocoError, UserError, first_line, invariant
+from p2pdiloco.learner.channel import AnyCommand, ChannelBroken, FreeSlot, Install, LearnerEnd, Start
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.parallel.holding import HeldCopies, HeldParameters, HeldShares
-from p2pdiloco.learner.parallel.ranks import ALONE, Distributed, RankLost, Ranks
-from p2pdiloco.learner.parallel.sharding import is_shared_out
-from p2pdiloco.learner.program.parameters import FEW, ProgramParameters
+from p2pdiloco.learner.loop import Evaluation, Training, TrainingCounts
+from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.optimizer import HeldCopies, HeldParameters, HeldShares, is_shared_out
+from p2pdiloco.learner.program_model import FEW, HasGroups, Keeping, ProgramParameters
+from p2pdiloco.learner.ranks import ALONE, Distributed, RankLost, Ranks
 from p2pdiloco.tasks.description import listed, persistent_buffers
 from p2pdiloco.tasks.initial import plain_parameters
+from p2pdiloco.tasks.own_tasks import NAME
 from p2pdiloco.tasks.task import Constant
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -367,3 +374,213 @@ class ProgramRanks:
         )
         self.part()
         return self._gone
+
+
+# Part of every rank but the first in a program's session: rank 0's orders are obeyed.
+
+_answer_of = msgspec.msgpack.Decoder(CallAnswer).decode
+_plan_of = msgspec.msgpack.Decoder(RunPlan).decode
+
+
+class FollowingRank:
+    """Part of every rank but the first in a session: it obeys orders in every call."""
+
+    def __init__(
+        self,
+        ranks: Distributed,
+        model: nn.Module,
+        optimizer: HasGroups | None,
+        evaluate: Callable[[], float] | None,
+    ) -> None:
+        """Take the ranks, which have met, and what this one's `Session` was given."""
+        self._ranks = ranks
+        self._model, self._optimizer, self._evaluate = model, optimizer, evaluate
+        self.parameters: ProgramParameters
+        self._held: HeldCopies | HeldShares
+        self._layouts: tuple[FragmentLayout, ...] = ()
+        self.stopped = False
+        """True: later calls do nothing."""
+        self.addresses: tuple[str, ...] = ()
+        """Addresses of the node when the session began."""
+
+    def begin(self, *_: object) -> CallAnswer:
+        """Begin as rank 0 does. Raises: UserError, RankLost."""
+        answer = self._obey()
+        self.addresses = answer.addresses
+        return answer
+
+    def step(self, tokens: int, mean: float) -> CallAnswer:
+        """Do this rank's part of a boundary. Raises: UserError, RankLost."""
+        return self._obey()
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which nothing is asked of this rank."""
+        return contextlib.nullcontext()
+
+    def look(self, stepped: bool = False) -> None:
+        """Look the parameters up as they are now. Raises: UserError."""
+        self.parameters.look()
+
+    def leave(self) -> CallAnswer:
+        """Help the first rank to leave. Raises: UserError, RankLost."""
+        return self._obey()
+
+    def part(self) -> None:
+        """Obey no more."""
+        self.stopped = True
+
+    def end(self) -> None:
+        """End, after `leave`, or without it."""
+        self.stopped = True
+
+    def _obey(self) -> CallAnswer:
+        """Obey orders until rank 0 has an answer.
+
+        Raises:
+            UserError: rank 0 has an error.
+            RankLost: it is gone.
+        """
+        failed: Exception | None = None
+        while (told := self._ranks.next_order()).kind != "fail":
+            if told.kind == "answer":
+                answer = _answer_of(self._ranks.pass_on(b"", told.number))
+                self.stopped = answer.stopped
+                return answer
+            if told.kind == "evaluate":
+                assert self._evaluate is not None
+                try:
+                    measured(self._ranks, self._evaluate)
+                except Exception as error:  # noqa: BLE001 (raised below, when rank 0 ends the call)
+                    failed = error
+            else:
+                self._help(told.kind, told.number)
+        said = _failure_of(self._ranks.pass_on(b"", told.number))
+        self.stopped = said.stopped
+        raise failed or UserError(said.sentence, said.hint)
+
+    def _help(self, kind: str, number: int) -> None:
+        match kind:
+            case "plan":
+                self._take_plan(_plan_of(self._ranks.pass_on(b"", number)))
+            case "put":
+                self._held.put(self._layouts[number])
+                self.parameters.settle()
+            case "take":
+                assert isinstance(self._held, HeldShares)
+                self._held.take(self._layouts[number])
+            case "aside":
+                self._held.set_aside()
+            case "back":
+                self.parameters.look()
+                self._held.bring_back()
+            case "wait" | "moments":  # it is alive; moments are the program's
+                pass
+            case _:
+                invariant(False, f"{kind} is no order for a program's rank")
+
+    def _take_plan(self, plan: RunPlan) -> None:
+        self._layouts = plan.layouts
+        constants = unpacked(plan.constants)
+        self.parameters = ProgramParameters(self._model, plan.names, self._optimizer, constants)
+        held = hold(self.parameters, self._ranks)
+        assert isinstance(held, HeldCopies | HeldShares)
+        self._held = held
+
+
+# Mailbox and training of a program's own loop, as a learner process has them; task, data, moments and
+# checkpoints are the program's.
+
+
+class ProgramTraining(TrainingCounts):
+    """Training of the program's own loop, as mailbox and checkpoints ask for it."""
+
+    def __init__(
+        self, section: InnerSection, model: nn.Module, groups: list[dict[str, Any]], ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__()
+        self.section, self.model, self.ranks = section, model, ranks
+        # Its moments are the program's to save: none are kept here.
+        self.optimizer = SimpleNamespace(kind=NAME, param_groups=groups, state={})
+        self.skipped_steps = 0
+        # The program's data are its own: it is told of no share.
+        self.stream = SimpleNamespace(shared=None, share=lambda share: None, save_place=lambda: None)
+
+    def take_notes(self) -> list[str]:
+        """List remarks for a person: none."""
+        return []
+
+
+class ProgramMailbox(Mailbox):
+    """Mailbox of a program's loop."""
+
+    def __init__(
+        self,
+        channel: LearnerEnd,
+        fragments: Fragments,
+        parameters: ProgramParameters,
+        training: ProgramTraining,
+        start: Start,
+        keeping: Keeping,
+        measure: Callable[[], float] | None,
+    ) -> None:
+        """`keeping` hears of every install; `measure` gives the model's loss on held-out data."""
+        super().__init__(
+            channel,
+            cast(Training, training),
+            fragments,
+            (),
+            lambda: training.model,
+            start.options.status_interval_s,
+        )
+        self.follow(start.course)
+        self.spare(start.spare)
+        self._parameters, self._keeping, self._measure = parameters, keeping, measure
+        self.moved = False
+        """True: installs have moved parameters since `begin_step`."""
+        self._told_not_finite = False
+
+    @property
+    def let_go(self) -> bool:
+        """True: the run has ended, and all that the program made is merged."""
+        return self._rests == "ended" and self._fragments.all_merged
+
+    def begin_step(self) -> None:
+        """Begin a boundary, at which nothing has moved parameters yet."""
+        self.moved = False
+
+    def _obey(self, command: AnyCommand) -> None:
+        if isinstance(command, FreeSlot) and command.not_finite and not self._told_not_finite:
+            self._told_not_finite = True
+            name = self._fragments.not_finite(command.fragment) or "a parameter"
+            words = f"{name} has values that are not finite (NaN or infinity): what is made there is kept out"
+            print(f"p2pdiloco: {words} of the run until they are", file=sys.stderr, flush=True)
+        if not isinstance(command, Install):
+            super()._obey(command)
+            return
+        before = self._keeping.sample(command.fragment)
+        super()._obey(command)
+        self._parameters.settle()
+        self._keeping.moved(command.fragment, before)
+        self.moved = True
+
+    def _evaluate(self) -> Evaluation | None:
+        """Measure the global parameters in the program's model, which has its own again afterwards."""
+        if self._measure is None:
+            return None
+        ranks = self._training.ranks
+        return Evaluation(global_loss(ranks, self._fragments, self._parameters, self._measure), 0, {})
+
+    def part(self) -> None:
+        """Talk to other ranks no more: this one's parameters are those that count. It must have them all."""
+        self._training.ranks = ALONE
+        self._fragments.hold(self._parameters)
+
+    def attend(self, timeout_s: float) -> None:
+        """Wait so long for commands, and obey them; other ranks hear that this one lives."""
+        super().attend(timeout_s)
+        self._training.ranks.order("wait")
+
+    def _save(self, path: Path, last: bool = False) -> None:
+        """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""
+        with contextlib.suppress(ChannelBroken):
+            super()._save(path, last)

@@ -1,6 +1,6 @@
 """Program of a further process of a learner, started by `siblings`.
 
-`python -m p2pdiloco.learner.parallel.rank FD RANK COUNT FOLDER`. As in `learner.__main__`, torch is imported
+`python -m p2pdiloco.learner.rank FD RANK COUNT FOLDER`. As in `learner.__main__`, torch is imported
 while the watcher runs, which ends the process with rank 0.
 """
 

@@ -1,1 +1,0 @@
-"""The inner optimizer and its learning rate."""

@@ -1,1 +1,0 @@
-"""A learner of several processes on one machine."""

@@ -1,1 +1,0 @@
-"""Learner of a program with a training loop of its own (`p2pdiloco.Session`)."""

@@ -1,1 +1,0 @@
-"""Samples that a learner takes, and its place in them."""
