@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta, Struct, field
 
-from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files, storage_error
+from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, storage_error
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Wire, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, earned, mark_of

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from p2pdiloco.adapters.disk.result_file import Arrays, checksum, save_tensors
+from p2pdiloco.adapters.result_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest, table
 from p2pdiloco.config.presets import LENGTHS, for_other_model, for_run, with_schedule, without_end
 from p2pdiloco.config.values import expanded

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest, canonical_bytes
 from p2pdiloco.daemon.finding.peers_file import load_own_addresses
 from p2pdiloco.daemon.run_files.listing import is_beginning, saved_runs

@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from p2pdiloco.adapters.net.endpoint import MAX_RECORD_BYTES, Endpoint
-from p2pdiloco.adapters.net.flow import Limits
-from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
+from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint
+from p2pdiloco.adapters.flow import Limits
+from p2pdiloco.adapters.framing import ByteReader, ByteWriter
 from p2pdiloco.errors import PeerUnreachable, UserError, invariant
 from p2pdiloco.ports import Link, TransportHandlers
 from p2pdiloco_lab.memory_pipe import AtOnce, Delays, Pipe, PipeWriter

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any, Protocol
 
-from p2pdiloco.adapters.net.flow import CHUNK_BYTES
+from p2pdiloco.adapters.flow import CHUNK_BYTES
 
 PIPE_BYTES = 2 * CHUNK_BYTES
 

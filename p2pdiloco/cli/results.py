@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import msgspec
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.outputs import try_file, try_folder
+from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
 from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.result_source import read_result, source_options

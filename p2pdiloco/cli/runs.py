@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from p2pdiloco.adapters.disk.outputs import try_file
+from p2pdiloco.adapters.data_dir import try_file
 from p2pdiloco.cli.examples import example
 from p2pdiloco.cli.given.data import check_countable, count_tokens, with_data
 from p2pdiloco.cli.given.wish import TrainingWish, with_wish
@@ -34,7 +34,7 @@ from p2pdiloco.errors import StorageError, UserError, install_hint
 from p2pdiloco.tasks.registry import load_manifest, manifest_from_table, render_toml, task_of
 
 if TYPE_CHECKING:
-    from p2pdiloco.adapters.disk.result_file import Arrays
+    from p2pdiloco.adapters.result_file import Arrays
 
 MODES = {
     "open": "whoever knows the run",

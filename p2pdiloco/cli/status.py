@@ -13,8 +13,8 @@ from pathlib import Path
 from msgspec import structs
 from rich.console import Console
 
-from p2pdiloco.adapters.disk.data_dir import is_in_use
-from p2pdiloco.adapters.net.meeting import DIALLED_BEFORE, why_unreached
+from p2pdiloco.adapters.data_dir import is_in_use
+from p2pdiloco.adapters.hivemind_net import DIALLED_BEFORE, why_unreached
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.interrupt import orderly
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.identity import Identity

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from msgspec import structs
 
-from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
-from p2pdiloco.adapters.disk.run_store import run_folder, signed_files
-from p2pdiloco.adapters.lan import check_lan
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.multiaddrs import check_lan
+from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.adapters.run_store import run_folder, signed_files
 from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.config.values import parse_web
 from p2pdiloco.daemon.finding.dial_back import DialBack

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from p2pdiloco.adapters.net.places import PutOff
+from p2pdiloco.adapters.streams import PutOff
 from p2pdiloco.util import BoundedDict
 
 MAX_PEERS = 4096

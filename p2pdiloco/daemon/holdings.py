@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-from p2pdiloco.adapters.disk.events_log import EventsLog
-from p2pdiloco.adapters.disk.kept_files import KeptFiles
-from p2pdiloco.adapters.disk.run_store import RunStore
-from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.adapters.data_dir import EventsLog, Spool
+from p2pdiloco.adapters.run_store import KeptFiles, RunStore
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import parse_size
 from p2pdiloco.core.api.config import Timing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from p2pdiloco.adapters.disk.files import storage_error
+from p2pdiloco.adapters.data_dir import storage_error
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")

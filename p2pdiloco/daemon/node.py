@@ -11,8 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from p2pdiloco.adapters.disk.outputs import try_folder
-from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.adapters.data_dir import try_folder
+from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded, parse_web

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import uvloop
 from msgspec import structs
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.dns import peers_behind
-from p2pdiloco.adapters.net.flow import Limits
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.adapters.flow import Limits
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.config.values import has_home, is_loopback, those_known
 from p2pdiloco.daemon import service

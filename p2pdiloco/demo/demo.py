@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from p2pdiloco.adapters.disk.outputs import try_file
+from p2pdiloco.adapters.data_dir import try_file
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run, with_schedule, without_end
 from p2pdiloco.config.settings import DemoSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.adapters.disk.events_log import ROTATED_SUFFIX
+from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX
 
 NO_FRAGMENT = -1
 HEAD_KINDS = ("publish", "apply", "catchup")

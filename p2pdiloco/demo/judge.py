@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.run_store import RunStore, signed_files
+from p2pdiloco.adapters.run_store import RunStore, signed_files
 from p2pdiloco.config.manifest import Manifest, load_signed, run_id
 from p2pdiloco.config.presets import with_schedule
 from p2pdiloco.daemon.run_files.runs import fresh_vault

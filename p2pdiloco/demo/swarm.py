@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
 from p2pdiloco.demo.guard import Guard

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.daemon.display.series import sane
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
 from p2pdiloco.daemon.display.timeline import Timeline, load_timeline, save_timeline

@@ -13,7 +13,7 @@ import re
 import secrets
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.files import Files, storage_error
+from p2pdiloco.adapters.data_dir import Files, storage_error
 
 NAME = "web.token"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")

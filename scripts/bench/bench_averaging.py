@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from benchkit import arguments, finish, spread, table
-from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings

@@ -23,8 +23,8 @@ from pathlib import Path
 import uvloop
 
 from benchkit import arguments, finish, spread, table
-from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.framing import ByteReader, ByteWriter
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 

@@ -15,8 +15,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk import containers
-from p2pdiloco.adapters.net import dht_records, framing, streams
+from p2pdiloco.adapters import endpoint, framing, run_store, streams
 from p2pdiloco.config.manifest import (
     canonical_bytes,
     decode_signed,
@@ -204,8 +203,8 @@ def update(data: bytes) -> None:
     head = data[:split] if split >= 0 else data
     for content in (data, head + hashlib.sha256(head).digest() + data[len(head) :]):
         try:
-            containers.decode_update(content)
-        except containers.CorruptFile:
+            run_store.decode_update(content)
+        except run_store.CorruptFile:
             continue
 
 
@@ -215,7 +214,7 @@ def record(data: bytes) -> None:
         return
     (expires,) = struct.unpack(">d", data[:8])
     cut = 9 + data[8]
-    dht_records.acceptable(_Trusting(), b"k" * 20, data[9:cut], data[cut:], expires, 1_700_000_000.0)
+    endpoint.acceptable(_Trusting(), b"k" * 20, data[9:cut], data[cut:], expires, 1_700_000_000.0)
 
 
 class _Trusting:
@@ -336,7 +335,7 @@ def _frame_seeds() -> list[bytes]:
 def targets() -> dict[str, Target]:
     """Make the table."""
     report = StatusReport(run_name="n", run_id=RUN, answered_by=PEER, state="training")
-    saved = containers.encode_checkpoint(VERSION, (), bytes(8), bytes(8))
+    saved = run_store.encode_checkpoint(VERSION, (), bytes(8), bytes(8))
     value = msgspec.msgpack.encode(wire.encode(wire.Presence(WIRE_VERSION, 1, "n", ())))
     peer = msgspec.msgpack.encode(PEER)
     entry = struct.pack(">d", 1_700_000_040.0) + bytes([len(peer)]) + peer + value + bytes(64)
@@ -349,7 +348,7 @@ def targets() -> dict[str, Target]:
         "signed": Target(signed_manifest, (RemoteError,), [_signed()]),
         "notice": Target(decode_notice, (RemoteError,), [_notice()]),
         "invite": Target(invite, (), [_invite()]),
-        "update": Target(update, (), [_joined(containers.encode_update(VERSION, bytes(64)))]),
-        "checkpoint": Target(containers.decode_checkpoint, (containers.CorruptFile,), [_joined(saved)]),
+        "update": Target(update, (), [_joined(run_store.encode_update(VERSION, bytes(64)))]),
+        "checkpoint": Target(run_store.decode_checkpoint, (run_store.CorruptFile,), [_joined(saved)]),
         "record": Target(record, (), [entry]),
     }

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.adapters import lan
-from p2pdiloco.adapters.lan import Announcer, Nearby, look_nearby, nearby_of
+from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.multiaddrs import Announcer, Nearby, look_nearby, nearby_of
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 
@@ -20,7 +20,7 @@ HERE = f"/ip4/127.0.0.1/tcp/4711/p2p/{PEER}"
 RUNS = ["ab" * 32, "cd" * 32]
 PROGRAM = f"""
 import asyncio, sys, uvloop
-from p2pdiloco.adapters.lan import Announcer
+from p2pdiloco.adapters.multiaddrs import Announcer
 
 async def main():
     announcer = Announcer({PEER!r}, [{HERE!r}])
@@ -100,7 +100,7 @@ def test_addresses_of_this_network_are_announced() -> None:
         ([HERE], ("127.0.0.1",), 4711),
         ([public], (), 0),
     ):
-        assert lan._hosts_of(addresses) == (hosts, port)
+        assert multiaddrs._hosts_of(addresses) == (hosts, port)
 
 
 async def test_who_has_no_address_here_is_not_announced() -> None:
@@ -111,20 +111,20 @@ async def test_who_has_no_address_here_is_not_announced() -> None:
 
 
 def test_a_crowd_is_cut_and_nobody_speaks_for_another() -> None:
-    heard = lan._Heard()
-    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(lan.MAX_FOUND + 9)]
-    said = {f"{peer}.{lan.SERVICE}": peer for peer in peers} | {f"another.{lan.SERVICE}": PEER}
+    heard = multiaddrs._Heard()
+    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(multiaddrs.MAX_FOUND + 9)]
+    said = {f"{peer}.{multiaddrs.SERVICE}": peer for peer in peers} | {f"another.{multiaddrs.SERVICE}": PEER}
 
     def info(_kind: str, name: str, _ms: int) -> SimpleNamespace:
         return announced(properties={b"id": said[name].encode()})
 
     network: Any = SimpleNamespace(get_service_info=info)
-    heard.add_service(network, lan.SERVICE, f"another.{lan.SERVICE}")
+    heard.add_service(network, multiaddrs.SERVICE, f"another.{multiaddrs.SERVICE}")
     assert not heard.found and not heard.any.is_set()
     for name in said:
-        heard.add_service(network, lan.SERVICE, name)
-    heard.update_service(network, lan.SERVICE, f"{peers[-1]}.{lan.SERVICE}")
-    assert list(heard.found) == peers[: lan.MAX_FOUND] and heard.any.is_set()
+        heard.add_service(network, multiaddrs.SERVICE, name)
+    heard.update_service(network, multiaddrs.SERVICE, f"{peers[-1]}.{multiaddrs.SERVICE}")
+    assert list(heard.found) == peers[: multiaddrs.MAX_FOUND] and heard.any.is_set()
 
 
 def test_without_the_library_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

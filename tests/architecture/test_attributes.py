@@ -35,7 +35,7 @@ FOREIGN = {
     "_generate_tables": "datasets",
 }
 """Attributes of other people's objects, which have no words for it."""
-SETATTR = {"p2pdiloco.adapters.net.hivemind_bare"}
+SETATTR = {"p2pdiloco.adapters.hivemind_bare"}
 
 
 def _sealed(node: ast.ClassDef) -> bool:

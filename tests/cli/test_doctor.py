@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.cli.doctor import examining, machine, names, peers, probe, run_checks
 from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good
 from p2pdiloco.cli.doctor.looking import all_of, looked

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.adapters.disk.events_log import EventsLog
+from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.logto import charts, reading
 from p2pdiloco.cli.logto.carrying import PlaceFile, carry

@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 import torch
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import AdmissionSection, Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO

@@ -12,8 +12,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.net.meeting import MAX_REASON, why_unreached
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.hivemind_net import MAX_REASON, why_unreached
 from p2pdiloco.cli import result_live, status
 from p2pdiloco.cli.status import NoNodes, Search, Unreachable
 from p2pdiloco.config.settings import BootstrapSettings, StatusSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2pdiloco.adapters.net.hivemind_dht import MAX_SUBKEYS
+from p2pdiloco.adapters.hivemind_binding import MAX_SUBKEYS
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import (
     ALONE,

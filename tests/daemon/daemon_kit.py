@@ -16,8 +16,8 @@ import torch
 from deadlines import Deadline
 from scripted_learner import MOVE, ScriptedLearner
 
-from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.result_file import checksum, save_tensors
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings

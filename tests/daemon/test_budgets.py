@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from daemon_kit import Neighbourhood, Rogue, until
 
-from p2pdiloco.adapters.net import allowance
-from p2pdiloco.adapters.net.places import PutOff
+from p2pdiloco.adapters import streams
+from p2pdiloco.adapters.streams import PutOff
 from p2pdiloco.daemon import budgets, wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, MAX_PEERS, Budget, BulkBudgets, Enough
 from p2pdiloco.daemon.run_files.giving import Giving
@@ -102,8 +102,8 @@ async def test_a_stranger_is_given_so_much_and_members_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "SMALL_BYTES", 1)
-    monkeypatch.setattr(allowance, "PEER_AT_ONCE", 1 << 20)  # it is bytes that are counted here
-    monkeypatch.setattr(allowance, "OTHERS_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(streams, "PEER_AT_ONCE", 1 << 20)  # it is bytes that are counted here
+    monkeypatch.setattr(streams, "OTHERS_AT_ONCE", 1 << 20)
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)
         await around.round(one)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.daemon.finding.peers_file import load_peers, peers_file
 from p2pdiloco.daemon.learner.host import _open_log
 from p2pdiloco.daemon.links.uplink_file import load_uplink

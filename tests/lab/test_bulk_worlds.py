@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from p2pdiloco.adapters.net.flow import LEAST_CHUNK_BYTES
+from p2pdiloco.adapters.flow import LEAST_CHUNK_BYTES
 from p2pdiloco.daemon.bulk.states import donating, pieces
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.bulk.updates import fanout, fetching, gathering

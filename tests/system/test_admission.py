@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from system_kit import Swarm
 
-from p2pdiloco.adapters.net.refusals import RefusedByPeer
+from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.core.api.messages import Announce, Message, OfficeQuery, Progress, VoteRequest

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from system_kit import LOOPBACK, Swarm
 
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.manifest import run_id, save_signed, sign_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.identity import Identity

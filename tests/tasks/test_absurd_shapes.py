@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2pdiloco.adapters.disk.result_file import checksum_of, load_metadata, load_tensors
+from p2pdiloco.adapters.result_file import checksum_of, load_metadata, load_tensors
 from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.manifest import Manifest, canonical_bytes, sign_manifest, table
 from p2pdiloco.config.presets import for_run

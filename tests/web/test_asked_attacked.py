@@ -12,7 +12,7 @@ import pytest
 from deadlines import within_s
 from test_making import NOW_S, report
 
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.daemon.display.series import LossPoint
 from p2pdiloco.daemon.display.snapshot import encode_status
 from p2pdiloco.daemon.display.timeline import load_timeline

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from page_looks import Looks
 from page_scene import scene, with_public
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.cli.status import Unreachable
 from p2pdiloco.cli.watching import board as boards
 from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.adapters.data_dir import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from p2pdiloco.adapters.disk.outputs import try_folder
+from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run, without_end
 from p2pdiloco.demo.command import Interrupted, demo_folder, stop_signals, write

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.credits.view import moment
 from p2pdiloco.cli.membership.naming import find_peer

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Seque
 from functools import partial
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.data_dir import is_in_use
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.data_dir import is_in_use
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.cli.doctor import machine, names, peers, run_checks
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.doctor.looking import looked

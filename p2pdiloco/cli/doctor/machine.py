@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from p2pdiloco.adapters.disk.data_dir import DataDir, DataDirInUse
+from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.config.values import size_text
 from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes

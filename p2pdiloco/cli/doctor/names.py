@@ -7,8 +7,8 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
+from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.dns import peers_behind
-from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.config.values import DNSADDR, peer_in
 from p2pdiloco.daemon.display.wording import counted

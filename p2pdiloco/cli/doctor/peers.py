@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
-from p2pdiloco.adapters.net import multiaddrs
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.meeting import why_unreached
-from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
+from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.config.settings import ANY_ADDRESS

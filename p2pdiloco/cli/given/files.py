@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.adapters.disk.result_file import Arrays, load_tensors, tensor_types
+from p2pdiloco.adapters.result_file import Arrays, load_tensors, tensor_types
 from p2pdiloco.cli.given.kinds import refuse_other_kinds
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_models import NOT_PARAMETERS

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import msgspec
 
-from p2pdiloco.adapters.disk.result_file import (
+from p2pdiloco.adapters.result_file import (
     KEY,
     Arrays,
     checksum,

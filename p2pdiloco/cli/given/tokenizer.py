@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.cli.given.besides import object_in, with_besides
 from p2pdiloco.cli.given.files import CONFIG, SINGLE
 from p2pdiloco.cli.given.kinds import refuse_pointer

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.errors import StorageError, UserError
 
 UNIT = "p2pdiloco-node.service"

@@ -9,8 +9,8 @@ from typing import Any
 import click
 import msgspec
 
-from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.adapters.lan import look_nearby
+from p2pdiloco.adapters.multiaddrs import look_nearby
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli.guided.autostart import can_start_by_itself
 from p2pdiloco.cli.guided.looking import look_at, takes
 from p2pdiloco.cli.guided.questions import Answers, Question, ask_all, one_of, yes_or_no

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.adapters.disk.data_dir import DataDir, is_in_use
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import DataDir, Files, is_in_use
 from p2pdiloco.config.manifest import as_toml
 from p2pdiloco.config.settings import load_settings_table
 from p2pdiloco.daemon.admission.invite import INVITE

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from p2pdiloco.adapters.disk.files import Files, storage_error
+from p2pdiloco.adapters.data_dir import Files, storage_error
 from p2pdiloco.cli.logto.charts import Charts, Target, Where, new_id, open_charts, written
 from p2pdiloco.cli.logto.points import LogTally, Points
 from p2pdiloco.cli.logto.reading import EventReader, LogPlace

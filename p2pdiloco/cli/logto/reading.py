@@ -11,8 +11,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.events_log import ROTATED_SUFFIX
-from p2pdiloco.adapters.disk.files import storage_error
+from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX, storage_error
 
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 18

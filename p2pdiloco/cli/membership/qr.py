@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.outputs import try_file
+from p2pdiloco.adapters.data_dir import try_file
 from p2pdiloco.errors import StorageError, UserError
 
 FORMS = (".svg", ".png")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.publishing import publish
 from p2pdiloco.cli.visitor import visit, visitor

@@ -122,7 +122,7 @@ def _folder(data_dir: Path | None) -> Path:
 
 
 def _runs(folder: Path) -> bool:
-    from p2pdiloco.adapters.disk.data_dir import is_in_use
+    from p2pdiloco.adapters.data_dir import is_in_use
 
     return folder.is_dir() and is_in_use(folder)
 

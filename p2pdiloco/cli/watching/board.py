@@ -12,8 +12,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.outputs import try_folder
+from p2pdiloco.adapters.data_dir import Files, try_folder
 from p2pdiloco.cli.status import NoNodes, Search, Unreachable, local_addresses, visiting
 from p2pdiloco.cli.visitor import visit
 from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport

@@ -14,8 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import PeerId, Signature, Wire
 from p2pdiloco.daemon.admission.gate import Change, Gate

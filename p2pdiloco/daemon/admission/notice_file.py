@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.daemon.admission.papers import Notice, decode_notice, encode_notice, is_true_notice
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon.admission.link import RunLink, Way, read_word, way_of

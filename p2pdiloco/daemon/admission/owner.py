@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.daemon.admission.invite import Invite, encode_invite
 from p2pdiloco.daemon.admission.known_run import addresses_of, known_addresses, usual_folders
 from p2pdiloco.daemon.admission.link import RunLink, encode_link, is_word, read_word

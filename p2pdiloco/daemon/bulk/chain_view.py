@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.types import Head, Reach
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.adapters.net.refusals import RefusedByPeer
+from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.daemon.payloads.memory import OutOfBudget
 from p2pdiloco.daemon.wire import PullRefused

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
-from p2pdiloco.adapters.disk.spool import Scratch, Spool
+from p2pdiloco.adapters.data_dir import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from p2pdiloco.adapters.net.endpoint import report_bug
+from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.control.owner import NodeControls
 from p2pdiloco.daemon.control.server import ControlServer

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.adapters.net.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
+from p2pdiloco.adapters.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.daemon.control.controls import ControlState
 from p2pdiloco.errors import encoded
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.events_log import FieldValue
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import FieldValue, Files
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.daemon.display.series import (
     Curve,

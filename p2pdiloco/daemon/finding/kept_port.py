@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdiloco.adapters.net import multiaddrs
+from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.config.settings import ANY_ADDRESS
 from p2pdiloco.errors import UserError
 from p2pdiloco.util import clear_folder_at, read_note

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from p2pdiloco.adapters.lan import DIGITS, Announcer, Nearby, check_lan, look_nearby
+from p2pdiloco.adapters.multiaddrs import DIGITS, Announcer, Nearby, check_lan, look_nearby
 from p2pdiloco.config.settings import RUN_ID, NodeSettings
 from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon import wire

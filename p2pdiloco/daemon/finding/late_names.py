@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from p2pdiloco.adapters.dns import peers_behind
-from p2pdiloco.adapters.net.endpoint import report_bug
+from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.errors import TransportError, UserError

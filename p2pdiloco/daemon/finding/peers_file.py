@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.values import check_join_address, check_peer_address, peer_in
 from p2pdiloco.errors import ConfigError, StorageError
 from p2pdiloco.util import read_note

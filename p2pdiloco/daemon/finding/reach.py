@@ -37,7 +37,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from p2pdiloco.adapters.net import multiaddrs
+from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.dial_back import DIAL_S, MAX_IPS

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from p2pdiloco.adapters.net import multiaddrs
+from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.errors import UserError
 from p2pdiloco.ports import Transport
 

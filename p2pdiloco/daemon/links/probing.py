@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from p2pdiloco.adapters.net.refusals import RefusedByPeer
+from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.effects import UpdateRecord, VoteRecord
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.versions import SignedVersion

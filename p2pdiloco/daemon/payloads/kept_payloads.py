@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from p2pdiloco.adapters.disk.kept_files import KeptFiles
+from p2pdiloco.adapters.run_store import KeptFiles
 from p2pdiloco.core.api.effects import Combine, Spill
 from p2pdiloco.core.api.events import Combined, CombineFailed, Event
 from p2pdiloco.daemon.payloads.compute import Compute

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.settings import DEFAULTS, FIELDS, OwnLimits, changed, changed_names, flag_of, value_text
 from p2pdiloco.util import read_note
 

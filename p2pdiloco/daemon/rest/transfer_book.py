@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.daemon.apart import begun
 from p2pdiloco.errors import StorageError
 from p2pdiloco.util import read_note

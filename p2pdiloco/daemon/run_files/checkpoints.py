@@ -6,7 +6,7 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.wire import StateHeader

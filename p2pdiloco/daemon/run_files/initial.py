@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.result_file import Arrays, checksum, save_tensors
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.result_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.result_file import MAX_HEADER_BYTES, Arrays, checksum, checksum_of, load_tensors
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.result_file import MAX_HEADER_BYTES, Arrays, checksum, checksum_of, load_tensors
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire

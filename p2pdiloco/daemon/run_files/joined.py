@@ -10,7 +10,7 @@ import logging
 import re
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.finding.peers_file import load_joined_through
 from p2pdiloco.daemon.run_files.listing import choose_run, saved_runs

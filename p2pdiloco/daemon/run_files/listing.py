@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from p2pdiloco.adapters.disk.run_store import signed_files
+from p2pdiloco.adapters.run_store import signed_files
 from p2pdiloco.config.manifest import (
     Manifest,
     SignedManifest,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.files import Files, storage_error
-from p2pdiloco.adapters.disk.run_store import run_folder, signed_file
+from p2pdiloco.adapters.data_dir import Files, storage_error
+from p2pdiloco.adapters.run_store import run_folder, signed_file
 from p2pdiloco.config.manifest import Manifest, run_id, save_signed
 from p2pdiloco.config.values import parse_toml, read_settings
 from p2pdiloco.core.api.reasons import PullRefusal

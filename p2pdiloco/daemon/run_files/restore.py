@@ -9,8 +9,7 @@ import logging
 
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.containers import SavedFragment
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore, SavedFragment
 from p2pdiloco.core import chain
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.types import Watermark

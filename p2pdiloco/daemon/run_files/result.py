@@ -15,9 +15,9 @@ import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
-from p2pdiloco.adapters.disk.data_dir import DataDir, DataDirInUse
-from p2pdiloco.adapters.disk.result_file import Label, ResultFile, load_result_file, save_result_file
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse
+from p2pdiloco.adapters.result_file import Label, ResultFile, load_result_file, save_result_file
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.config.manifest import Dtype, Manifest, SignedManifest, manifest_from_canonical, run_id, verify
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.versions import SignedVersion

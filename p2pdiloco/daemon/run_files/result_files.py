@@ -12,7 +12,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.files import Files, storage_error
+from p2pdiloco.adapters.data_dir import Files, storage_error
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.daemon.payloads.compute import Compute

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.pending import Unmerged
 from p2pdiloco.errors import UserError

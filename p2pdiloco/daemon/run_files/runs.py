@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder, signed_file
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder, signed_file
 from p2pdiloco.config.manifest import (
     Manifest,
     SignedManifest,

@@ -21,8 +21,8 @@ from typing import cast
 
 from msgspec import Struct, field
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder, signed_files
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder, signed_files
 from p2pdiloco.config.manifest import BYTES, Manifest, canonical_bytes, load_signed, run_id
 from p2pdiloco.config.values import parse_toml, read_settings
 from p2pdiloco.daemon.display import outlet

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.manifest import BYTES, Manifest
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire

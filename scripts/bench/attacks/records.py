@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import time
 
-import p2pdiloco.adapters.net.hivemind_bare  # noqa: F401  # isort: skip (before hivemind)
+import p2pdiloco.adapters.hivemind_bare  # noqa: F401  # isort: skip (before hivemind)
 from hivemind.dht.routing import DHTID
 from hivemind.proto import dht_pb2
 
 from attacks.stranger import LIFETIME_S, Attack, Work
-from p2pdiloco.adapters.net import dht_records
-from p2pdiloco.adapters.net.hivemind_binding import peer_id_of
+from p2pdiloco.adapters import endpoint
+from p2pdiloco.adapters.hivemind_binding import peer_id_of
 from p2pdiloco.config.manifest import SignedManifest, encode_signed
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
@@ -45,13 +45,13 @@ class Ghosts(Attack):
         records = self._stranger.transport._records
         assert records is not None
         protocol = records._node.protocol
-        expires = time.time() + dht_records.MAX_LIFETIME_S
+        expires = time.time() + endpoint.MAX_LIFETIME_S
         dumps, subkeys, values = protocol.serializer.dumps, [], []
         for ghost in ghosts:
             record = wire.Presence(WIRE_VERSION, 1, "ghost", ("/ip4/127.0.0.1/tcp/9/p2p/" + ghost.peer_id,))
             subkey, value = dumps(ghost.peer_id), dumps(wire.encode(record))
             subkeys.append(subkey)
-            values.append(dht_records.signed_value(ghost, self._key.to_bytes(), subkey, value, expires))
+            values.append(endpoint.signed_value(ghost, self._key.to_bytes(), subkey, value, expires))
         request = dht_pb2.StoreRequest(
             keys=[self._key.to_bytes()] * len(ghosts),
             subkeys=subkeys,

@@ -12,8 +12,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.core.api.messages import Message, Progress, VoteGranted, VoteRefused, decode
 from p2pdiloco.core.api.reasons import PullRefusal, Verdict
 from p2pdiloco.core.api.types import Head, Reach

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from attacks.stranger import Attack, Stranger, Work
-from p2pdiloco.adapters.net.framing import MAX_HEADER_BYTES, OTHERS_HEADER_BYTES, PUSH, U32
+from p2pdiloco.adapters.framing import MAX_HEADER_BYTES, OTHERS_HEADER_BYTES, PUSH, U32
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import TransportError
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from attacks.excluding import excluded_after, honest_excluded
 from attacks.outcome import Seen
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import decode_status

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.demo.guard import Guard
 from p2pdiloco.tasks.registry import render_toml

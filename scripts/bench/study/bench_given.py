@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from benchkit import arguments, finish
-from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
+from p2pdiloco.adapters.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import InnerSection, Manifest
 from p2pdiloco.config.presets import expected_members, for_other_model, for_run

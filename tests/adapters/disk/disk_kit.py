@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.types import WHOLE_RUN, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader

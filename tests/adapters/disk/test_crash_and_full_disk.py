@@ -21,8 +21,8 @@ from disk_kit import (
     votes,
 )
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.errors import StorageError
 
@@ -114,8 +114,8 @@ from pathlib import Path
 from typing import BinaryIO
 import numpy as np
 from disk_kit import RUN, loaded_number, save, version
-from p2pdiloco.adapters.disk.run_store import RunStore
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.run_store import RunStore
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.errors import StorageError
 store = RunStore(Path(sys.argv[1]), RUN)
 save(store, 1)

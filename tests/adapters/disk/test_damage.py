@@ -12,7 +12,7 @@ from disk_kit import RUN, QuickDisk, chain, checkpoint_path, loaded_number, payl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.effects import VoteRecord
 
 VOTES = [VoteRecord(0, 1, "ann"), VoteRecord(1, 1, "bob"), VoteRecord(0, 2, "cy"), VoteRecord(0, 4, "ann")]

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.disk.events_log import EventsLog
+from p2pdiloco.adapters.data_dir import DataDir, EventsLog
 from p2pdiloco.errors import StorageError
 
 HOLD = """
 import subprocess, sys
 from pathlib import Path
-from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.data_dir import DataDir
 DataDir(Path(sys.argv[1])).lock()
 print("locked,", end=" ", flush=True)
 child = "print('child is up', flush=True); import sys; sys.stdin.read()"
@@ -26,7 +25,7 @@ subprocess.run([sys.executable, "-c", child], close_fds=False)
 OPEN_AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.errors import StorageError
 if os.geteuid() == 0:
     os.seteuid(65534)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.adapters.disk.events_log import EventsLog
+from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.errors import StorageError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.adapters.disk.outputs import try_file, try_folder
+from p2pdiloco.adapters.data_dir import try_file, try_folder
 from p2pdiloco.config.settings import DemoSettings, NodeSettings
 from p2pdiloco.daemon.learner.guest import try_socket
 from p2pdiloco.daemon.node import try_paths

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import pytest
 from disk_kit import RUN, QuickDisk, chain, payload_of, save
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.payloads.durable import SYNC_EVERY_S
 from p2pdiloco.errors import StorageError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.types import Vote, VoteBody
 

@@ -8,8 +8,7 @@ import pytest
 from disk_kit import RUN, chain, checkpoint_path, loaded_number, payload_of, save, vectors, version, votes
 from safetensors.numpy import load_file
 
-from p2pdiloco.adapters.disk.run_store import RunStore
-from p2pdiloco.adapters.disk.votes_log import COMPACT_ABOVE_BYTES, KEPT_GROUPS
+from p2pdiloco.adapters.run_store import COMPACT_ABOVE_BYTES, KEPT_GROUPS, RunStore
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.errors import InvariantViolation
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from net_helpers import Recorder
 
-from p2pdiloco.adapters.net.endpoint import Endpoint
+from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
@@ -33,7 +33,7 @@ class Swarm:
         if self.kind == "memory":
             transport: Endpoint = self.hub.transport(identity.peer_id, initial)
         else:
-            from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+            from p2pdiloco.adapters.hivemind_net import HivemindTransport
 
             transport = HivemindTransport(
                 identity, identity_path, identity_path.parent, LOOPBACK, initial_peers=initial

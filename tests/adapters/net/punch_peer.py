@@ -17,9 +17,9 @@ from pathlib import Path
 
 from taking_peer import Answering
 
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.multiaddrs import relayed
-from p2pdiloco.adapters.net.p2pd import P2PDOptions
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.multiaddrs import relayed
+from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.errors import TransportError
 from p2pdiloco.identity import Identity
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from taking_peer import Answering
 
-from p2pdiloco.adapters.net.flow import Limits
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.flow import Limits
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.errors import TransportError
 from p2pdiloco.identity import Identity
 

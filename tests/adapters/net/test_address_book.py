@@ -4,15 +4,15 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from p2pdiloco.adapters.net import address_book
-from p2pdiloco.adapters.net.address_book import AddressBook
-from p2pdiloco.adapters.net.meeting import Meeting
+from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.hivemind_net import Meeting
+from p2pdiloco.adapters.multiaddrs import AddressBook
 from p2pdiloco.errors import NobodyReached
 from p2pdiloco.identity import Identity
 
 
 def test_the_book_keeps_whom_we_met_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_book, "MAX_PEERS", 3)
+    monkeypatch.setattr(multiaddrs, "MAX_PEERS", 3)
     book = AddressBook()
     book.met("met", ["m"])
     book.heard_of("heard", ["h"])

@@ -13,8 +13,9 @@ from conftest import Swarm
 from deadlines import within_s
 from net_helpers import until
 
-from p2pdiloco.adapters.net import allowance, dht_records, hivemind_dht
-from p2pdiloco.adapters.net.allowance import (
+from p2pdiloco.adapters import endpoint, hivemind_binding, streams
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.streams import (
     LATE_S,
     MOST_LATE,
     MOST_REFUSED,
@@ -23,11 +24,10 @@ from p2pdiloco.adapters.net.allowance import (
     OTHERS_PER_S,
     PEER_AT_ONCE,
     PEER_PER_S,
+    Busy,
     Excess,
     RequestAllowance,
 )
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.places import Busy
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time
@@ -169,8 +169,8 @@ async def failures(asks: list[Coroutine[Any, Any, Any]]) -> Counter[str]:
 def hardly_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four requests a peer, then one a minute, of which none waits; refusals come late by a little."""
     for name, value in {"PEER_AT_ONCE": 4, "PEER_PER_S": 1 / 60, "MOST_WAIT_S": 1.0, "LATE_S": 0.05}.items():
-        monkeypatch.setattr(allowance, name, value)
-    monkeypatch.setattr(allowance, "MOST_REFUSED", 12)
+        monkeypatch.setattr(streams, name, value)
+    monkeypatch.setattr(streams, "MOST_REFUSED", 12)
 
 
 @pytest.mark.parametrize("kind", ["messages", "pulls"])
@@ -224,7 +224,7 @@ async def test_calls_of_the_dht_are_requests_too_and_cancelled_ones_are_forgotte
     assert a.refusals[Excess.OF_ONE_PEER.value] >= 12 and Excess.DISCONNECTED.value in a.refusals
     control = a._attachment._control  # type: ignore[attr-defined]
     await until(lambda: not control._handler_tasks)
-    monkeypatch.setattr(allowance, "LATE_S", 600.0)
+    monkeypatch.setattr(streams, "LATE_S", 600.0)
     given_up = asyncio.create_task(b._records.ping(a.peer_id))
     await until(lambda: control._handler_tasks)
     given_up.cancel()
@@ -236,7 +236,7 @@ async def test_a_call_that_is_cancelled_before_its_answer_begins_is_forgotten_to
     """Both messages wait to be read when p2pd, or this process, was busy for a moment."""
     from hivemind.proto import p2pd_pb2
 
-    from p2pdiloco.adapters.net.hivemind_binding import _Control
+    from p2pdiloco.adapters.hivemind_binding import _Control
 
     control, reader = _Control(None, None, _initialized_with_create=True), asyncio.StreamReader()
     asked = p2pd_pb2.CallUnaryRequest(peer=b"peer", proto="x", data=b"")
@@ -266,10 +266,10 @@ def test_a_records_signature_is_verified_once_and_another_records_anew() -> None
 
     author = Identity.generate()
     crypto: Any = Counting(author)
-    validator = hivemind_dht._Validator(crypto)
+    validator = hivemind_binding._Validator(crypto)
     dumps = MSGPackSerializer.dumps
     subkey, value, expires = dumps(author.peer_id), dumps(b"value"), time.time() + 60
-    signed = dht_records.signed_value(author, b"k" * 20, subkey, value, expires)
+    signed = endpoint.signed_value(author, b"k" * 20, subkey, value, expires)
     record = DHTRecord(b"k" * 20, subkey, signed, expires)
     assert all(validator.validate(record) for _ in range(5)) and crypto.verified == 1
     for changed in (

@@ -11,9 +11,9 @@ from conftest import Swarm
 from deadlines import within_s
 from net_helpers import Sink, until
 
-from p2pdiloco.adapters.net import framing
-from p2pdiloco.adapters.net.framing import OTHERS_HEADER_BYTES, checksum
-from p2pdiloco.adapters.net.places import MAX_STREAMS_IN, OF_OTHERS, SHARES, StreamRefusal
+from p2pdiloco.adapters import framing
+from p2pdiloco.adapters.framing import OTHERS_HEADER_BYTES, checksum
+from p2pdiloco.adapters.streams import MAX_STREAMS_IN, OF_OTHERS, SHARES, StreamRefusal
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from net_helpers import Recorder
 
-from p2pdiloco.adapters.net import dial_back, multiaddrs
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.meeting import OURS_ONLY
+from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.hivemind_net import OURS_ONLY, HivemindTransport
 from p2pdiloco.errors import NobodyReached
 from p2pdiloco.identity import Identity
 
@@ -26,14 +25,14 @@ async def test_only_the_very_peer_counts_as_reached(tmp_path: Path) -> None:
     await transport.start(Recorder())
     try:
         ip, port = multiaddrs.tcp_of(transport.addresses()[0]) or ("", 0)
-        assert await dial_back.answers(transport.peer_id, ip, port, 20.0)
-        assert not await dial_back.answers(Identity.generate().peer_id, ip, port, 20.0)
+        assert await multiaddrs.answers(transport.peer_id, ip, port, 20.0)
+        assert not await multiaddrs.answers(Identity.generate().peer_id, ip, port, 20.0)
         copy = HivemindTransport(Identity.load_or_create(key), key, tmp_path / "copy", LOOPBACK)
         assert await copy.answers_at(copy.peer_id, ip, port, 20.0), "a copy sees the original, and may end"
-        assert await dial_back.answers(transport.peer_id, "localhost", port, 20.0), "by a name, too"
+        assert await multiaddrs.answers(transport.peer_id, "localhost", port, 20.0), "by a name, too"
     finally:
         await transport.close()
-    assert not await dial_back.answers(transport.peer_id, ip, port, 20.0)
+    assert not await multiaddrs.answers(transport.peer_id, ip, port, 20.0)
 
 
 @pytest.mark.net
@@ -53,7 +52,7 @@ async def test_strangers_and_the_silent_are_not_reached() -> None:
     peer = Identity.generate().peer_id
 
     async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(dial_back.MULTISTREAM + dial_back.NOISE + b"\x00\x70" + bytes(112))
+        writer.write(multiaddrs.MULTISTREAM + multiaddrs.NOISE + b"\x00\x70" + bytes(112))
         await writer.drain()
         writer.close()
 
@@ -65,7 +64,7 @@ async def test_strangers_and_the_silent_are_not_reached() -> None:
         server = await asyncio.start_server(handler, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            assert not await dial_back.answers(peer, "127.0.0.1", port, 0.3)
+            assert not await multiaddrs.answers(peer, "127.0.0.1", port, 0.3)
 
 
 @pytest.mark.net
@@ -81,7 +80,7 @@ async def test_a_host_name_that_nobody_knows_is_named(tmp_path: Path) -> None:
 def test_binary_addresses_of_relays_are_read() -> None:
     relay = Identity.generate().peer_id
     text = f"/ip4/203.0.113.7/tcp/4001/p2p/{relay}/p2p-circuit"
-    from p2pdiloco.adapters.net.hivemind_binding import address_bytes
+    from p2pdiloco.adapters.hivemind_binding import address_bytes
 
     assert multiaddrs.join(multiaddrs.from_bytes(address_bytes(text))) == text
     assert multiaddrs.relayed(text)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from p2pdiloco.adapters.net.direct_stream import FIRST_BYTES, SPARE_BYTES, DirectStream
+from p2pdiloco.adapters.framing import FIRST_BYTES, SPARE_BYTES, DirectStream
 from p2pdiloco.errors import TransportError
 
 FAR_S = 1e9

@@ -8,7 +8,7 @@ import heapq
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.adapters.net.flow import CHUNK_BYTES, LEAST_BYTES, TARGET_S, Allowance, Flow, Limits, Sending
+from p2pdiloco.adapters.flow import CHUNK_BYTES, LEAST_BYTES, TARGET_S, Allowance, Flow, Limits, Sending
 
 
 class Link:

@@ -10,9 +10,9 @@ from conftest import Swarm
 from deadlines import within_s
 from net_helpers import Sink, until
 
-from p2pdiloco.adapters.net import endpoint, framing, kept_streams, places
-from p2pdiloco.adapters.net.endpoint import Endpoint
-from p2pdiloco.adapters.net.kept_streams import MOST, MOST_IN_PER_PEER, MOST_PER_PEER, end_stream
+from p2pdiloco.adapters import endpoint, framing, streams
+from p2pdiloco.adapters.endpoint import Endpoint
+from p2pdiloco.adapters.streams import MOST, MOST_IN_PER_PEER, MOST_PER_PEER, end_stream
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer, Refusal
 
@@ -98,7 +98,7 @@ async def test_a_kept_stream_that_died_costs_a_new_one_and_no_transfer(swarm: Sw
     await push(a, b)
     for task in list(b._serving):  # known: the end has come here before the next transfer
         task.cancel()
-    await until(lambda: not any(kept_streams.whole(stream[0]) for _, stream, _ in a._kept._idle.values()))
+    await until(lambda: not any(streams.whole(stream[0]) for _, stream, _ in a._kept._idle.values()))
     await push(a, b)
     assert opened.count == 2 and not a._kept_in
     sinks = len(at_b.sinks)
@@ -148,19 +148,19 @@ async def test_idle_streams_end_and_their_number_is_bounded(
         assert await asyncio.wait_for(greedy[0][0].read(1), within_s(5.0)) == b"", (
             "the one idle for longest has ended"
         )
-        monkeypatch.setattr(places, "MAX_STREAMS_IN", 1)
+        monkeypatch.setattr(streams, "MAX_STREAMS_IN", 1)
         await push(a, b)  # idle streams take nobody's place
     finally:
         for _, writer in greedy:
             writer.close()
     await until(lambda: len(b._kept_in) == 1 == len(a._kept))
-    monkeypatch.setattr(kept_streams, "KEEP_S", 0.05)
-    monkeypatch.setattr(places, "MAX_STREAMS_IN", 64)
+    monkeypatch.setattr(streams, "KEEP_S", 0.05)
+    monkeypatch.setattr(streams, "MAX_STREAMS_IN", 64)
     a._kept.clear()
     await push(a, b)
     await until(lambda: len(b._kept_in) == 0 == len(a._kept))
     monkeypatch.setattr(endpoint, "SERVER_KEEPS_S", 0.05)
-    monkeypatch.setattr(kept_streams, "KEEP_S", 15.0)
+    monkeypatch.setattr(streams, "KEEP_S", 15.0)
     await push(a, b)
     await until(lambda: len(b._kept_in) == 0)
     await push(a, b)
@@ -176,7 +176,7 @@ class Closed:
 
 
 async def test_the_stream_idle_for_longest_gives_way() -> None:
-    kept = kept_streams.KeptStreams()
+    kept = streams.KeptStreams()
     writers = [Closed() for _ in range(MOST + 1)]
     for number, writer in enumerate(writers):
         kept.put(f"peer {number}", (object(), writer))  # type: ignore[arg-type]

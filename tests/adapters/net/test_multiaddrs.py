@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdiloco.adapters.net import multiaddrs
+from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.errors import UserError
 
 PEER = "12D3KooWLmKkAJsqwL54Lg3nCKQxe3s4mdSukVJaDRbvC4BbTdYN"

@@ -20,9 +20,9 @@ import uvloop
 from deadlines import within_s
 from net_helpers import Recorder, until
 
-from p2pdiloco.adapters.net import hivemind_dht, hivemind_net
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.net.p2pd import MAX_SOCKET_PATH_BYTES, P2PDaemon, P2PDOptions, socket_folder
+from p2pdiloco.adapters import hivemind_binding, hivemind_net
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import MAX_SOCKET_PATH_BYTES, P2PDaemon, P2PDOptions, socket_folder
 from p2pdiloco.errors import PeerUnreachable, UserError
 from p2pdiloco.identity import Identity
 
@@ -177,7 +177,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path[:0] = {tests!r}
 from net_helpers import Recorder
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.identity import Identity
 folder = Path({folder!r})
 key = folder / "identity.key"
@@ -314,7 +314,7 @@ async def test_forged_records_are_refused(make: Make) -> None:
     assert records is not None
     node, later = records._node, time.time() + 600
 
-    class Unsigned(hivemind_dht._Validator):
+    class Unsigned(hivemind_binding._Validator):
         """A hostile peer: signs with its own key, whatever the subkey, and takes everything itself."""
 
         def validate(self, record: object) -> bool:

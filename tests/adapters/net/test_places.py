@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from net_helpers import until
 
-from p2pdiloco.adapters.net.places import OF_MEMBERS, OF_OTHERS, SHARES, Busy, Places, StreamRefusal
+from p2pdiloco.adapters.streams import OF_MEMBERS, OF_OTHERS, SHARES, Busy, Places, StreamRefusal
 
 
 class Door:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from net_helpers import Recorder
 
-from p2pdiloco.adapters.net import framing, streams
-from p2pdiloco.adapters.net.flow import OVERHEAD, Allowance, Limits
-from p2pdiloco.adapters.net.refusals import MAX_REASON_BYTES, encode_refusal, refused_by_peer
+from p2pdiloco.adapters import framing, streams
+from p2pdiloco.adapters.flow import OVERHEAD, Allowance, Limits
+from p2pdiloco.adapters.framing import MAX_REASON_BYTES, encode_refusal, refused_by_peer
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError
 from p2pdiloco.ports import Refusal
 from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
+from p2pdiloco.adapters.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.daemon.run_files.result import result_of

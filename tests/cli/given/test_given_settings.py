@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2pdiloco.adapters.disk.result_file import save_tensors
+from p2pdiloco.adapters.result_file import save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import AVERAGE, GENTLE, MICRO, TINY, USUAL, Rule, expected_merges, rule_of

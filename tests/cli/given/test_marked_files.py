@@ -10,7 +10,7 @@ import pytest
 from known_flaws import known_flaw
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from p2pdiloco.adapters.disk.result_file import save_tensors
+from p2pdiloco.adapters.result_file import save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.tasks.causal_lm import CausalLM

@@ -8,7 +8,7 @@ import sys
 import tomllib
 import types
 
-from p2pdiloco.adapters.lan import Nearby
+from p2pdiloco.adapters.multiaddrs import Nearby
 from p2pdiloco.cli.guided import guide
 from p2pdiloco.cli.main import main
 from p2pdiloco.config.manifest import run_id, sign_manifest

@@ -15,8 +15,8 @@ from at_terminal import NEARBY, OWNER, look_at, run_called
 from click.testing import CliRunner
 from terminal_kit import Terminal
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.guided import guide, questions
 from p2pdiloco.cli.guided.autostart import UNIT, shipped_unit, start_by_itself, user_unit

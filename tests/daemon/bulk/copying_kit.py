@@ -10,7 +10,7 @@ import torch
 from chain_kit import PaperChain
 from daemon_kit import version
 
-from p2pdiloco.adapters.net.endpoint import Endpoint
+from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.daemon import wire

@@ -13,7 +13,7 @@ from chain_kit import PaperChain
 from daemon_kit import version
 from deadlines import within_s
 
-from p2pdiloco.adapters.net.endpoint import Endpoint
+from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire

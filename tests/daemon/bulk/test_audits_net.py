@@ -8,7 +8,7 @@ import pytest
 from audit_kit import AuditNode, AuditTown
 from daemon_kit import signed_run, until
 
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.identity import Identity
 

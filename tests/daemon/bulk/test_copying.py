@@ -14,7 +14,7 @@ from copying_kit import LAYOUTS, NUMEL, SIZE, Peer
 from daemon_kit import Neighbourhood, until
 from deadlines import within_s
 
-from p2pdiloco.adapters.net.flow import Allowance, Limits
+from p2pdiloco.adapters.flow import Allowance, Limits
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire

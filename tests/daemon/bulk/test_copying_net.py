@@ -10,8 +10,8 @@ from copying_kit import SIZE, Peer
 from daemon_kit import until
 from deadlines import within_s
 
-from p2pdiloco.adapters.net.flow import Allowance, Limits
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.flow import Allowance, Limits
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon.bulk.states import pieces
 from p2pdiloco.identity import Identity

@@ -15,8 +15,8 @@ from chain_kit import uplink
 from daemon_kit import PATIENCE_S, version
 from deadlines import within_s
 
-from p2pdiloco.adapters.net.flow import CHUNK_BYTES
-from p2pdiloco.adapters.net.framing import MIN_BYTES_PER_S
+from p2pdiloco.adapters.flow import CHUNK_BYTES
+from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.states import donating

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from p2pdiloco.adapters.net.refusals import encode_refusal, refused_by_peer
+from p2pdiloco.adapters.framing import encode_refusal, refused_by_peer
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Unheard, Verdict, VersionFault
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.failing import failure_of

@@ -9,7 +9,7 @@ import pytest
 from deadlines import within_s
 from fanout_kit import PAYLOAD, Peer
 
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.identity import Identity
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

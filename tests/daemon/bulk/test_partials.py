@@ -16,7 +16,7 @@ import torch
 from chain_kit import PaperChain
 from daemon_kit import signed_run, until
 
-from p2pdiloco.adapters.net import framing
+from p2pdiloco.adapters import framing
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.adapters.disk.events_log import EventsLog
+from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.cli import group, results
 from p2pdiloco.cli.status_view import status_json
 from p2pdiloco.daemon import wire

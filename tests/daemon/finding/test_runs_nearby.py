@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.adapters.lan import Nearby
+from p2pdiloco.adapters.multiaddrs import Nearby
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.finding import lan
 from p2pdiloco.errors import UserError

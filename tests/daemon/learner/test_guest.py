@@ -21,8 +21,8 @@ from deadlines import within_s
 from learner_kit import BASES, LAYOUTS, filled_exchange
 
 from p2pdiloco import Session
-from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.daemon.learner import guest

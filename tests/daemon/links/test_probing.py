@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.adapters.net.refusals import refused_by_peer
+from p2pdiloco.adapters.framing import refused_by_peer
 from p2pdiloco.cli.measure import listed_manifest
 from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.daemon import wire

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 
-from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.adapters.disk.kept_files import KeptFiles
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import KeptFiles
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.effects import Combine, Spill
 from p2pdiloco.core.api.events import Combined, CombineFailed, Event

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daemon_kit import signed_run
 
-from p2pdiloco.adapters.disk.run_store import signed_file
+from p2pdiloco.adapters.run_store import signed_file
 from p2pdiloco.config.manifest import save_signed
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.finding.peers_file import keep_joined_through

@@ -12,8 +12,8 @@ import pytest
 from daemon_kit import served_runs, until, write_given
 from msgspec import structs
 
-from p2pdiloco.adapters.disk.run_store import run_folder
-from p2pdiloco.adapters.net.endpoint import Endpoint
+from p2pdiloco.adapters.endpoint import Endpoint
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.daemon import node, wire

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from daemon_kit import signed_run
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion

@@ -13,7 +13,7 @@ import torch
 from daemon_kit import signed_run, until, write_given
 from deadlines import within_s
 
-from p2pdiloco.adapters.disk.result_file import checksum
+from p2pdiloco.adapters.result_file import checksum
 from p2pdiloco.config.manifest import encode_signed, run_id, sign_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.core.api.reasons import PullRefusal

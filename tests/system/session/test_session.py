@@ -18,7 +18,7 @@ from deadlines import Deadline
 from system_kit import TAG, Swarm
 
 import p2pdiloco
-from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.demo.event_log import Line, of_kind, read_log
 from p2pdiloco.errors import UserError
 

@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.adapters.data_dir import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome

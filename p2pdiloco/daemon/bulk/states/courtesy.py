@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from p2pdiloco.adapters.net.framing import MIN_BYTES_PER_S
+from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
 
 SHARE = 0.5
 """Share of the uplink, as far as it is known, for all states together."""

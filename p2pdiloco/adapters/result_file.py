@@ -21,7 +21,7 @@ import safetensors
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.manifest import Dtype, SignedManifest, decode_signed, encode_signed
 from p2pdiloco.errors import RemoteError, StorageError, first_line
 from p2pdiloco.ports import Buffer

@@ -14,20 +14,30 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from p2pdiloco.adapters.net import framing, streams
-from p2pdiloco.adapters.net.allowance import Excess, RequestAllowance
-from p2pdiloco.adapters.net.flow import Flow, Limits
-from p2pdiloco.adapters.net.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
-from p2pdiloco.adapters.net.places import MAX_STREAMS_IN, Busy, Places, PutOff, StreamRefusal
-from p2pdiloco.adapters.net.refusals import (
-    MAX_REASON_BYTES,
-    RefusedByPeer,
-    encode_refusal,
-    refused_by_peer,
+import msgspec
+
+from p2pdiloco.adapters import framing, streams
+from p2pdiloco.adapters.flow import Flow, Limits
+from p2pdiloco.adapters.framing import MAX_REASON_BYTES, RefusedByPeer, encode_refusal, refused_by_peer
+from p2pdiloco.adapters.streams import (
+    MAX_STREAMS_IN,
+    SERVER_KEEPS_S,
+    Busy,
+    Excess,
+    KeptIncoming,
+    KeptStreams,
+    Places,
+    PutOff,
+    RequestAllowance,
+    Stream,
+    StreamRefusal,
+    end_stream,
 )
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES
 from p2pdiloco.core.api.reasons import Unheard
+from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
+from p2pdiloco.identity import SIGNATURE_BYTES
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
 from p2pdiloco.util import BoundedDict
 
@@ -331,3 +341,54 @@ def report_bug(where: str, error: BaseException) -> None:
     that the daemon can end the process."""
     context = {"message": f"bug in the {where}: {error!r}", "exception": error, "bug": True}
     asyncio.get_running_loop().call_exception_handler(context)
+
+
+# Signed records of the DHT: what is signed, and what makes a record acceptable.
+#
+# A record lives under (key, subkey); the subkey is its owner's peer id, so every peer has exactly one record
+# under a key and nobody can touch another's. On the wire a value is the msgpack encoding of bytes, followed
+# by the owner's 64-byte Ed25519 signature over domain, key, subkey, value and expiration.
+
+MAX_VALUE_BYTES = 32 * 1024
+MAX_LIFETIME_S = 300.0
+"""Time for which a record is kept at most: it says where somebody is, who can say so again."""
+MAX_CLOCK_SKEW_S = 10.0
+_DOMAIN = "p2pdiloco/1/record"
+_encoder = msgspec.msgpack.Encoder()
+_bytes = msgspec.msgpack.Decoder(bytes)
+_text = msgspec.msgpack.Decoder(str)
+
+
+def signed_value(crypto: Crypto, key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
+    """Append our signature to the value. key: 20-byte DHT id; subkey, value: msgpack; expires: Unix time,
+    s."""
+    return value + crypto.sign(signed_message(key, subkey, value, expires))
+
+
+def acceptable(crypto: Crypto, key: bytes, subkey: bytes, signed: bytes, expires: float, now: float) -> bool:
+    """Tell whether a record from a peer is well-formed, bounded, and signed by the peer that its subkey
+    names.
+
+    Expired records pass (the DHT drops them by itself, and a dictionary is judged as a whole).
+    """
+    if not (SIGNATURE_BYTES < len(signed) <= MAX_VALUE_BYTES + SIGNATURE_BYTES + 8) or len(subkey) > 96:
+        return False
+    if not expires <= now + MAX_LIFETIME_S + MAX_CLOCK_SKEW_S:  # so written that NaN fails
+        return False
+    value, signature = signed[:-SIGNATURE_BYTES], signed[-SIGNATURE_BYTES:]
+    try:
+        owner = _text.decode(subkey)
+        _bytes.decode(value)  # an undecodable value would fail every reader's whole look-up
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return crypto.verify(owner, signed_message(key, subkey, value, expires), signature)
+
+
+def stripped(signed: bytes) -> bytes:
+    """Cut the signature off."""
+    return signed[:-SIGNATURE_BYTES]
+
+
+def signed_message(key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
+    """Encode what a record's owner signs."""
+    return _encoder.encode([_DOMAIN, key, subkey, value, float(expires)])

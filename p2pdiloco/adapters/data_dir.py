@@ -1,0 +1,642 @@
+"""A node's data folder and the lock that gives it to one running node.
+
+<data_dir>/identity.key                      the node's Ed25519 key
+           lock                              flock held while a node runs here
+           events.jsonl                      adapters.disk.events_log
+           joined.txt                        daemon.run_files.joined
+           runs/<first 16 of run id>/        adapters.disk.run_store, learner.safetensors
+
+Listed in docs/reference/disk.md, section 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import stat
+import tempfile
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import msgspec
+from msgspec import Meta
+
+from p2pdiloco.core.api.evidence import MAX_PROOFS, Evidence
+from p2pdiloco.errors import StorageError, invariant, json_line
+from p2pdiloco.ports import Buffer
+from p2pdiloco.util import clear_folder_at, read_note
+
+logger = logging.getLogger(__name__)
+
+
+class DataDirInUse(StorageError):
+    """Error of a data folder that another running node or bootstrap has."""
+
+
+class DataDir:
+    """A usable data folder: it exists, is a folder, and can be read and written."""
+
+    def __init__(self, path: Path, *, create: bool = True, parents: bool = False) -> None:
+        """
+        Args:
+            create: make the folder if it is missing (its parent must exist), and private if it is ours.
+            parents: make missing parents too; for default locations. A folder that a person typed
+                should have a parent, else it is more likely a typo or a disk that is not mounted.
+
+        Raises:
+            StorageError: missing, not a folder, or not readable and writable.
+        """
+        self.path = path
+        self._lock: int | None = None
+        try:
+            if create:
+                path.mkdir(mode=0o700, parents=parents, exist_ok=True)
+            list(path.iterdir())
+        except FileNotFoundError as error:
+            missing = path.parent if create else path
+            if missing.is_dir():  # /proc and the like
+                hint = "choose another one with --data-dir"
+                raise StorageError(
+                    f"the data folder {path} cannot be made: {missing} takes no folders", hint
+                ) from error
+            hint = "check for a typo or a disk that is not mounted, or create the folder"
+            raise StorageError(f"the data folder {path} does not exist: no {missing}", hint) from error
+        except (NotADirectoryError, FileExistsError) as error:
+            hint = "give a folder with --data-dir"
+            raise StorageError(f"the data folder {path} is a file, not a folder", hint) from error
+        except OSError as error:
+            raise storage_error(error, "open", path) from error
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            hint = "check owner and permissions of the folder, or choose another one with --data-dir"
+            raise StorageError(f"cannot write into the data folder {path}: permission denied", hint)
+        if create:
+            self._make_private()
+
+    def _make_private(self) -> None:
+        """Keep others out of a folder that was there before; say so where that is not ours to do."""
+        try:
+            found = self.path.stat()
+            mode = stat.S_IMODE(found.st_mode)
+            if not mode & 0o077:
+                return
+            # A sticky bit is on folders that are everybody's, such as /tmp.
+            if found.st_uid == os.geteuid() and not mode & stat.S_ISVTX:
+                self.path.chmod(0o700)
+                logger.info("the data folder %s had mode %04o, and is its owner's only now", self.path, mode)
+                return
+        except OSError as error:
+            raise storage_error(error, "make private", self.path) from error
+        logger.warning(
+            "the data folder %s has mode %04o: others may see what is in it, and it is not ours to change",
+            self.path,
+            mode,
+        )
+
+    def lock(self) -> None:
+        """Take the folder for this process, until `unlock` or the process ends, however it ends.
+
+        The descriptor is closed in programs that we start (close-on-exec), so that a child that outlives
+        us does not keep the lock; processes made by a bare fork do keep it.
+
+        Raises:
+            DataDirInUse: another running node or bootstrap has it (names its process).
+            StorageError: it cannot be opened.
+        """
+        invariant(self._lock is None, "the data folder is locked twice")
+        path = self.path / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise storage_error(error, "open", path) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        except BlockingIOError as error:
+            owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            who = f" (process {owner})" if owner else ""
+            hint = "stop that one first, or give this one its own folder with --data-dir"
+            message = f"the data folder {self.path} is in use by another running node or bootstrap{who}"
+            raise DataDirInUse(message, hint) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise storage_error(error, "lock", path) from error
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Give the folder back; without effect if it is not locked."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> DataDir:
+        self.lock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unlock()
+
+
+def is_in_use(path: Path) -> bool:
+    """Tell whether a running node or bootstrap has this folder. Raises: StorageError (it cannot be read)."""
+    folder = DataDir(path, create=False)
+    try:
+        folder.lock()
+    except DataDirInUse:
+        return True
+    folder.unlock()
+    return False
+
+
+# File operations that persistence is built from, and what goes wrong with them.
+#
+# `Files` is the seam for fault injection: tests override one primitive (`write`, `sync`, `replace`, ...) to
+# raise ENOSPC or to "crash" there. All failures of the operating system leave as `StorageError`.
+
+TEMP_SUFFIX = ".tmp"
+NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether the disk, the quota or the file size limit is exhausted."""
+    return error.errno in _FULL
+
+
+def storage_error(error: OSError, action: str, path: Path) -> StorageError:
+    """Put an operating-system error into one clear sentence. `action`: "save", "read", "open", ..."""
+    if is_full(error):
+        hint = "free some space there; what was saved before is intact"
+        return StorageError(f"cannot {action} {path}: the disk is full", hint)
+    if error.errno in _FORBIDDEN:
+        hint = "check owner and permissions of the folder, or choose another one with --data-dir"
+        return StorageError(f"cannot {action} {path}: permission denied", hint)
+    return StorageError(f"cannot {action} {path}: {error.strerror or error}")
+
+
+class Files:
+    """Durable writes. Primitives raise `OSError`, the composite operations `StorageError`."""
+
+    # --- primitives (overridden by tests) ----------------------------------------------------------
+
+    def write(self, file: BinaryIO, data: Buffer) -> None:
+        """Write all of `data` to an unbuffered file."""
+        view = memoryview(data).cast("B")
+        while view.nbytes:
+            view = view[file.write(view) :]
+
+    def sync(self, file: BinaryIO) -> None:
+        """Force a file's content to the disk."""
+        os.fsync(file.fileno())
+
+    def sync_folder(self, folder: Path) -> None:
+        """Force a folder's entries (creations, renames) to the disk."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename a file atomically over whatever is there."""
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file; absent is fine."""
+        path.unlink(missing_ok=True)
+
+    # --- operations --------------------------------------------------------------------------------
+
+    def save(self, path: Path, chunks: Iterable[Buffer], *, durable: bool, private: bool = False) -> None:
+        """Make `path` hold exactly `chunks`: the old content or the new one is there, never a mixture.
+
+        `durable`: it survives a power cut once this returns. Otherwise it survives the process only.
+        `private`: whatever the umask, nobody but this user can read it.
+
+        Raises:
+            StorageError: the temporary file is gone again; `path` holds its old content (or the new one,
+                complete, if only its durability could not be had).
+        """
+        temporary = path.with_name(path.name + TEMP_SUFFIX)
+        try:
+            mode = 0o600 if private else 0o666
+            # A link that somebody laid there would let us write over a file elsewhere.
+            with open(
+                temporary, "wb", 0, opener=lambda name, flags: os.open(name, flags | NO_LINK, mode)
+            ) as file:
+                if private:  # a left-over file keeps the mode that it had
+                    os.fchmod(file.fileno(), mode)
+                for chunk in chunks:
+                    self.write(file, chunk)
+                if durable:
+                    self.sync(file)
+            self.replace(temporary, path)
+            if durable:
+                self.sync_folder(path.parent)
+        except OSError as error:
+            # The first error is the one to report; a left-over temporary file goes at the next open.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise storage_error(error, "save", path) from error
+
+    def make_durable(self, path: Path) -> None:
+        """Force the content of a file that was saved before to the disk; its name follows with its folder's.
+
+        Raises: StorageError: perhaps nothing of it is there, whatever a later try says.
+        """
+        try:
+            with path.open("rb", buffering=0) as file:
+                self.sync(file)
+        except OSError as error:
+            raise storage_error(error, "save", path) from error
+
+    def make_names_durable(self, folder: Path) -> None:
+        """Force a folder's entries to the disk. Raises: StorageError."""
+        try:
+            self.sync_folder(folder)
+        except OSError as error:
+            raise storage_error(error, "save", folder) from error
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Append durably to an existing file.
+
+        Raises:
+            StorageError: what the file ends in is not known.
+        """
+        try:
+            with path.open("ab", buffering=0) as file:
+                self.write(file, data)
+                self.sync(file)
+        except OSError as error:
+            raise storage_error(error, "save", path) from error
+
+    def read(self, path: Path) -> bytes:
+        """Read the whole file. Raises: StorageError."""
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise storage_error(error, "read", path) from error
+
+    def delete(self, path: Path) -> None:
+        """Delete a file; absent is fine. Raises: StorageError."""
+        try:
+            self.remove(path)
+        except OSError as error:
+            raise storage_error(error, "delete", path) from error
+
+    def move(self, source: Path, target: Path) -> None:
+        """Rename a file atomically. Raises: StorageError."""
+        try:
+            self.replace(source, target)
+        except OSError as error:
+            raise storage_error(error, "rename", source) from error
+
+    def make_folder(self, folder: Path, private: bool = True) -> None:
+        """Create a folder and its parents durably; present is fine. `private`: for this user only.
+
+        Raises: StorageError.
+        """
+        if folder.is_dir():
+            return
+        self.make_folder(folder.parent, private)
+        try:
+            folder.mkdir(mode=0o700 if private else 0o755, exist_ok=True)
+            self.sync_folder(folder.parent)
+        except OSError as error:
+            raise storage_error(error, "create", folder) from error
+
+    def list_folder(self, folder: Path) -> list[Path]:
+        """List the folder's entries, sorted by name. Raises: StorageError."""
+        try:
+            return sorted(folder.iterdir())
+        except OSError as error:
+            raise storage_error(error, "list", folder) from error
+
+
+# Scratch on the disk for payloads that arrive and find no place in memory.
+#
+# One unlinked file of the data folder: of use to the running process only, gone with it however it ends.
+# Payloads lie in it one beside the other; what is given back is used again, and the end of the file goes back
+# to the disk.
+
+MOST_BYTES = 16 << 30
+"""Most bytes that the file may have."""
+BLOCK_BYTES = 512
+"""Bytes of a block of `st_blocks`, on every system."""
+SPARE_BYTES = 256 << 20
+"""Bytes of the disk that stay free for what must be durable."""
+
+
+class Scratch:
+    """Room for one payload; given back when nobody refers to it any more. See `tensors.payload.Stored`."""
+
+    def __init__(self, spool: Spool, start: int, nbytes: int) -> None:
+        self._spool = spool
+        self._start = start
+        self.nbytes = nbytes
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        """Write a piece. Raises: StorageError."""
+        invariant(offset + len(data) <= self.nbytes, "a piece beyond a payload's end")
+        await self._spool.write(self._start + offset, data)
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from this offset on, from any thread. Raises: StorageError."""
+        invariant(offset + len(into) <= self.nbytes, "read beyond a payload's end")
+        self._spool.read(self._start + offset, into)
+
+
+class Spool:
+    """Scratch file, and who has which part of it. All but `read` and what the garbage collector calls is for
+    the event loop's thread."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES, spare_bytes: int = SPARE_BYTES) -> None:
+        """Raises: StorageError."""
+        self._folder = folder
+        self._most = most_bytes
+        self._spare = spare_bytes
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - `close` closes it
+        except OSError as error:
+            raise storage_error(error, "write in", folder) from error
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._taken: list[tuple[int, int]] = []
+        """Places, (start, end), of all parts, in order."""
+        self._returned: deque[tuple[int, int]] = deque()
+        """Parts of them that nobody refers to any more."""
+        self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes on the disk for payloads."""
+        self._collect()
+        return sum(end - start for start, end in self._taken)
+
+    def fits(self, size: int) -> bool:
+        """Tell whether a payload of this size may come now, beside what was promised to others and is not
+        written yet."""
+        self._collect()
+        end = max(self._end(), self._place(size) + size)
+        if end > self._most:
+            return False
+        try:
+            disk = os.fstatvfs(self._file.fileno())
+            unwritten = max(0, end - BLOCK_BYTES * os.fstat(self._file.fileno()).st_blocks)
+        except OSError as error:
+            logger.warning("%s", storage_error(error, "write in", self._folder))
+            return False
+        return disk.f_bavail * disk.f_frsize >= unwritten + self._spare
+
+    def take(self, size: int) -> Scratch:
+        """Take room for a payload that `fits`."""
+        self._collect()
+        start = self._place(size)
+        bisect.insort(self._taken, (start, start + size))
+        scratch = Scratch(self, start, size)
+        weakref.finalize(scratch, self._give_back, start, start + size).atexit = False
+        return scratch
+
+    def _place(self, size: int) -> int:
+        """Find room for so much: the first gap, or the end."""
+        free = 0
+        for start, end in self._taken:
+            if start - free >= size:
+                return free
+            free = end
+        return free
+
+    def _give_back(self, start: int, end: int) -> None:
+        # The garbage collector calls this in any thread, at any time: even inside an executor's `submit`,
+        # which holds locks that every other `submit` waits for. So it is only noted.
+        self._returned.append((start, end))
+
+    def _collect(self) -> None:
+        before = self._end()
+        while self._returned:
+            self._taken.remove(self._returned.popleft())
+        if self._end() < before and not self._closed:
+            # In the writer's thread, behind all that was written: whoever takes this part next writes later.
+            asyncio.get_running_loop().run_in_executor(self._writer, self._shorten, self._end())
+
+    def _end(self) -> int:
+        return self._taken[-1][1] if self._taken else 0
+
+    def _shorten(self, size: int) -> None:
+        try:
+            os.ftruncate(self._file.fileno(), size)
+        except OSError as error:
+            logger.warning("%s", storage_error(error, "shorten a file in", self._folder))
+
+    async def write(self, at: int, data: memoryview) -> None:
+        """Write a piece at this place, in a thread: a disk may take its time. Raises: StorageError."""
+        self._collect()
+        error = await asyncio.get_running_loop().run_in_executor(self._writer, self._write, at, data)
+        if error is not None:
+            raise storage_error(error, "write in", self._folder)
+
+    def _write(self, at: int, data: memoryview) -> OSError | None:
+        """Write in the thread; returns the error. Raised in the thread, it would keep alive whoever waits for
+        it there."""
+        try:
+            while data.nbytes:
+                done = self._put(at, data)
+                at, data = at + done, data[done:]
+        except OSError as error:
+            return error.with_traceback(None)
+        return None
+
+    def _put(self, at: int, data: memoryview) -> int:
+        return os.pwrite(self._file.fileno(), data, at)
+
+    def read(self, at: int, into: memoryview) -> None:
+        """Fill `into` from this place on. Raises: StorageError."""
+        try:
+            while into.nbytes:
+                done = os.preadv(self._file.fileno(), [into], at)
+                if not done:
+                    raise StorageError(f"a scratch file in {self._folder} is shorter than it was")
+                at, into = at + done, into[done:]
+        except OSError as error:
+            raise storage_error(error, "read in", self._folder) from error
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._closed = True
+        self._writer.shutdown(wait=True)
+        self._file.close()
+
+
+# Places where somebody wants results: tried before the work for them begins, and left as they were.
+
+PREFIX = ".p2pdiloco-"
+
+
+def try_file(path: Path, flag: str) -> None:
+    """Try whether a file can be written there. Raises: StorageError (names the flag)."""
+    if path.is_dir():
+        raise StorageError(f"{flag} {path} is a folder", f"name a file with {flag}")
+    try:
+        if path.exists():
+            path.open("ab").close()
+        _write_into(path.parent)
+    except OSError as error:
+        raise _cannot(error, path, flag) from error
+
+
+def try_folder(folder: Path, flag: str) -> None:
+    """Try whether files can be written into a folder, missing or not. Raises: StorageError."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_into(folder)
+    except OSError as error:
+        raise _cannot(error, folder, flag) from error
+    finally:
+        for place in missing:
+            with contextlib.suppress(OSError):  # never made
+                place.rmdir()
+
+
+def _write_into(folder: Path) -> None:
+    """Write a file there, and delete it. Raises: OSError."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=PREFIX) as file:
+        file.write(PREFIX.encode())
+
+
+def _cannot(error: OSError, path: Path, flag: str) -> StorageError:
+    return StorageError(
+        f"{flag} {path} cannot be written: {error.strerror}",
+        f"give a place that this user may write to with {flag}",
+    )
+
+
+# Diary of a node for people and scripts: one JSON object a line (schema: docs/reference/events.md).
+
+FieldValue = str | int | float | bool | dict[str, float] | None
+MAX_TEXT = 500
+"""Characters of one text value; a peer's words are in here."""
+OWN_KEYS = frozenset({"t", "mono", "kind", "fragment", "reason"})
+ROTATED_SUFFIX = ".1"
+
+
+class EventsLog:
+    """Appends lines, each with one system call, so that a reader and a crash see whole lines.
+
+    At `max_bytes` the file becomes `<name>.1` (replacing an older one): at most twice that is on disk.
+    A line that cannot be written is dropped and counted in `dropped`: a diary never stops a node.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int = 64 << 20,
+        *,
+        wall_s: Callable[[], float] = time.time,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        write: Callable[[int, bytes], int] = os.write,
+    ) -> None:
+        """
+        Raises:
+            StorageError: the file cannot be opened (a full disk is no reason: lines are dropped then).
+        """
+        self.path = path
+        self.max_bytes = max_bytes
+        self.dropped = 0
+        self._wall_s = wall_s
+        self._monotonic_s = monotonic_s
+        self._write = write
+        self._descriptor: int | None = None
+        self._bytes = 0
+        self._torn = False
+        try:
+            self._open()
+        except OSError as error:
+            if not is_full(error):
+                raise storage_error(error, "open", path) from error
+
+    def write(
+        self,
+        kind: str,
+        fragment: int | None = None,
+        reason: str = "",
+        fields: Iterable[tuple[str, FieldValue]] = (),
+    ) -> None:
+        """Append one line. Never raises for the disk's sake."""
+        entry: dict[str, FieldValue] = {
+            "t": round(self._wall_s(), 6),
+            "mono": round(self._monotonic_s(), 6),
+            "kind": kind,
+            "fragment": fragment,
+            "reason": reason[:MAX_TEXT],
+        }
+        for key, value in fields:
+            name = f"{key}_" if key in OWN_KEYS else key
+            entry[name] = value[:MAX_TEXT] if isinstance(value, str) else value
+        try:
+            self._append(json_line(entry).encode() + b"\n")
+        except OSError:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Close the file; a later `write` opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _append(self, line: bytes) -> None:
+        if self._bytes and self._bytes + len(line) > self.max_bytes:
+            self.close()
+            self.path.replace(self.path.with_name(self.path.name + ROTATED_SUFFIX))
+        if self._descriptor is None:
+            self._open()
+        assert self._descriptor is not None
+        content = b"\n" + line if self._torn else line
+        written = self._write(self._descriptor, content)
+        self._bytes += written
+        if written:
+            self._torn = content[written - 1 : written] != b"\n"
+        if written < len(content):
+            # The disk became full in mid-line. Not retried: the line is lost, the next one starts afresh.
+            self.dropped += 1
+
+    def _open(self) -> None:
+        clear_folder_at(self.path)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o600)
+        with contextlib.suppress(OSError):  # not ours
+            os.fchmod(self._descriptor, 0o600)  # of earlier versions
+        self._bytes = os.fstat(self._descriptor).st_size
+        self._torn = bool(self._bytes) and os.pread(self._descriptor, 1, self._bytes - 1) != b"\n"
+
+
+# File of proofs against members, `proofs` in a run's folder: replaced as a whole for every new one.
+#
+# Each proof holds by its signatures or not at all, so the file has no checksum; a damaged one is set aside.
+
+NAME = "proofs"
+_decoder = msgspec.msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
+
+
+def load_proofs(folder: Path, tell: Callable[[str], None]) -> tuple[Evidence, ...]:
+    """Read the proofs; `tell` hears of damage. Whether they hold is for the reader to see."""
+    return read_note(folder / NAME, _decoder.decode, tell) or ()
+
+
+def save_proofs(folder: Path, proofs: Sequence[Evidence], files: Files) -> None:
+    """Write all proofs durably, over those before. Raises: StorageError."""
+    path = folder / NAME
+    clear_folder_at(path)
+    files.save(path, [msgspec.msgpack.encode(tuple(proofs))], durable=True)

@@ -1,1 +1,0 @@
-"""Data folder, checkpoints, votes, scratch files, logs."""

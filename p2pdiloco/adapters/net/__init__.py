@@ -1,1 +1,0 @@
-"""The transport on libp2p, and its twin in memory."""
