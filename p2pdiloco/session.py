@@ -30,7 +30,7 @@ from p2pdiloco.adapters.result_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest, table
 from p2pdiloco.config.presets import LENGTHS, for_other_model, for_run, with_schedule, without_end
 from p2pdiloco.config.values import expanded
-from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
+from p2pdiloco.daemon.run_files.shared_files import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import loop
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start

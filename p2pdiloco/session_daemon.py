@@ -16,8 +16,7 @@ import psutil
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest, canonical_bytes
-from p2pdiloco.daemon.finding.peers_file import load_own_addresses
-from p2pdiloco.daemon.run_files.listing import is_beginning, saved_runs
+from p2pdiloco.daemon.run_files.known_runs import is_beginning, load_own_addresses, saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner.channel import join_daemon
 from p2pdiloco.tasks.registry import load_manifest

@@ -97,7 +97,7 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 @config_option("bootstrap")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
-    from p2pdiloco.daemon.admission.own import with_link
+    from p2pdiloco.daemon.admission import with_link
 
     settings = check_bootstrap(with_link(build(BootstrapSettings, values)))
     from p2pdiloco.daemon.bootstrap import run_bootstrap
@@ -200,12 +200,12 @@ def node(**values: Any) -> int | None:
     A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through, and is
     remembered. So are the addresses of --join (in join.txt of --data-dir): a start without any dials them.
     """
-    from p2pdiloco.daemon.admission.own import with_invite
-    from p2pdiloco.daemon.finding.lan import with_nearby
+    from p2pdiloco.daemon.admission import with_invite
+    from p2pdiloco.daemon.network.discovery import with_nearby
 
     given = with_nearby(with_invite(build(NodeSettings, values)), lambda text: click.echo(text, err=True))
     settings = check_node(given)
-    from p2pdiloco.daemon.node import run_node
+    from p2pdiloco.daemon.start import run_node
 
     return run_node(settings)
 

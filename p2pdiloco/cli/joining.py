@@ -14,7 +14,7 @@ def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...],
         ConfigError: an address or a word is malformed, or a word is to another run than `run`.
         UserError: nothing is found behind names.
     """
-    from p2pdiloco.daemon.admission.link import way_of  # --help needs none of it
+    from p2pdiloco.daemon.run_files.known_runs import way_of  # --help needs none of it
 
     way = way_of(join, run)
     return peers_behind(way.join), way.run

@@ -9,8 +9,8 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.links.probing import PAUSE_S, MeasuredLink, measure
-from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run, pull_manifest, run_names
+from p2pdiloco.daemon.network.reach import PAUSE_S, MeasuredLink, measure
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, choose_run, pull_manifest, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 

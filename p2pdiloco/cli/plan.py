@@ -20,9 +20,8 @@ from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.tasks.registry import load_manifest
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.links.linkadvice import Advice
-    from p2pdiloco.daemon.links.linkplan import Demand
-    from p2pdiloco.daemon.links.probing import MeasuredLink
+    from p2pdiloco.daemon.network.link import Advice, Demand
+    from p2pdiloco.daemon.network.reach import MeasuredLink
 
 LATENCY_MS = 50.0
 MEMBERS = 8
@@ -90,9 +89,8 @@ def plan(
     if manifest is None:
         raise InvariantViolation("a plan without a manifest")
     # Imported here so that --help does not pay for torch.
-    from p2pdiloco.daemon.links.link import Link
-    from p2pdiloco.daemon.links.linkadvice import advise
-    from p2pdiloco.daemon.links.linkplan import demand
+    from p2pdiloco.daemon.budgets import Link
+    from p2pdiloco.daemon.network.link import advise, demand
 
     members = members or manifest.group.expected_members or MEMBERS
     known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
@@ -130,7 +128,7 @@ def _measured_row(measured: MeasuredLink) -> str:
 
 
 def _table(manifest: Manifest, members: int, rows: list[tuple[Demand, Advice | None]]) -> None:
-    from p2pdiloco.daemon.display.wording import counted
+    from p2pdiloco.daemon.display.snapshot import counted
 
     sync = manifest.sync
     click.echo(

@@ -23,16 +23,21 @@ from p2pdiloco.config.manifest import run_id
 from p2pdiloco.core.api.effects import FetchState
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.daemon.bulk.states.copying import Copying
-from p2pdiloco.daemon.display.lasting import TICK_S, Tell, lasting
+from p2pdiloco.daemon.bulk.states import Copying
+from p2pdiloco.daemon.display.logs import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.run_files.initial import constants_in, given_constants, given_parameters
-from p2pdiloco.daemon.run_files.listing import peers_of
-from p2pdiloco.daemon.run_files.result import RunResult, result_of
-from p2pdiloco.daemon.run_files.runs import Run, fresh_vault, room_for
-from p2pdiloco.daemon.run_files.searching import RunSearch
-from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
+from p2pdiloco.daemon.payloads import Compute
+from p2pdiloco.daemon.run_files.known_runs import RunSearch, peers_of
+from p2pdiloco.daemon.run_files.run import (
+    Run,
+    constants_in,
+    fresh_vault,
+    given_constants,
+    given_parameters,
+    room_for,
+)
+from p2pdiloco.daemon.run_files.saved_state import RunResult, result_of
+from p2pdiloco.daemon.run_files.shared_files import fetched_tokenizer
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, clean
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Transport

@@ -15,7 +15,7 @@ from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.run_files.result import RunResult
+    from p2pdiloco.daemon.run_files.saved_state import RunResult
 
 _HINT = "--join ADDRESS (a live run), --data-dir DIR (of a node that has ended), or --checkpoint FILE"
 
@@ -89,7 +89,7 @@ def _read(
         from p2pdiloco.cli.result_live import result_of_run
 
         return result_of_run(join, run, timeout_s)
-    from p2pdiloco.daemon.run_files.result import load_result, result_on_disk
+    from p2pdiloco.daemon.run_files.saved_state import load_result, result_on_disk
 
     if data_dir is not None:
         return result_on_disk(expanded(data_dir), run)

@@ -22,7 +22,7 @@ from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.errors import UserError, clean
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.run_files.result import RunResult
+    from p2pdiloco.daemon.run_files.saved_state import RunResult
 
 DEVICE = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N, rocm, xpu or mps."
@@ -168,7 +168,7 @@ def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **sourc
 
 def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> dict[str, Any]:
     """Held-out loss and metrics of the parameters, and which ones they are. Raises: UserError."""
-    from p2pdiloco.daemon.display.lasting import lasting, waiting
+    from p2pdiloco.daemon.display.logs import lasting, waiting
     from p2pdiloco.learner.loop import evaluate as measured
     from p2pdiloco.learner.loop import heldout_batch
     from p2pdiloco.learner.ranks import choose_device, configure

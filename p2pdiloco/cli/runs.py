@@ -297,7 +297,7 @@ def check(file: Path) -> None:
     manifest = load_manifest(file)
     ids = 0
     if manifest.data.tokenizer != BYTES:
-        from p2pdiloco.daemon.run_files.tokenizers import checked_tokenizer
+        from p2pdiloco.daemon.run_files.shared_files import checked_tokenizer
         from p2pdiloco.tasks.tokens import FileTokenizer
 
         content = checked_tokenizer(file, manifest)
@@ -305,7 +305,7 @@ def check(file: Path) -> None:
         if content is not None:
             ids = FileTokenizer(content, data.end_of_document, data.begin_of_document).vocabulary
     if manifest.run.initial:
-        from p2pdiloco.daemon.run_files.initial import given_beside
+        from p2pdiloco.daemon.run_files.run import given_beside
 
         given_beside(file, manifest)
     inner, sync = manifest.inner, manifest.sync
@@ -349,7 +349,7 @@ def _size(manifest: Manifest) -> str:
 
 def _footprint_lines(manifest: Manifest) -> list[str]:
     """Say how much memory and disk no node can do without, whatever it trains on."""
-    from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, LOG_BYTES, footprint_of
+    from p2pdiloco.daemon.run_files.run import DAEMON_BYTES, LEARNER_BYTES, LOG_BYTES, footprint_of
 
     takes = footprint_of(manifest)
     daemon, learner = takes.daemon_bytes + takes.payload_bytes, takes.learner_bytes

@@ -18,13 +18,16 @@ from p2pdiloco.adapters.hivemind_net import DIALLED_BEFORE, why_unreached
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
-from p2pdiloco.daemon.admission.known_run import usual_folders
-from p2pdiloco.daemon.control.client import away_words, state_here
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
-from p2pdiloco.daemon.finding.asking import ask_status, listed_members
-from p2pdiloco.daemon.finding.peers_file import load_own_addresses
-from p2pdiloco.daemon.run_files.listing import ListedRun, peers_of
-from p2pdiloco.daemon.run_files.searching import RunSearch
+from p2pdiloco.daemon.network.discovery import ask_status, listed_members
+from p2pdiloco.daemon.owner.control import away_words, state_here
+from p2pdiloco.daemon.run_files.known_runs import (
+    ListedRun,
+    RunSearch,
+    load_own_addresses,
+    peers_of,
+    usual_folders,
+)
 from p2pdiloco.errors import NobodyReached, RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 

@@ -8,19 +8,30 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2pdiloco.daemon.display.header import age_text, data_text, refusals_text
-from p2pdiloco.daemon.display.progress import owner_text, progress_text
-from p2pdiloco.daemon.display.snapshot import FragmentRow, PeerRow, StatusReport
+from p2pdiloco.daemon.display.snapshot import (
+    FragmentRow,
+    PeerRow,
+    StatusReport,
+    count,
+    counted,
+    duration,
+    loss_text,
+    owner_text,
+    progress_text,
+    short_peer,
+    transfer_text,
+)
 from p2pdiloco.daemon.display.terminal import (
     activity_text,
+    age_text,
+    data_text,
     groups_text,
     peer_names,
+    refusals_text,
     role_text,
     seat_text,
     versions_text,
 )
-from p2pdiloco.daemon.display.transfer_text import transfer_text
-from p2pdiloco.daemon.display.wording import count, counted, duration, loss_text, short_peer
 from p2pdiloco.errors import clean, json_line
 
 

@@ -17,7 +17,7 @@ import uvloop
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.interrupt import orderly
-from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.identity import Identity
 
 T = TypeVar("T")

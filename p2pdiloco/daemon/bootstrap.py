@@ -20,12 +20,9 @@ from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.adapters.run_store import run_folder, signed_files
 from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.config.values import parse_web
-from p2pdiloco.daemon.finding.dial_back import DialBack
-from p2pdiloco.daemon.finding.lan import announce_runs
-from p2pdiloco.daemon.finding.late_names import look_up_again
-from p2pdiloco.daemon.finding.peers_file import save_own_addresses
-from p2pdiloco.daemon.finding.presence import publish_runs
-from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
+from p2pdiloco.daemon.network.reach import DialBack
 from p2pdiloco.daemon.process import (
     begin,
     data_folder,
@@ -34,20 +31,28 @@ from p2pdiloco.daemon.process import (
     print_addresses,
     print_join,
     run_program,
+    tell_status,
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.run_files.listing import PublishedRun, is_beginning, peers_of, saved_runs
-from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
-from p2pdiloco.daemon.run_files.signing import (
+from p2pdiloco.daemon.run_files.known_runs import (
+    PublishedRun,
+    is_beginning,
+    peers_of,
+    save_own_addresses,
+    saved_runs,
+)
+from p2pdiloco.daemon.run_files.served_runs import (
+    Mirror,
     check_key_is_here,
     is_kept_run_toml,
     look_at_saved,
+    name_in,
     owner_here,
+    refuse_to_split,
     sign_apart,
     signed_from,
 )
-from p2pdiloco.daemon.service import tell_status
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.web.asked_source import AskedSource

@@ -9,9 +9,21 @@ Listed in docs/reference/bounds.md, section 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
+import psutil
+from msgspec import Struct
+
+from p2pdiloco.adapters.data_dir import storage_error
 from p2pdiloco.adapters.streams import PutOff
 from p2pdiloco.util import BoundedDict
 
@@ -96,3 +108,191 @@ class BulkBudgets:
         """Count bytes of an update."""
         key = peer, fragment, number
         self._updates[key] = self._updates.get(key, 0) + size
+
+
+# Memory and disk that this machine has left for a node.
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def free_memory_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """Memory that programs can have without swapping: of the machine, or of the container's limit if that is
+    less."""
+    return min([int(psutil.virtual_memory().available), *_left_in_cgroups(cgroups, own)])
+
+
+def _left_in_cgroups(cgroups: Path, own: Path) -> list[int]:
+    """Memory left within each limit of ours: of our cgroup and of those that it is in."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []  # no Linux
+    left = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        names = (
+            ("memory.max", "memory.current")
+            if not controllers
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        root = cgroups / "memory" if controllers else cgroups
+        # In a container the path may be the host's: what is mounted there is ours all the same.
+        folder = root / path.strip("/")
+        for place in {root, folder, *(f for f in folder.parents if f.is_relative_to(root))}:
+            limit, used = _number(place / names[0]), _number(place / names[1])
+            if limit is not None and used is not None:
+                left.append(max(0, limit - used + _cached(place / "memory.stat")))
+    return left
+
+
+def _number(path: Path) -> int | None:
+    """None: there is no such file, or no limit."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cached(path: Path) -> int:
+    """Bytes of files in memory, which give way."""
+    try:
+        lines = path.read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Bytes that may still be written into that folder. Raises: StorageError."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise storage_error(error, "look at", folder) from error
+
+
+# Attempts that may be made in a time: so many at once, and as many again after it.
+
+
+class Attempts:
+    """Bucket that fills again with time."""
+
+    def __init__(self, most: int, full_again_s: float) -> None:
+        self._most = float(most)
+        self._per_s = most / full_again_s
+        self._left = self._most
+        self._at_s: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Take one; False: there is none left now."""
+        if self._at_s is not None:
+            self._left = min(self._most, self._left + self._per_s * (now - self._at_s))
+        self._at_s = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+# Tasks of a member beside its event handling: a bug of ours in any of them ends the daemon.
+
+
+class Background:
+    """Group of tasks: starts them and ends them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.broken: asyncio.Future[None] = self._loop.create_future()
+        """Future that fails with our own bug; the daemon ends then."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a task of ours; an error in it that nobody expected ends the daemon."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Report a bug; of several the first counts."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+    async def close(self) -> None:
+        """End all tasks."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# Work in a thread of its own, beside the event loop, for which nobody waits at the end.
+#
+# Computing version 0 of a large model takes minutes, in which peers are answered and Ctrl-C is heard.
+
+T = TypeVar("T")
+NAME = "apart"
+
+
+async def apart(work: Callable[[], T]) -> T:
+    """Do the work in a thread; returns its result, or raises what it raised. It goes on when cancelled."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(method: Callable[[Any], None], outcome: Any) -> None:
+        if not done.done():
+            method(outcome)
+
+    def run() -> None:
+        try:
+            told = partial(tell, done.set_result, work())
+        except BaseException as error:  # noqa: BLE001 (the waiting task raises it)
+            told = partial(tell, done.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(told)
+
+    threading.Thread(target=run, name=NAME, daemon=True).start()
+    return await done
+
+
+def begun(work: Callable[[], T]) -> Future[T]:
+    """Begin the work in a thread, for who comes again to see whether it is done."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome = work()
+        except BaseException as error:  # noqa: BLE001 (whoever takes the result raises it)
+            done.set_exception(error)
+        else:
+            done.set_result(outcome)
+
+    threading.Thread(target=run, name=NAME, daemon=True).start()
+    return done
+
+
+def is_working() -> bool:
+    """Tell whether such work goes on, unheard by now. Python must not be taken down under it."""
+    return any(thread.name == NAME for thread in threading.enumerate())
+
+
+# Link of a node to the others, as it was measured or told. Needs no torch.
+
+LINK_OVERHEAD = 1.04
+"""Factor from payload bytes to bytes on the link: encryption, multiplexing, TCP and IP headers."""
+
+
+class Link(Struct, frozen=True):
+    """Rates and latency of one node's link to the others."""
+
+    upload_bits_per_s: float
+    download_bits_per_s: float
+    latency_s: float = 0.05
+    """Latency one way, half a round trip."""

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from p2pdiloco.adapters.data_dir import EventsLog, FieldValue
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.daemon.course import Measurements
 from p2pdiloco.daemon.display.logs import Audience, RecentLines
 from p2pdiloco.daemon.display.snapshot import MAX_LOSS_HISTORY
 from p2pdiloco.daemon.display.timeline import Timeline
-from p2pdiloco.daemon.finding.names import Names
-from p2pdiloco.daemon.learner.evaluating import Measurements
-from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.daemon.learner_host import LearnerExited
+from p2pdiloco.daemon.network.discovery import Names
 from p2pdiloco.learner import channel as ch
 
 logger = logging.getLogger(__name__)

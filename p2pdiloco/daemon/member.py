@@ -6,15 +6,25 @@ Its life is `daemon.life`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import math
+import os
 import random
+import signal
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from msgspec import Struct
 
+from p2pdiloco.adapters.data_dir import EventsLog, Spool
+from p2pdiloco.adapters.run_store import KeptFiles, RunStore
+from p2pdiloco.config.manifest import BYTES, DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings, rates
+from p2pdiloco.config.values import parse_size, size_text
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Amendment, Restored, Timing
 from p2pdiloco.core.api.evidence import Evidence
@@ -22,48 +32,73 @@ from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.proofs import telling
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.membership import Membership
-from p2pdiloco.daemon.background import Background
-from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
-from p2pdiloco.daemon.bulk.chain_view import OwnChain
-from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.admission import Membership, check_owner
+from p2pdiloco.daemon.budgets import Background, Link, free_disk_bytes, free_memory_bytes
+from p2pdiloco.daemon.bulk.merge_audits import LossAuditing
+from p2pdiloco.daemon.bulk.pushes import OwnChain
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.course import FIRST_EVALUATION_S, Measurements, RunCourse, Turns, evaluate_regularly
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.logs import RecentLines
-from p2pdiloco.daemon.display.timeline import load_timeline
-from p2pdiloco.daemon.finding.peers_file import save_peers
-from p2pdiloco.daemon.finding.presence import OurRecord, Presence
-from p2pdiloco.daemon.finding.reach import Reachability
-from p2pdiloco.daemon.finding.sharing import Sharing
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.history.fetching import Filling, pull_page
-from p2pdiloco.daemon.history.keeping import HistoryKeeper
-from p2pdiloco.daemon.history.serving import HistoryDoor
-from p2pdiloco.daemon.holdings import RunHoldings
-from p2pdiloco.daemon.learner.course import RunCourse
-from p2pdiloco.daemon.learner.evaluating import FIRST_EVALUATION_S, Measurements, Turns
-from p2pdiloco.daemon.learner.guest import GuestHost
-from p2pdiloco.daemon.learner.host import LearnerHost, OnEvent
-from p2pdiloco.daemon.learner.learner_link import LearnerLink
-from p2pdiloco.daemon.learner.learner_options import learner_options
-from p2pdiloco.daemon.links.link import Link
-from p2pdiloco.daemon.links.linkplan import control_doubts
-from p2pdiloco.daemon.links.linkwatch import LinkWatch
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.links.telling import LinkTeller
-from p2pdiloco.daemon.links.uplink_file import load_uplink
-from p2pdiloco.daemon.outbound import Outbound
-from p2pdiloco.daemon.payloads.committing import Committing
-from p2pdiloco.daemon.payloads.kept_payloads import IN_MEMORY_BYTES, KeptPayloads
-from p2pdiloco.daemon.payloads.merging import Merging
-from p2pdiloco.daemon.post import Post
+from p2pdiloco.daemon.display.snapshot import count
+from p2pdiloco.daemon.display.timeline import load_timeline, save_timeline
+from p2pdiloco.daemon.driver import Committing, Hands, Merging, Outbound, Post, Runner
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.history import Filling, HistoryDoor, HistoryKeeper, pull_page
+from p2pdiloco.daemon.learner_host import GuestHost, LearnerHost, OnEvent, learner_options
+from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.network.discovery import OurRecord, Presence, Sharing
+from p2pdiloco.daemon.network.link import (
+    LinkMeters,
+    LinkTeller,
+    LinkWatch,
+    control_doubts,
+    load_uplink,
+    save_uplink,
+)
+from p2pdiloco.daemon.network.reach import Reachability
+from p2pdiloco.daemon.payloads import (
+    IN_MEMORY_BYTES,
+    Compute,
+    Durable,
+    KeptPayloads,
+    Memory,
+    Tickets,
+    UpdateLog,
+    check_budget,
+)
 from p2pdiloco.daemon.report import Report, Traffic
-from p2pdiloco.daemon.run_files.checkpoints import Checkpoints
-from p2pdiloco.daemon.run_files.listing import peers_of
-from p2pdiloco.daemon.run_files.runs import Run
-from p2pdiloco.daemon.runner import Hands, Runner
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, peers_of, remember_joined, save_peers
+from p2pdiloco.daemon.run_files.run import (
+    DAEMON_BYTES,
+    LEARNER_BYTES,
+    UPDATES_IN_MEMORY,
+    Footprint,
+    Run,
+    core_config,
+    footprint_of,
+    genesis_versions,
+    save_run,
+)
+from p2pdiloco.daemon.run_files.saved_state import (
+    Checkpoints,
+    ResultPlan,
+    ResultWriter,
+    Resume,
+    restore,
+    write_resume,
+)
+from p2pdiloco.daemon.run_files.shared_files import kept_tokenizer
+from p2pdiloco.errors import StorageError, UserError, clean
 from p2pdiloco.identity import Identity
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner.lifeline import save_takes_s
+from p2pdiloco.learner.ranks import accelerators
 from p2pdiloco.ports import Transport
+from p2pdiloco.tensors.codecs import codec
+from p2pdiloco.tensors.layout import Exchange
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.util import daemon_niceness, lower_session, lower_thread, patiently
 
 logger = logging.getLogger(__name__)
 MAX_KEEPERS_ASKED = 16
@@ -300,3 +335,477 @@ def next_incarnation(restored: Restored, me: str) -> int:
     marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
     earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
     return max(time.time_ns() // 1_000_000, earlier + 1)
+
+
+# Life of a member: joining, training and its regular work, an orderly end.
+
+FLUSH_S = 0.5
+SAY_EVERY_S = 10
+COURSE_EVERY_S = 1.0
+SAY_ALONE_S, SAY_WAITING_S = 3, 5
+"""Seconds out of each `SAY_EVERY_S` at which it is said that nobody is here, and what is waited for."""
+
+
+class Life:
+    """Life of one member, from its start to its end."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._loop = asyncio.get_running_loop()
+        self._results: ResultWriter | None = None
+        self._save_s = save_takes_s(sum(layout.numel for layout in member.run.layouts))
+
+    async def run(self) -> None:
+        """Join, catch up, train, until cancelled or broken. Raises what broke us."""
+        member = self._member
+        await member.merging.examine()
+        await member.ask_joined()
+        self._begin_presence()
+        await member.learner_link.prepare()
+        self._watch_guest()
+        member.report.enter("waiting")
+        waiting = member.background.spawn(self._say_waiting())
+        ready = {member.runner.confirmed, member.background.broken}
+        await asyncio.wait(ready, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if member.background.broken.done():
+            member.background.broken.result()
+        member.course.look(self._loop.time())
+        await member.learner_link.start(Resume(member.holdings.store.folder, member.core))
+        member.report.enter("training")
+        member.diary.write("join", "training")
+        self._begin_regular_work()
+        ends = {member.background.broken, member.learner_link.fatal}
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+
+    @property
+    def ends_in_s(self) -> float:
+        """Time that the learner may take to listen, and all that is saved to be written."""
+        return self._save_s + self._member.learner_link.listens_in_s
+
+    async def leave(self) -> None:
+        """Finish what is in flight, say good-bye, save. Bounded by its parts to about 6 s and `ends_in_s`."""
+        member = self._member
+        member.report.enter("leaving")
+        broken = member.background.broken
+        in_order = not broken.done()
+        if in_order:
+            member.learner_link.take_part(1)
+            member.post.put(ev.LeaveRequested())
+            patience_s = member.core.shared.timing.leave_s + 0.5
+            ends = {member.runner.departure, broken}
+            await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            await member.outbound.flush(FLUSH_S)
+        await member.runner.end_offers()
+        left = {fragment.index: fragment.own.unmerged() for fragment in member.core.fragments}
+        last = self._save_last_result() if in_order else asyncio.sleep(0)
+        saved, *_ = await asyncio.gather(member.learner_link.stop(self._save_s), self.save(), last)
+        if saved:
+            write_resume(member.holdings.store.folder, left)
+        member.diary.close("left")
+
+    async def _save_last_result(self) -> None:
+        """Write a result of what was merged since the last one, as long as the learner's state may take."""
+        if self._results is None:
+            return
+        try:
+            async with asyncio.timeout(self._save_s):
+                await self._results.save_last()
+        except TimeoutError:
+            self._on_result(f"result not saved: not within {self._save_s:.0f} s", False)
+
+    async def close(self) -> None:
+        """Let go of everything; after `leave`, or after we broke."""
+        member = self._member
+        member.peer.door.leave()
+        await member.peer.transport.end_incoming()  # the threads that they need end below
+        if member.learner_link.pid is not None:
+            await member.learner_link.stop(0.1)
+        member.learner_link.close()
+        await member.membership.close()
+        member.outbound.close()
+        member.runner.close()
+        await member.background.close()
+        if member.keeper is not None:
+            member.keeper.close()
+        member.holdings.close()
+
+    # --- before it trains ----------------------------------------------------------------------------
+
+    def _begin_presence(self) -> None:
+        """Let others find us, and look for them."""
+        member, spawn = self._member, self._member.background.spawn
+        spawn(self._watch_p2pd())
+        if member.peer.reach is not None:
+            spawn(member.peer.reach.watch(lambda reach: member.post.put(ev.ReachChanged(reach))))
+        spawn(member.membership.watch())
+        spawn(member.holdings.durable.sync_regularly())
+        spawn(member.presence.publish())
+        spawn(member.link_teller.tell_regularly())
+        spawn(member.sharing.publish())
+        spawn(member.sharing.watch())
+        spawn(member.presence.watch(lambda: member.core.confirmed))
+        if member.keeper is not None:
+            spawn(member.keeper.watch(member.history_filling))
+
+    async def _say_waiting(self) -> None:
+        """Tell a person every second what is new, and now and then what we wait for."""
+        member = self._member
+        for second in itertools.count():
+            now = self._loop.time()
+            members = member.core.shared.view.members(now)
+            if members and member.report.state == "waiting":
+                member.report.enter("catching up")
+                logger.info("catching up from %(peers)d peers", {"peers": len(members)})
+            if members and second % SAY_EVERY_S == SAY_WAITING_S:
+                logger.info("waiting for %s", member.core.waits_for(now))
+            elif not members and second % SAY_EVERY_S == SAY_ALONE_S:
+                self._say_alone()
+            await asyncio.sleep(1)
+
+    def _say_alone(self) -> None:
+        if self._member.settings.genesis:
+            logger.info("listening for members before starting the run")
+        else:
+            logger.info(
+                "waiting: no member of run %s can be reached yet (to start it from version 0: --genesis)",
+                self._member.run.name,
+            )
+
+    def _watch_guest(self) -> None:
+        settings = self._member.settings
+        if settings.learner_socket is not None and settings.learner_wait_s:
+            self._member.background.spawn(self._leave_without_guest(settings.learner_wait_s))
+
+    async def _leave_without_guest(self, wait_s: float) -> None:
+        """Leave as if the node had been told to, when its training program is gone for good."""
+        await self._member.learner_link.left_alone(wait_s)
+        logger.warning("no training program for %(waited_s)g s: leaving", {"waited_s": wait_s})
+        signal.raise_signal(signal.SIGTERM)
+
+    # --- while it trains -----------------------------------------------------------------------------
+
+    def _begin_regular_work(self) -> None:
+        member, spawn = self._member, self._member.background.spawn
+        spawn(self._step_back())
+        spawn(self._follow_course())
+        committed = member.committing.done
+        spawn(evaluate_regularly(member.measurements, member.learner_link, member.core, committed))
+        spawn(self._save_regularly())
+        plan = ResultPlan.of(member.settings)
+        if plan is not None:
+            held = member.holdings
+            tokenizer = kept_tokenizer(member.settings.data_dir, member.run.id)
+            self._results = ResultWriter(
+                member.run, held.compute, held.results_io, plan, tokenizer, self._on_result
+            )
+            spawn(self._results.watch(committed))
+
+    async def _follow_course(self) -> None:
+        """Look where the run is with every version; save when it rests."""
+        member = self._member
+        committed, course = member.committing.done, member.course
+        while True:
+            now = self._loop.time()
+            course.look(now)
+            self._look_back()
+            if member.report.state != "leaving":
+                member.report.enter("training" if course.rests == "no" else course.rests)
+            if course.settles(now):
+                await member.learner_link.save()
+                await self.save()
+                if self._results is not None:
+                    await self._results.save_last()
+                logger.info("all is merged and saved")
+            committed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COURSE_EVERY_S):
+                    await committed.wait()
+
+    def _look_back(self) -> None:
+        """Remember what has come since the last look."""
+        member = self._member
+        timeline, newest = member.diary.timeline, member.measurements.newest
+        timeline.look(fragment.chain.header for fragment in member.core.fragments)
+        if newest is not None:
+            timeline.measured(newest, newest.loss, member.course.tokens)
+
+    async def _step_back(self) -> None:
+        """Step back behind the learner and everybody else on this machine: rounds can wait, and we have
+        caught up.
+
+        The event loop, which answers others, stays first in our session.
+        """
+        member = self._member
+        await member.learner_link.ready.wait()
+        niceness = daemon_niceness(member.learner_link.device, member.settings.daemon_nice)
+        await member.holdings.compute.run(lower_thread, niceness)
+        await self._loop.run_in_executor(member.holdings.results_io, lower_thread, niceness)
+        await member.peer.transport.step_back(niceness)
+        if not await patiently(lower_session, os.getpid(), niceness):
+            logger.warning("the system does not let this node's session step back for others")
+
+    async def _watch_p2pd(self) -> None:
+        transport = self._member.peer.transport
+        while True:
+            await transport.restarted.wait()
+            transport.restarted.clear()
+            self._member.diary.write("p2pd", "died and was started again", restarts=transport.restarts)
+
+    def _on_result(self, words: str, saved: bool) -> None:
+        self._member.diary.say(logging.INFO if saved else logging.ERROR, "checkpoint", words)
+
+    async def _save_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._member.settings.checkpoint_every_s)
+            await self._member.learner_link.save()
+            await self.save()
+
+    async def save(self) -> None:
+        """Write what the next start goes on from."""
+        member = self._member
+        save_uplink(member.settings.data_dir, member.meters.uplink.measured_bits_per_s)
+        save_timeline(member.holdings.store.folder, member.diary.timeline)
+        await member.checkpoints.save()
+
+
+# Holdings of a node in a run: its files, and what of them is in memory from the start.
+
+
+class RunHoldings:
+    """Holdings of one run: opens and restores all of them, and closes them."""
+
+    def __init__(self, run: Run, vault: Vault, settings: NodeSettings, timing: Timing) -> None:
+        codecs, data_dir = run.manifest.codec, settings.data_dir
+        most_bytes = parse_size(settings.max_memory, "--max-memory")
+        self.memory = Memory.of_run(
+            most_bytes, run.layouts, codecs.contribution, codecs.update, UPDATES_IN_MEMORY
+        )
+        self.memory_is_bounded = bool(most_bytes)
+        self.store = RunStore(data_dir, run.id)
+        save_run(data_dir, run, vault)
+        self.events = EventsLog(data_dir / "events.jsonl")
+        self.config = core_config(run, genesis_versions(run, vault), timing)
+        self.updates = UpdateLog(min(self.config.log_versions, UPDATES_IN_MEMORY))
+        self.found = restore(self.config, self.store, vault, self.updates)
+        self.exchange = Exchange.create(run.layouts)
+        self.compute = Compute(vault, self.exchange)
+        self.compute.load(self.found.versions)
+        self.disk_io = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self.results_io = ThreadPoolExecutor(1, "results")
+        self.tickets = Tickets()
+        self.kept = KeptFiles(self.store.folder / "kept")
+        self.spool = Spool(self.store.folder)
+        self.durable = Durable(self.store, self.tickets, self.disk_io, timing.durable_s)
+
+    def close(self) -> None:
+        """End the threads when their jobs are done, and let go of memory and files."""
+        self.compute.close()
+        self.disk_io.shutdown(wait=True)
+        self.results_io.shutdown(wait=True, cancel_futures=True)
+        self.spool.close()
+        with contextlib.suppress(StorageError):  # what is left over goes at the next start
+            self.kept.clear()
+        self.exchange.close()
+        self.events.close()
+
+
+# Approval of a run before anything is made of it: what it takes of this machine is shown, compared, and, of
+# whoever sits at a terminal, asked for once.
+
+Ask = Callable[[str], Awaitable[bool]]
+
+
+class Approval:
+    """Approval of runs by the settings of one node, its machine, and whoever sits at its terminal."""
+
+    def __init__(
+        self, settings: NodeSettings, say: Callable[[str, Mapping[str, object]], None], ask: Ask | None
+    ) -> None:
+        """`ask`: asks a person a question; None: there is nobody to ask."""
+        self._settings, self._say = settings, say
+        self._ask = None if settings.yes else ask
+        self._learner_in_memory = _learner_in_memory(settings)
+
+    async def approve(self, run: PublishedRun, is_new: bool) -> None:
+        """Show what a run takes, and refuse it or remember it as joined. `is_new`: this data folder has not
+        been in it.
+
+        Raises:
+            UserError: it takes more than is here or permitted, or is of another owner than the link to it
+                says, or the person says no.
+            ConfigError: as `footprint_of`.
+            StorageError: it cannot be remembered.
+        """
+        check_owner(self._settings, run)
+        takes = footprint_of(run.manifest)
+        memory, disk = free_memory_bytes(), free_disk_bytes(self._settings.data_dir)
+        figures = {
+            "memory_bytes": self._memory_bytes(takes),
+            "memory_free_bytes": memory,
+            "disk_bytes": takes.disk_bytes,
+            "disk_free_bytes": disk,
+            "download_bytes": takes.download_bytes,
+            "parameters": takes.parameters,
+            "run_name": run.name,
+            "run": run.id,
+            "owner": run.signed.owner,
+        }
+        first, *others = self._lines(run, takes, memory, disk)
+        self._say(first, figures)
+        for line in others:
+            self._say(line, {})
+        self._check_limits(run.manifest, takes)
+        # Later, what is not free may be its own files, or memory of an earlier life that is ending.
+        if is_new:
+            self._check_machine(run.manifest, takes, memory, disk)
+        if is_new and self._ask is not None and not await self._ask(f"join run {run.title}?"):
+            raise UserError(f"run {run.name} is not joined", "--yes joins without a question")
+        await asyncio.to_thread(remember_joined, self._settings.data_dir, run.id)
+
+    def describe(self, run: PublishedRun) -> list[str]:
+        """Say in lines what a run is and takes. Raises: ConfigError: as `footprint_of`."""
+        takes = footprint_of(run.manifest)
+        return self._lines(run, takes, free_memory_bytes(), free_disk_bytes(self._settings.data_dir))
+
+    def check(self, manifest: Manifest) -> None:
+        """Check that a run of our own fits this machine and the settings. Raises: as `approve`."""
+        takes = footprint_of(manifest)
+        self._check_limits(manifest, takes)
+        disk = free_disk_bytes(self._settings.data_dir)
+        self._check_machine(manifest, takes, free_memory_bytes(), disk)
+
+    def _memory_bytes(self, takes: Footprint) -> int:
+        learner = takes.learner_bytes if self._learner_in_memory else 0
+        return takes.daemon_bytes + learner + self._loss_audit_bytes(takes) + takes.payload_bytes
+
+    def _loss_audit_bytes(self, takes: Footprint) -> int:
+        """Memory of loss audits, which programs of one's own do not make."""
+        return takes.loss_audit_bytes if self._settings.learner_socket is None else 0
+
+    @property
+    def _programs_bytes(self) -> int:
+        own = self._settings.learner_socket is None
+        return DAEMON_BYTES + (LEARNER_BYTES if own else 0)
+
+    def _check_limits(self, manifest: Manifest, takes: Footprint) -> None:
+        """Check the person's limits. Raises: UserError."""
+        check_budget(parse_size(self._settings.max_memory, "--max-memory"), takes.payload_bytes)
+        most = parse_size(self._settings.max_disk, "--max-disk")
+        if most and takes.disk_bytes > most:
+            raise UserError(
+                f"run {manifest.run.name} takes {size_text(takes.disk_bytes)} of disk, and --max-disk is "
+                f"{size_text(most)}",
+                "raise it, or join a run of a smaller model",
+            )
+
+    def _check_machine(self, manifest: Manifest, takes: Footprint, memory: int, disk: int) -> None:
+        needed = self._memory_bytes(takes)
+        beyond = [
+            f"{size_text(wanted)} of {what}, of which {size_text(free)} are free"
+            for what, wanted, free in (("memory", needed, memory), ("disk", takes.disk_bytes, disk))
+            if wanted > free
+        ]
+        if beyond:
+            raise UserError(
+                f"run {manifest.run.name} takes more than this machine has: at least {' and '.join(beyond)}",
+                "close other programs, raise a container's limit, or choose another disk with --data-dir",
+            )
+
+    def _lines(self, run: PublishedRun, takes: Footprint, memory: int, disk: int) -> list[str]:
+        manifest, settings = run.manifest, self._settings
+        if settings.learner_socket is not None:
+            learner = "the learner is a program of its own"
+        else:
+            where = "" if self._learner_in_memory else " on its device"
+            learner = f"learner {size_text(takes.learner_bytes)}{where}"
+        audits = self._loss_audit_bytes(takes)
+        learner += f", loss audits {size_text(audits)}" if audits else ""
+        payloads = size_text(takes.payload_bytes)
+        budget = f" to {settings.max_memory}" if settings.max_memory else " or more"
+        most = f"; --max-disk {settings.max_disk}" if settings.max_disk else ""
+        return [
+            f"run {run.title} of owner {clean(run.signed.owner)}, task {manifest.run.task}",
+            f"model: {count(takes.parameters)} parameters in {takes.tensors} tensors",
+            f"memory: at least {size_text(self._memory_bytes(takes))} of {size_text(memory)} that are free: "
+            f"daemon {size_text(takes.daemon_bytes)}, {learner}, payloads {payloads}{budget}; beside it "
+            f"{size_text(self._programs_bytes)} for the programs themselves",
+            f"disk: about {size_text(takes.disk_bytes)} of {size_text(disk)} that are free{most}",
+            f"data: {_data_words(manifest.data)}; to download: {_download_words(manifest, takes)}",
+        ]
+
+
+def _learner_in_memory(settings: NodeSettings) -> bool:
+    """Tell whether the learner that this node starts takes its memory from the machine's."""
+    if settings.learner_socket is not None:
+        return False
+    kind = settings.device.partition(":")[0]
+    return (next(iter(accelerators()), "cpu") if kind == "auto" else kind) in ("cpu", "mps")
+
+
+def _data_words(data: DataSection) -> str:
+    if data.is_each_nodes_own:
+        return "your own (--data)"
+    if data.source != "hub":
+        return "what the task brings along"
+    part = " ".join(filter(None, (data.config, data.split, data.revision)))
+    return f"streams {data.dataset} ({clean(part)}) from Hugging Face while it trains, unless --data is given"
+
+
+def _download_words(manifest: Manifest, takes: Footprint) -> str:
+    tokenizer = ", a tokenizer file" if manifest.data.tokenizer != BYTES else ""
+    return f"{size_text(takes.download_bytes)} of parameters{tokenizer}, from peers"
+
+
+# Reins of a membership, for the owner's controls: what there is of a member, in the words of `Reins`.
+
+
+class MemberReins:
+    """Reins of one member (`daemon.control.owner.Reins`)."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def names(self) -> tuple[str, str, str]:
+        """See `Reins.names`."""
+        member = self._member
+        return member.peer.identity.peer_id, member.settings.name, member.run.name
+
+    def state(self) -> str:
+        """See `Reins.state`."""
+        return self._member.report.word
+
+    def recent(self) -> tuple[str, ...]:
+        """See `Reins.recent`."""
+        return self._member.diary.recent
+
+    def has_handed_over(self) -> bool:
+        """See `Reins.has_handed_over`."""
+        link = self._member.learner_link
+        return not link.ready.is_set() or link.handed_over
+
+    def follow(self, wish: ch.SpareMachine) -> None:
+        """See `Reins.follow`."""
+        self._member.learner_link.follow(wish)
+
+    def permit(self, link: Link) -> None:
+        """See `Reins.permit`."""
+        up, down = link.upload_bits_per_s, link.download_bits_per_s
+        self._member.meters.permit(link)
+        self._member.peer.transport.allow(up if up < math.inf else 0.0, down if down < math.inf else 0.0)
+
+    def carried_bytes(self) -> tuple[int, int]:
+        """See `Reins.carried_bytes`."""
+        return self._member.peer.transport.carried_bytes()
+
+    def hand_over_bytes(self) -> int:
+        """See `Reins.hand_over_bytes`: a contribution and an update of every fragment."""
+        run = self._member.run
+        names = (run.manifest.codec.contribution, run.manifest.codec.update)
+        return sum(codec(name).encoded_bytes(layout.numel) for name in names for layout in run.layouts)
+
+    def note(self, words: str, reason: str) -> None:
+        """See `Reins.note`."""
+        self._member.diary.say(logging.INFO, "rest", words, why=reason)

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,16 +25,12 @@ from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.config.values import has_home, is_loopback, those_known
-from p2pdiloco.daemon import service
-from p2pdiloco.daemon.admission.link import link_of
-from p2pdiloco.daemon.apart import is_working
-from p2pdiloco.daemon.display import outlet
+from p2pdiloco.daemon.budgets import is_working
+from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
-from p2pdiloco.daemon.finding.kept_port import keep_port, listen_again
-from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
-from p2pdiloco.daemon.finding.twins import refuse_beside_a_twin
-from p2pdiloco.daemon.run_files.listing import PublishedRun
-from p2pdiloco.errors import ConfigError, InvariantViolation, UserError
+from p2pdiloco.daemon.network.discovery import keep_port, listen_again, refuse_beside_a_twin
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, link_of, load_own_addresses, load_peers
+from p2pdiloco.errors import ConfigError, InvariantViolation, UserError, clean
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import TransportHandlers
 
@@ -62,20 +59,20 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         def on_signal() -> None:
             nonlocal asked
             asked += 1
-            service.tell_stopping()
+            tell_stopping()
             if asked > 1:
                 # The person means it. p2pd and learner end by themselves when we are gone.
                 if plain(log) == "json":
                     logger.warning("stopped at once")
                 else:
                     sys.stderr.write("stopped at once\n")
-                outlet.end_at_once(HURRIED)
+                logs.end_at_once(HURRIED)
             stop.set()
 
         def on_hangup() -> None:
             # Shell and kernel both send it when a terminal closes: a second one means nothing.
             # What is written there from now on is lost.
-            service.tell_stopping()
+            tell_stopping()
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -83,7 +80,7 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it is nohup's wish to go on
             loop.add_signal_handler(signal.SIGHUP, on_hangup)
         loop.set_exception_handler(_fail_loudly)
-        alive = asyncio.create_task(service.keep_alive())
+        alive = asyncio.create_task(keep_alive())
         try:
             await body(stop)
         finally:
@@ -97,12 +94,12 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
     # of a processor, several where it is busy, in which nobody would end a node that hangs.
     gc.freeze()
     if is_working():
-        outlet.end_at_once(0)
+        logs.end_at_once(0)
     return 0
 
 
 def _begin_log(log: LogStyle) -> None:
-    outlet.install()
+    logs.install()
     configure_logging(plain(log))
 
 
@@ -120,7 +117,7 @@ def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     error = context.get("exception")
     if context.get("bug") or isinstance(error, InvariantViolation) or _is_ours(error):
         loop.default_exception_handler(context)
-        outlet.end_at_once(BROKEN)
+        logs.end_at_once(BROKEN)
     logger.debug("event loop: %s", context.get("message"), exc_info=context.get("exception"))
 
 
@@ -205,7 +202,7 @@ def print_addresses(addresses: list[str], role: str) -> None:
     )
     ready = {"role": role, "addresses": len(addresses), "address": addresses[0]}
     logger.info("%(role)s ready; addresses: %(addresses)d", ready)
-    service.tell_ready()
+    tell_ready()
     if all(map(is_loopback, addresses)):
         logger.warning(
             "this peer listens on the loopback only, so it cannot be reached from other machines: "
@@ -226,3 +223,55 @@ def print_join(addresses: Sequence[str], runs: Sequence[PublishedRun]) -> None:
             print(f"p2pdiloco node {link_of(run, addresses)}", flush=True)
         except ConfigError as error:  # such as a name of 200 letters: who joins by address can
             logger.warning("there is no link to run %s: %s", run.name, error)
+
+
+# Word to the service manager that started this process (sd_notify(3)): ready, status, still alive, stopping.
+#
+# It listens at a socket that it names in the environment; without one nothing is said. A datagram is all of
+# the protocol, so there is no library for it. Nothing here waits, and nothing here fails: who does not read
+# is told nothing.
+
+SOCKET, WATCHDOG, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
+MAX_STATUS = 500
+
+
+def tell_ready() -> None:
+    """Say that others can reach this peer."""
+    _tell("READY=1")
+
+
+def tell_status(words: str) -> None:
+    """Say in one line what this process does; `systemctl status` shows it."""
+    _tell(f"STATUS={clean(words)[:MAX_STATUS]}")
+
+
+def tell_stopping() -> None:
+    """Say that the end has begun."""
+    _tell("STOPPING=1\nSTATUS=leaving: finishing what is in flight, saving")
+
+
+async def keep_alive() -> None:
+    """Say, for ever, that the event loop turns, twice as often as is asked for; return if it is not."""
+    period_s = watchdog_s() / 2
+    while period_s:
+        _tell("WATCHDOG=1")
+        await asyncio.sleep(period_s)
+
+
+def watchdog_s() -> float:
+    """Seconds within which the service manager wants to hear of this process; 0: it does not."""
+    try:
+        is_ours = int(os.environ.get(WATCHDOG_PID) or os.getpid()) == os.getpid()
+        return int(os.environ[WATCHDOG]) / 1e6 if is_ours else 0.0
+    except (KeyError, ValueError):
+        return 0.0
+
+
+def _tell(message: str) -> None:
+    path = os.environ.get(SOCKET, "")
+    if not path.startswith(("/", "@")):
+        return
+    address = "\0" + path[1:] if path[0] == "@" else path
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.sendto(message.encode(errors="replace"), address)

@@ -15,10 +15,10 @@ from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.course import RunCourse
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.logs import Audience
-from p2pdiloco.daemon.display.own_rows import RestRow, TransferRow, excluded_rows
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
@@ -28,19 +28,20 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     NodeState,
     PeerRow,
+    RestRow,
     StatusReport,
+    TransferRow,
+    excluded_rows,
     sane_loss,
     status_of,
 )
 from p2pdiloco.daemon.display.timeline import Timeline
-from p2pdiloco.daemon.finding.sharing import NOT_TOLD, Sharing
-from p2pdiloco.daemon.learner.course import RunCourse
-from p2pdiloco.daemon.learner.learner_link import LearnerLink
-from p2pdiloco.daemon.links.linkwatch import LinkWatch
-from p2pdiloco.daemon.outbound import Outbound
-from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
-from p2pdiloco.daemon.run_files.footprint import STATE_BYTES
-from p2pdiloco.daemon.run_files.runs import Run
+from p2pdiloco.daemon.driver import Outbound
+from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.network.discovery import NOT_TOLD, Sharing
+from p2pdiloco.daemon.network.link import LinkWatch
+from p2pdiloco.daemon.payloads import OUT_OF_BUDGET, Memory
+from p2pdiloco.daemon.run_files.run import STATE_BYTES, Run
 from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel as ch

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.config.manifest import Name
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
 from p2pdiloco.core.api.reasons import ProbeRefusal, PullRefusal, Verdict
@@ -31,11 +32,135 @@ from p2pdiloco.core.api.types import (
     Wire,
 )
 from p2pdiloco.core.api.versions import SignedPartial, SignedVersion
-from p2pdiloco.daemon.admission.queries import AdmissionQuery
-from p2pdiloco.daemon.history.queries import CreditsQuery, PullHistory
+from p2pdiloco.credits import LATEST_S
+from p2pdiloco.daemon.papers import Admission, AdmissionFault, Grant, Notice
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
+
+# Queries about admission between peers: shown at the door, and answered by it.
+
+MAX_OTHERS = 32
+
+
+class ShowAdmission(Wire, frozen=True, tag=True):
+    """Paper that the asker has to show, and the sequence of the notice that it knows (0: of none)."""
+
+    run: RunId
+    admission: Admission | None
+    notice: Count
+
+
+class AdmissionShown(Wire, frozen=True, tag=True):
+    """Answer to `ShowAdmission`; what follows `fault` is of the one who answers."""
+
+    fault: AdmissionFault | None
+    """Reason why the asker is not admitted; None: it is."""
+    admission: Admission | None
+    notice: Count
+    others: Annotated[tuple[Admission, ...], Meta(max_length=MAX_OTHERS)]
+    """Admissions that it has seen, the newest ones; for those whom it admits."""
+    proof: Evidence | None = None
+    """Evidence for which the asker is excluded."""
+
+
+class MayJoin(Wire, frozen=True, tag=True):
+    """Question whether a peer would be admitted with a grant."""
+
+    run: RunId
+    peer: PeerId
+    grant: Grant | None
+
+
+class JoinAnswer(Wire, frozen=True, tag=True):
+    """Answer to `MayJoin`."""
+
+    fault: AdmissionFault | None
+
+
+class NoticeQuery(Wire, frozen=True, tag=True):
+    """Question for the notice of a run's owner, if its sequence is above this one."""
+
+    run: RunId
+    above: Count
+
+
+class NoticeAnswer(Wire, frozen=True, tag=True):
+    """Answer to `NoticeQuery`, and to `GiveNotice`: the notice if it is newer than the asker's."""
+
+    notice: Notice | None
+
+
+class GiveNotice(Wire, frozen=True, tag=True):
+    """Notice for whoever has an older one."""
+
+    notice: Notice
+
+
+AdmissionQuery = ShowAdmission | MayJoin | NoticeQuery | GiveNotice
+
+
+# Queries about a run's history and credits between peers; anybody may ask.
+
+KEEPS_NONE = "keeps-no-history"
+"""Reason of whoever is asked for credits, and keeps no history."""
+MAX_ROWS = 500
+"""Rows of one answer: with the longest names about 180 KiB."""
+Time = Annotated[int, Meta(ge=0, le=LATEST_S)]
+
+
+class PullHistory(Wire, frozen=True, tag=True):
+    """Request for that very version's record, its parent's, and so on: as many as a page has.
+
+    The answer is the records alone (`credits.records`), the newest first.
+    """
+
+    run: RunId
+    fragment: Count
+    number: Count
+    digest: Digest
+
+
+class CreditsQuery(Wire, frozen=True, tag=True):
+    """Question who did how much of a run, of whoever keeps its history."""
+
+    run: RunId
+    offset: Count = 0
+    """Rows to leave out: the answer has `MAX_ROWS` at most."""
+
+
+class CreditLine(Wire, frozen=True):
+    """Work of one learner, as a keeper has added it up."""
+
+    peer: PeerId
+    name: Annotated[str, Meta(max_length=63)]
+    """Name by which it called itself last, for all that the keeper knows."""
+    fragment_tokens: Count
+    """Tokens, the sum over fragments."""
+    claimed_tokens: Count
+    """Tokens by its labels, the mean over fragments."""
+    inner_steps: Count
+    """Inner steps, the mean over fragments."""
+    contributions: Count
+    first_s: Time
+    last_s: Time
+
+
+class CreditsAnswer(Wire, frozen=True, tag=True):
+    """Answer to `CreditsQuery`."""
+
+    fragments: Annotated[int, Meta(ge=1, le=MAX_FRAGMENTS)]
+    fragment_tokens: Count
+    before_fragment_tokens: Count
+    uncredited_fragment_tokens: Count
+    learners: Count
+    missing: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_FRAGMENTS)]
+    """Fragments whose history begins later, and the first version that is known."""
+    doubts: Annotated[tuple[tuple[Annotated[str, Meta(max_length=80)], Count], ...], Meta(max_length=16)]
+    tips: Digest
+    """Digest of all heads together: equal ones have equal answers."""
+    rows: Annotated[tuple[CreditLine, ...], Meta(max_length=MAX_ROWS)]
+
 
 MESSAGE, QUERY = b"m", b"q"
 MAX_RUNS = 64

@@ -11,9 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from p2pdiloco.daemon.display.keys import HELP, Keys
-from p2pdiloco.daemon.display.live import suspend
-from p2pdiloco.daemon.display.wording import count, duration, folded, loss_text, ranges, sparkline
+from p2pdiloco.daemon.display.snapshot import count, duration, folded, loss_text, ranges, sparkline
+from p2pdiloco.daemon.display.terminal import HELP, Keys, suspend
 from p2pdiloco.demo.chronicle import Chronicle, NodeTrace
 from p2pdiloco.demo.event_log import Line
 from p2pdiloco.demo.swarm import stop_here

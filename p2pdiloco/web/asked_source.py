@@ -18,12 +18,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.daemon.display.series import sane
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
-from p2pdiloco.daemon.display.timeline import Timeline, load_timeline, save_timeline
-from p2pdiloco.daemon.finding.asking import ask_status, listed_members
-from p2pdiloco.daemon.history.asking import AskedCredits
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.display.timeline import Timeline, load_timeline, sane, save_timeline
+from p2pdiloco.daemon.history import AskedCredits
+from p2pdiloco.daemon.network.discovery import ask_status, listed_members
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from p2pdiloco.daemon.control.controls import OwnerControls
+from p2pdiloco.daemon.owner.control import OwnerControls
 from p2pdiloco.errors import UserError, clean
 from p2pdiloco.web.words import Control
 

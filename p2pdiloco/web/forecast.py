@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from p2pdiloco.daemon.display.series import LossPoint
+from p2pdiloco.daemon.display.timeline import LossPoint
 from p2pdiloco.web.view import Forecast
 
 LEAST_POINTS = 8

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from p2pdiloco.daemon.admission.link import link_of
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, link_of
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.web.view import MAX_SVG, JoinView
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
-from p2pdiloco.daemon.display.progress import amendment_text
-from p2pdiloco.daemon.display.series import MAX_AGE_S, sane
-from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, FragmentRow, NewestRow, StatusReport, sane_loss
-from p2pdiloco.daemon.history.queries import CreditLine, CreditsAnswer
+from p2pdiloco.daemon.display.snapshot import (
+    MAX_PEER_ROWS,
+    FragmentRow,
+    NewestRow,
+    StatusReport,
+    amendment_text,
+    sane_loss,
+)
+from p2pdiloco.daemon.display.timeline import MAX_AGE_S, sane
+from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
 from p2pdiloco.web.forecast import forecast
 from p2pdiloco.web.people import member_views, silent_views
 from p2pdiloco.web.view import (

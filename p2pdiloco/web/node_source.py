@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from p2pdiloco.daemon.control.controls import OwnerControls
+from p2pdiloco.daemon.budgets import Link
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot, status_of
 from p2pdiloco.daemon.display.timeline import Timeline
-from p2pdiloco.daemon.links.link import Link
+from p2pdiloco.daemon.owner.control import OwnerControls
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.joining import join_view
 from p2pdiloco.web.making import credit_views, public_view

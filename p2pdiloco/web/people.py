@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.daemon.display.series import PastEvent
 from p2pdiloco.daemon.display.snapshot import PeerRow, sane_loss
-from p2pdiloco.daemon.display.timeline import ABOUT_PEERS
+from p2pdiloco.daemon.display.timeline import ABOUT_PEERS, PastEvent
 from p2pdiloco.web.view import MemberView
 from p2pdiloco.web.words import MarkKind, MemberWord, Why
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from p2pdiloco.daemon.control.controls import ControlState, OwnerControls
+from p2pdiloco.daemon.owner.control import ControlState, OwnerControls
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.view import OwnView, RunView
 from p2pdiloco.web.words import Control, NodeWord

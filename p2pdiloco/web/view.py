@@ -15,10 +15,8 @@ from msgspec import Meta, field
 
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
-from p2pdiloco.daemon.display.bounds import Line, Natural, Row, Text, Words
-from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow
-from p2pdiloco.daemon.display.series import MAX_MARKS, MAX_POINTS
-from p2pdiloco.daemon.display.snapshot import MAX_PEER_ROWS, MAX_RECENT_LINES
+from p2pdiloco.daemon.display.snapshot import MAX_EXCLUDED_ROWS, MAX_PEER_ROWS, MAX_RECENT_LINES, ExcludedRow
+from p2pdiloco.daemon.display.timeline import MAX_MARKS, MAX_POINTS, Line, Natural, Row, Text, Words
 from p2pdiloco.errors import encoded
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 

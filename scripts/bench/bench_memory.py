@@ -31,10 +31,9 @@ from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.daemon.bulk import pushes_in
-from p2pdiloco.daemon.bulk.pushes_in import PushesIn
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.bulk import pushes
+from p2pdiloco.daemon.bulk.pushes import PushesIn
+from p2pdiloco.daemon.payloads import Compute, Tickets
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codecs import CODECS, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
@@ -98,7 +97,7 @@ class Syncer:
 async def one(numel: int, codec_name: str, contributors: int, bounded: bool) -> dict[str, float]:
     """Measure one, in a process of its own."""
     torch.set_num_threads(1)
-    pushes_in.SHARE_BYTES = SHARE_BYTES if bounded else 1 << 60  # type: ignore[misc]
+    pushes.SHARE_BYTES = SHARE_BYTES if bounded else 1 << 60  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         syncer = Syncer(numel, codec_name, Path(folder) if bounded else None)
         await syncer.take(1)  # what is needed once and for all is not counted

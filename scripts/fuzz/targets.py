@@ -38,17 +38,20 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.invite import INVITE, Invite, decode_invite, encode_invite
-from p2pdiloco.daemon.admission.papers import (
+from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status, encode_status
+from p2pdiloco.daemon.papers import (
+    INVITE,
+    SUM_BYTES,
+    Invite,
     Notice,
     Vouch,
+    decode_invite,
     decode_notice,
+    encode_invite,
     encode_notice,
     grant,
     signed,
 )
-from p2pdiloco.daemon.admission.word import SUM_BYTES
-from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status, encode_status
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, PushSink, Refusal

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from p2pdiloco.cli.group import cli
-from p2pdiloco.daemon.run_files.result import RunResult, result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.saved_state import RunResult, result_of
 from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.identity import Identity
 from survey.tiny import VOCABULARY, tiny

@@ -15,8 +15,8 @@ from p2pdiloco.cli.status import run as ask_status
 from p2pdiloco.cli.watching.board import run as write_board
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.bootstrap import run_bootstrap
-from p2pdiloco.daemon.learner.host import LearnerHost
-from p2pdiloco.daemon.node import run_node
+from p2pdiloco.daemon.learner_host import LearnerHost
+from p2pdiloco.daemon.start import run_node
 from p2pdiloco.learner.__main__ import main as begin_learner
 from p2pdiloco.learner.loop import Training
 

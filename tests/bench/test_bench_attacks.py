@@ -24,7 +24,7 @@ from p2pdiloco.core.membership import Heartbeats
 from p2pdiloco.core.syncer import LearnerInbox, Publisher
 from p2pdiloco.core.voting import Candidacy, VoteJudge
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.demo.event_log import Line
 from p2pdiloco.demo.guard import Guard
 

@@ -11,15 +11,14 @@ from daemon_kit import QuickMember, Rogue, until
 
 from p2pdiloco.cli.credits import collecting
 from p2pdiloco.cli.credits.collecting import CreditsWish, RunCredits, collect
-from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history import keeping
-from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery
+from p2pdiloco.daemon import history, wire
+from p2pdiloco.daemon.wire import CreditsAnswer, CreditsQuery
 
 
 def quick_keepers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let keepers count at once."""
-    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
+    monkeypatch.setattr(history, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(history, "AGAIN_S", 0.1)
 
 
 async def asked(

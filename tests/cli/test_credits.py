@@ -20,7 +20,7 @@ from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.credits import CreditRow, Credits, is_proven, read_certificate, signed_certificate, text_of
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history.queries import CreditLine, CreditsAnswer
+from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.release import WIRE_VERSION

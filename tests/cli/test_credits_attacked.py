@@ -14,7 +14,7 @@ from p2pdiloco.cli.credits import view
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.credits import HistoryRecord, framed
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history.queries import CreditsAnswer
+from p2pdiloco.daemon.wire import CreditsAnswer
 from p2pdiloco.ports import PullSource
 
 

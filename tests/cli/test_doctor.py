@@ -26,8 +26,8 @@ from p2pdiloco.config.settings import DoctorSettings
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
-from p2pdiloco.daemon.finding.peers_file import keep_joined_through, peers_file
-from p2pdiloco.daemon.links.probing import MeasuredLink
+from p2pdiloco.daemon.network.reach import MeasuredLink
+from p2pdiloco.daemon.run_files.known_runs import keep_joined_through, peers_file
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.release import WIRE_VERSION

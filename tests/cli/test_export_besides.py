@@ -22,8 +22,8 @@ from p2pdiloco.config.manifest import (
     manifest_from_canonical,
 )
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.daemon.run_files.result import load_result, result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.hub_export import hub_files

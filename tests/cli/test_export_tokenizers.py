@@ -11,11 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import ExportSection
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.run_files.result import RunResult, load_result, result_of
-from p2pdiloco.daemon.run_files.result_files import ResultPlan, ResultWriter
-from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run
-from p2pdiloco.daemon.run_files.tokenizers import keep_tokenizer
+from p2pdiloco.daemon.payloads import Compute
+from p2pdiloco.daemon.run_files.run import genesis_versions, save_run, sign_run
+from p2pdiloco.daemon.run_files.saved_state import ResultPlan, ResultWriter, RunResult, load_result, result_of
+from p2pdiloco.daemon.run_files.shared_files import keep_tokenizer
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 from p2pdiloco.tasks.tokens import digest_of

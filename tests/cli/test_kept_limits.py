@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.daemon.rest.kept_wishes import FILE
+from p2pdiloco.daemon.owner.wishes import FILE
 
 
 def test_what_is_kept_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

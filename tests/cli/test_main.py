@@ -25,8 +25,7 @@ from p2pdiloco.config.settings import (
     NodeSettings,
     StatusSettings,
 )
-from p2pdiloco.daemon.admission.invite import Invite, encode_invite
-from p2pdiloco.daemon.admission.papers import grant
+from p2pdiloco.daemon.papers import Invite, encode_invite, grant
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 

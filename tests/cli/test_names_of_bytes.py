@@ -58,8 +58,8 @@ def test_a_model_is_started_from_and_written_in_such_folders(
     # Whoever reads the output gets a path that there is.
     assert capfdbinary.readouterr().out.strip() == os.fsencode(first)
     assert run(["run", "check", str(first)]) == 0
-    from p2pdiloco.daemon.run_files.result import result_of
-    from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+    from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+    from p2pdiloco.daemon.run_files.saved_state import result_of
     from p2pdiloco.identity import Identity
 
     signed, vault = sign_run(first, Identity.generate())

@@ -11,7 +11,7 @@ from p2pdiloco.cli.membership import naming
 from p2pdiloco.cli.membership.naming import ENDING, SURE_ENDING, InviteEnd, PeerChange
 from p2pdiloco.cli.membership.notices import COMMANDS
 from p2pdiloco.cli.membership.reaching import Reached
-from p2pdiloco.daemon.admission.papers import Notice
+from p2pdiloco.daemon.papers import Notice
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 

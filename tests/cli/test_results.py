@@ -21,9 +21,9 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import AdmissionSection, Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.daemon.display import lasting
-from p2pdiloco.daemon.run_files.result import load_result, result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run
+from p2pdiloco.daemon.display import logs
+from p2pdiloco.daemon.run_files.run import genesis_versions, save_run, sign_run
+from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
 from p2pdiloco.errors import ConfigError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import render_toml
@@ -73,7 +73,7 @@ def test_a_model_is_asked_and_measured(tmp_path: Path, capsys: pytest.CaptureFix
     first = capsys.readouterr().out
     assert run(["generate", *source, "--prompt", "def ", "--tokens", "5", "--device", "cpu"]) == 0
     assert first.startswith("def ") and first == capsys.readouterr().out
-    with mock.patch.object(lasting, "SAY_AFTER_S", 0.0):
+    with mock.patch.object(logs, "SAY_AFTER_S", 0.0):
         assert run(["eval", *source, "--tokens", "1024", "--device", "cpu", "--json"]) == 0
     said = capsys.readouterr()
     assert "measuring on held-out samples: 100%" in said.err

@@ -19,9 +19,8 @@ from p2pdiloco.cli.status import NoNodes, Search, Unreachable
 from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
-from p2pdiloco.daemon.finding.peers_file import save_own_addresses
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files.listing import ListedRun
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, save_own_addresses
 from p2pdiloco.errors import PeerUnreachable, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport

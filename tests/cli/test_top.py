@@ -35,10 +35,10 @@ from p2pdiloco.config.settings import TopSettings
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
-from p2pdiloco.daemon.display.keys import Move, told_apart
 from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, StatusReport, encode_status
-from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.display.terminal import Move, told_apart
+from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.errors import PeerUnreachable
 from p2pdiloco.identity import Identity
 from p2pdiloco.release import WIRE_VERSION

@@ -15,8 +15,7 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.peers_file import save_own_addresses
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, save_own_addresses
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import render_toml

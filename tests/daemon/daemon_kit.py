@@ -38,14 +38,13 @@ from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.daemon import bootstrap, wire
 from p2pdiloco.daemon.display.logs import RecentLines
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.life import Life
-from p2pdiloco.daemon.member import Member, OwnPeer
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.run_files import signing
-from p2pdiloco.daemon.run_files.initial_file import initial_beside
-from p2pdiloco.daemon.run_files.listing import PublishedRun
-from p2pdiloco.daemon.run_files.runs import Run, open_run, sign_run
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.member import Life, Member, OwnPeer
+from p2pdiloco.daemon.payloads import Compute
+from p2pdiloco.daemon.run_files import served_runs as signing
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun
+from p2pdiloco.daemon.run_files.run import Run, open_run, sign_run
+from p2pdiloco.daemon.run_files.shared_files import initial_beside
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, PushSink, Refusal

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from p2pdiloco.core.api.types import Reach
-from p2pdiloco.daemon.finding.presence import OurRecord
+from p2pdiloco.daemon.network.discovery import OurRecord
 
 
 def our_record(incarnation: int = 1, name: str = "me") -> OurRecord:

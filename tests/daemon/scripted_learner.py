@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.daemon.learner_host import LearnerExited
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.tensors.layout import Exchange
 

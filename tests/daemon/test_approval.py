@@ -22,18 +22,22 @@ from p2pdiloco.config.manifest import Manifest, run_id, sign_manifest
 from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import size_text
-from p2pdiloco.daemon import approval, wire
-from p2pdiloco.daemon.apart import apart, is_working
-from p2pdiloco.daemon.approval import Approval
-from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.machine import free_memory_bytes
-from p2pdiloco.daemon.payloads.memory import least_bytes
-from p2pdiloco.daemon.run_files import find, runs
-from p2pdiloco.daemon.run_files.find import find_run
-from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, UPDATES_IN_MEMORY, footprint_of
-from p2pdiloco.daemon.run_files.joined import joined_runs, remember_joined
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon import member, wire
+from p2pdiloco.daemon.budgets import apart, free_memory_bytes, is_working
+from p2pdiloco.daemon.display.logs import ask_terminal, at_terminal
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.member import Approval
+from p2pdiloco.daemon.payloads import least_bytes
+from p2pdiloco.daemon.run_files import run as find
+from p2pdiloco.daemon.run_files import run as runs
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, joined_runs, remember_joined
+from p2pdiloco.daemon.run_files.run import (
+    DAEMON_BYTES,
+    LEARNER_BYTES,
+    UPDATES_IN_MEMORY,
+    find_run,
+    footprint_of,
+)
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.own_tasks import NAME as OWN_LOOP
@@ -86,9 +90,9 @@ ABSURD = {
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of 16 GiB of memory and 100 GiB of disk, without a GPU."""
-    monkeypatch.setattr(approval, "free_memory_bytes", lambda: 16 * GIB)
-    monkeypatch.setattr(approval, "free_disk_bytes", lambda _: 100 * GIB)
-    monkeypatch.setattr(approval, "accelerators", lambda: ())
+    monkeypatch.setattr(member, "free_memory_bytes", lambda: 16 * GIB)
+    monkeypatch.setattr(member, "free_disk_bytes", lambda _: 100 * GIB)
+    monkeypatch.setattr(member, "accelerators", lambda: ())
 
 
 def approval_of(folder: Path, said: list[str] | None = None, ask: Any = None, **settings: Any) -> Approval:
@@ -114,7 +118,7 @@ import sys, tracemalloc
 sys.modules["torch"] = None  # importing it is an error
 import msgspec
 from p2pdiloco.config.manifest import manifest_from_canonical
-from p2pdiloco.daemon.run_files.footprint import footprint_of
+from p2pdiloco.daemon.run_files.run import footprint_of
 from p2pdiloco.errors import ConfigError
 for number, line in enumerate(sys.stdin):
     tracemalloc.start()
@@ -231,13 +235,13 @@ async def test_the_learner_counts_where_its_memory_is(
     run = published(for_run("350m", "run"))
     takes = footprint_of(run.manifest)
     room = takes.daemon_bytes + takes.payload_bytes + takes.learner_bytes - 1
-    monkeypatch.setattr(approval, "free_memory_bytes", lambda: room)
+    monkeypatch.setattr(member, "free_memory_bytes", lambda: room)
     for settings in ({}, {"device": "cpu"}, {"device": "mps"}):
         with pytest.raises(UserError, match="takes more than this machine has"):
             await approval_of(tmp_path, **settings).approve(run, is_new=True)
     for settings in ({"device": "cuda:1"}, {"learner_socket": tmp_path / "s"}):
         await approval_of(tmp_path, **settings).approve(run, is_new=True)
-    monkeypatch.setattr(approval, "accelerators", lambda: ("cuda",))
+    monkeypatch.setattr(member, "accelerators", lambda: ("cuda",))
     await approval_of(tmp_path).approve(run, is_new=True)
 
 

@@ -12,7 +12,7 @@ from p2pdiloco.adapters import streams
 from p2pdiloco.adapters.streams import PutOff
 from p2pdiloco.daemon import budgets, wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, MAX_PEERS, Budget, BulkBudgets, Enough
-from p2pdiloco.daemon.run_files.giving import Giving
+from p2pdiloco.daemon.run_files.shared_files import Giving
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource
 

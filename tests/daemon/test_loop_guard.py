@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.daemon.rest.idleness import OthersWork
-from p2pdiloco.daemon.rest.kept_wishes import KeptWishes, save_wishes
+from p2pdiloco.daemon.owner.pauses import OthersWork
+from p2pdiloco.daemon.owner.wishes import KeptWishes, save_wishes
 
 
 def work_of(name: str, folder: Path) -> Callable[[], object]:

@@ -12,7 +12,7 @@ from daemon_kit import Neighbourhood, until
 from p2pdiloco.cli.watching.picture import HeardReport, picture_of
 from p2pdiloco.core.api.events import ContributionSent, Event, OfferAnswered
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.daemon.learner import learner_link
+from p2pdiloco.daemon import learner_link
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel as ch
 

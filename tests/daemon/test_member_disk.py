@@ -9,7 +9,7 @@ from typing import BinaryIO
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.adapters.data_dir import Files
-from p2pdiloco.daemon.holdings import UPDATES_IN_MEMORY
+from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 
 
 class FullDisk(Files):

@@ -12,7 +12,7 @@ from scripted_learner import ScriptedLearner
 
 from p2pdiloco.adapters.data_dir import Spool
 from p2pdiloco.core.api.events import LeaveRequested
-from p2pdiloco.daemon.run_files.resume import FILE
+from p2pdiloco.daemon.run_files.saved_state import FILE
 from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.learner import channel as ch
 

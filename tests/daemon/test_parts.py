@@ -20,12 +20,11 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.pending import Unmerged
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.presence import REDIAL_HIDDEN_S, Presence, publish_runs
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.outbound import IN_FLIGHT, MAX_QUEUED, Outbound
-from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.daemon.payloads.update_log import UpdateLog
-from p2pdiloco.daemon.run_files.resume import FILE, Resume, write_resume
+from p2pdiloco.daemon.driver import IN_FLIGHT, MAX_QUEUED, Outbound
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network.discovery import REDIAL_HIDDEN_S, Presence, publish_runs
+from p2pdiloco.daemon.payloads import Tickets, UpdateLog
+from p2pdiloco.daemon.run_files.saved_state import FILE, Resume, write_resume
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
@@ -239,7 +238,7 @@ async def test_those_that_cannot_be_dialled_are_tried_now_and_then_however_many_
 ) -> None:
     presence = Presence(Book(MemoryNetwork(), "me"), "run", our_record(), lambda event: None)
     now, most = 0.0, 3
-    monkeypatch.setattr("p2pdiloco.daemon.finding.presence.MAX_NAMED", most)
+    monkeypatch.setattr("p2pdiloco.daemon.network.discovery.MAX_NAMED", most)
     monkeypatch.setattr(asyncio.get_running_loop().__class__, "time", lambda _: now)
     assert [presence._worth_a_try(f"p{i}") for i in range(5)] == [True] * most + [False] * 2
     assert not presence._worth_a_try("p0"), "soon enough"

@@ -17,10 +17,9 @@ from daemon_kit import Neighbourhood
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.daemon.finding.peers_file import load_peers, peers_file
-from p2pdiloco.daemon.learner.host import _open_log
-from p2pdiloco.daemon.links.uplink_file import load_uplink
-from p2pdiloco.daemon.run_files.joined import joined_runs
+from p2pdiloco.daemon.learner_host import _open_log
+from p2pdiloco.daemon.network.link import load_uplink
+from p2pdiloco.daemon.run_files.known_runs import joined_runs, load_peers, peers_file
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import loop

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.daemon import service
+from p2pdiloco.daemon import process as service
 
 pytestmark = pytest.mark.process
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.daemon.finding import kept_port, twins
-from p2pdiloco.daemon.finding.peers_file import save_own_addresses
+from p2pdiloco.daemon.network import discovery
 from p2pdiloco.daemon.process import begin
+from p2pdiloco.daemon.run_files.known_runs import save_own_addresses
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 
@@ -39,7 +39,7 @@ class Starting:
 async def test_nothing_is_started_beside_a_twin_at_the_last_or_at_a_joined_address(
     is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twins, "PAUSE_S", 0.0)
+    monkeypatch.setattr(discovery, "TWINS_PAUSE_S", 0.0)
     if is_kept:
         save_own_addresses(tmp_path, [TWIN])
     settings = BootstrapSettings(data_dir=tmp_path, join=() if is_kept else (TWIN,))
@@ -53,4 +53,4 @@ async def test_who_starts_keeps_its_port(tmp_path: Path) -> None:
     save_own_addresses(tmp_path, [TWIN])
     transport: Any = Starting(has_twin=False)
     await begin(transport, transport, BootstrapSettings(data_dir=tmp_path))
-    assert transport.started and (tmp_path / kept_port.FILE).read_text() == "31000\n"
+    assert transport.started and (tmp_path / discovery.FILE).read_text() == "31000\n"

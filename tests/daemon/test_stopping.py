@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.daemon.node import OWN_TICK_S, STARVED, OwnTime
 from p2pdiloco.daemon.process import print_addresses
+from p2pdiloco.daemon.start import OWN_TICK_S, STARVED, OwnTime
 
 PROBE = """
 import asyncio, fcntl, os, signal, sys, termios

@@ -10,11 +10,9 @@ import pytest
 from daemon_kit import Neighbourhood, QuickMember, Rogue, short_run, until
 
 from p2pdiloco.core.api.config import Amendment, Going
-from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission import membership
-from p2pdiloco.daemon.admission.papers import Notice, signed
-from p2pdiloco.daemon.admission.queries import GiveNotice
-from p2pdiloco.daemon.learner import course
+from p2pdiloco.daemon import admission, course, wire
+from p2pdiloco.daemon.papers import Notice, signed
+from p2pdiloco.daemon.wire import GiveNotice
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import channel as ch
@@ -69,7 +67,7 @@ async def give(rogue: Rogue, member: QuickMember, notice: Notice) -> bytes:
 async def test_what_an_owner_changes_holds_for_all_at_the_same_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "FIRST_ROUND_S", 0.2)
+    monkeypatch.setattr(admission, "FIRST_ROUND_S", 0.2)
     owner, first, second = Identity.generate(), 3 * 256, 7 * 256
     async with Neighbourhood(tmp_path) as around:
         around.run = short_run(tmp_path, 1 << 20, owner=owner)

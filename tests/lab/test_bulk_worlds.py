@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from p2pdiloco.adapters.flow import LEAST_CHUNK_BYTES
-from p2pdiloco.daemon.bulk.states import donating, pieces
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.bulk.updates import fanout, fetching, gathering
+from p2pdiloco.daemon.bulk import states, updates
+from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.errors import UserError
 from p2pdiloco_lab.bulk_world.plan import MIX_NAMES, MIXES
 from p2pdiloco_lab.bulk_world.report import BulkSummary, replay_command
@@ -84,55 +83,55 @@ def digest_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def resumes_beyond_what_is_here(patch: pytest.MonkeyPatch) -> None:
-    keep = fetching.UnfinishedUpdates.keep
+    keep = updates.UnfinishedUpdates.keep
 
-    def more(self: fetching.UnfinishedUpdates, key: int, unfinished: fetching.Unfinished | None) -> None:
+    def more(self: updates.UnfinishedUpdates, key: int, unfinished: updates.Unfinished | None) -> None:
         if unfinished is not None and unfinished.have_bytes:
             end = len(unfinished.payload) - 1
             unfinished.have_bytes = min(unfinished.have_bytes + LEAST_CHUNK_BYTES, end)
         keep(self, key, unfinished)
 
-    patch.setattr(fetching.UnfinishedUpdates, "keep", more)
+    patch.setattr(updates.UnfinishedUpdates, "keep", more)
 
 
 def begins_anew_after_a_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetching.UnfinishedUpdates, "keep", lambda *_: None)
+    patch.setattr(updates.UnfinishedUpdates, "keep", lambda *_: None)
 
 
 def pieces_of_states_begin_anew_after_a_cut(patch: pytest.MonkeyPatch) -> None:
-    done = pieces.StateCopy.done
+    done = states.StateCopy.done
 
-    def forgetting(self: pieces.StateCopy, part: pieces.StatePart) -> None:
+    def forgetting(self: states.StateCopy, part: states.StatePart) -> None:
         if part.have < part.end:
             part.have = part.began_at
         done(self, part)
 
-    patch.setattr(pieces.StateCopy, "done", forgetting)
+    patch.setattr(states.StateCopy, "done", forgetting)
 
 
 def pins_are_never_released(patch: pytest.MonkeyPatch) -> None:
-    def drop(self: donating.Donating, lease: Any) -> None:
+    def drop(self: states.Donating, lease: Any) -> None:
         if not lease.streams and lease in self._leases:
             self._leases.remove(lease)
 
-    patch.setattr(donating.Donating, "_drop", drop)
+    patch.setattr(states.Donating, "_drop", drop)
 
 
 def a_holder_gives_to_everybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fanout, "degree", lambda size: float("inf"))
+    patch.setattr(updates, "degree", lambda size: float("inf"))
 
 
 def a_liar_is_asked_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gathering.LeftOut, "add", lambda *_: None)
+    patch.setattr(updates.LeftOut, "add", lambda *_: None)
 
 
 def a_ticket_is_kept(patch: pytest.MonkeyPatch) -> None:
-    over = fanout.Fanout.over
-    patch.setattr(fanout.Fanout, "over", lambda self, f, a: over(self, f + 1, a))
+    over = updates.Fanout.over
+    patch.setattr(updates.Fanout, "over", lambda self, f, a: over(self, f + 1, a))
 
 
 def a_reservation_is_kept(patch: pytest.MonkeyPatch) -> None:
-    from p2pdiloco.daemon.bulk.updates.pulling import Pulling
+    from p2pdiloco.daemon.bulk.updates import Pulling
 
     pull = Pulling.pull
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.config.settings import DemoSettings
-from p2pdiloco.daemon.display.keys import Keys
+from p2pdiloco.daemon.display.terminal import Keys
 from p2pdiloco.demo import demo
 from p2pdiloco.demo import plot as demo_plot
 from p2pdiloco.demo.chronicle import Chronicle

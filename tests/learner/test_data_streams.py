@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.sharing import agreed, united
+from p2pdiloco.daemon.network.discovery import agreed, united
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import MAX_EPOCH, DataShare, Status, decode_event, frame
 from p2pdiloco.learner.samples import LATELY, Allotment, SampleStream

@@ -23,8 +23,8 @@ from safetensors import safe_open
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment
-from p2pdiloco.daemon.learner import host
-from p2pdiloco.daemon.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
+from p2pdiloco.daemon import learner_host
+from p2pdiloco.daemon.learner_host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
 from p2pdiloco.learner import loop
 from p2pdiloco.learner.channel import (
     Applied,
@@ -215,21 +215,24 @@ def memory_score(pid):
 
 async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_time(tmp_path, monkeypatch):
     """On a processor nobody refuses memory: three learners in a row were killed, and the node ended."""
-    monkeypatch.setattr(host, "memory_kills", itertools.chain([3], itertools.repeat(4)).__next__)
+    monkeypatch.setattr(learner_host, "memory_kills", itertools.chain([3], itertools.repeat(4)).__next__)
     async with Daemon(tmp_path) as daemon:
         await daemon.host.start(BASES)
         await daemon.expect(Ready)
         assert memory_score(daemon.host.pid) == "500", "nobody else's process goes first"
-        starved = f"killed by SIGKILL: {host.STARVED}"
+        starved = f"killed by SIGKILL: {learner_host.STARVED}"
         for reason, halvings in ((starved, 1), ("killed by SIGKILL", 1), ("it hung", 1)):
             if reason == "it hung":
-                monkeypatch.setattr(host, "memory_kills", lambda: 5)
+                monkeypatch.setattr(learner_host, "memory_kills", lambda: 5)
                 daemon.host.kill("it hung")
             else:
                 os.kill(daemon.host.pid, signal.SIGKILL)
             exited = await daemon.expect(LearnerExited)
             assert exited == LearnerExited(
-                -signal.SIGKILL, reason, host.MORE_MEMORY if reason == starved else "", reason == starved
+                -signal.SIGKILL,
+                reason,
+                learner_host.MORE_MEMORY if reason == starved else "",
+                reason == starved,
             )
             await daemon.host.start(BASES)
             await daemon.expect(Ready)
@@ -246,8 +249,8 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
     faster = (Amendment(1, 256, rate_factor=20.0),)  # which both must know: else they train two models
     training, _ = alone(0)
     training.amend(faster)
-    kills = host.memory_kills()
-    monkeypatch.setattr(host, "memory_kills", lambda: kills)
+    kills = learner_host.memory_kills()
+    monkeypatch.setattr(learner_host, "memory_kills", lambda: kills)
     options = msgspec.structs.replace(OPTIONS, nproc=2, precision="fp32")
     async with Daemon(tmp_path, options=options) as daemon:
         await daemon.host.prepare()
@@ -275,10 +278,10 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         [sibling] = leader.children()
         assert not list(meeting.iterdir()), "they have met"
         sibling.kill()
-        monkeypatch.setattr(host, "memory_kills", lambda: kills + 1)
+        monkeypatch.setattr(learner_host, "memory_kills", lambda: kills + 1)
         exited = await daemon.expect(LearnerExited)
-        reason = f"rank 1 of this learner ended (killed by SIGKILL): {host.STARVED}"
-        assert exited == LearnerExited(EXIT_RANK_KILLED, reason, host.MORE_MEMORY, True)
+        reason = f"rank 1 of this learner ended (killed by SIGKILL): {learner_host.STARVED}"
+        assert exited == LearnerExited(EXIT_RANK_KILLED, reason, learner_host.MORE_MEMORY, True)
         assert not leader.is_running()
 
         # As the daemon does it: another learner, from the last saved state; here its processes share the

@@ -44,7 +44,7 @@ def test_an_architecture_comes_through_or_is_refused_in_a_sentence(kind: str) ->
     [
         ("deepseek_v3", "p2pdiloco.tasks.description.put_constants", "logits of version 0 differ by"),
         ("gpt2", "p2pdiloco.tensors.vault.Vault.commit", "was not merged"),
-        ("gpt2", "p2pdiloco.daemon.run_files.result.rounded", "logits of its export differ by"),
+        ("gpt2", "p2pdiloco.daemon.run_files.saved_state.rounded", "logits of its export differ by"),
     ],
 )
 def test_the_survey_sees_what_is_lost(

@@ -14,7 +14,7 @@ import torch
 from system_kit import Swarm
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.daemon.run_files.result import load_result
+from p2pdiloco.daemon.run_files.saved_state import load_result
 from p2pdiloco.tasks.description import describe, persistent_buffers
 
 transformers = pytest.importorskip("transformers")

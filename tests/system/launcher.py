@@ -215,10 +215,10 @@ def _be(out: str, err: str) -> None:
 def signing_here() -> None:
     """A fork has torch: a process that signs for it would import it again, at every start of a bootstrap."""
     from p2pdiloco.daemon import bootstrap
-    from p2pdiloco.daemon.run_files import signing
+    from p2pdiloco.daemon.run_files import served_runs
 
     async def sign(data_dir: Path, files: Sequence[Path], _log: str) -> None:
-        signing.sign_all(data_dir, files)
+        served_runs.sign_all(data_dir, files)
 
     bootstrap.sign_apart = sign  # type: ignore[assignment]
 
@@ -248,7 +248,7 @@ if __name__ == "__main__":
     from loop_guard import guarded
 
     import p2pdiloco.cli.status
-    import p2pdiloco.daemon.node  # noqa: F401
+    import p2pdiloco.daemon.start  # noqa: F401
     from p2pdiloco.cli.group import run
 
     signing_here()

@@ -7,7 +7,7 @@ import json
 import pytest
 from system_kit import PACE, Swarm
 
-from p2pdiloco.daemon.admission.link import read_word
+from p2pdiloco.daemon.run_files.known_runs import read_word
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

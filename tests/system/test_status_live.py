@@ -12,7 +12,7 @@ from system_kit import PACE, Daemon, Swarm
 from terminal_kit import Terminal
 
 from p2pdiloco.config.settings import load_settings_table
-from p2pdiloco.daemon.run_files.result import load_result, result_on_disk
+from p2pdiloco.daemon.run_files.saved_state import load_result, result_on_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

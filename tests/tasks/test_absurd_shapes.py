@@ -14,8 +14,8 @@ from p2pdiloco.adapters.result_file import checksum_of, load_metadata, load_tens
 from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.manifest import Manifest, canonical_bytes, sign_manifest, table
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.daemon.run_files.initial_file import initial_beside
-from p2pdiloco.daemon.run_files.runs import open_run
+from p2pdiloco.daemon.run_files.run import open_run
+from p2pdiloco.daemon.run_files.shared_files import initial_beside
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.own_tasks import OwnLoopSection

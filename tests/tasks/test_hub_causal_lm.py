@@ -15,8 +15,8 @@ from p2pdiloco.cli.given.model import with_given_model
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import ADAMW_RATE, for_run
-from p2pdiloco.daemon.run_files.result import load_result, result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.loop import Training, evaluate, heldout_batch

@@ -12,9 +12,9 @@ import torch
 from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.manifest import MAX_MANIFEST_BYTES, decode_signed, encode_signed, verify
 from p2pdiloco.config.presets import expected_merges, harms
-from p2pdiloco.daemon.run_files.initial_file import initial_beside
-from p2pdiloco.daemon.run_files.result import result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.saved_state import result_of
+from p2pdiloco.daemon.run_files.shared_files import initial_beside
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature

@@ -13,7 +13,7 @@ from p2pdiloco.config.manifest import (
     sign_manifest,
 )
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.daemon.run_files.runs import open_run, sign_run
+from p2pdiloco.daemon.run_files.run import open_run, sign_run
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.loop import evaluate, heldout_batch

@@ -13,10 +13,9 @@ from deadlines import within_s
 from test_making import NOW_S, report
 
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.daemon.display.series import LossPoint
 from p2pdiloco.daemon.display.snapshot import encode_status
-from p2pdiloco.daemon.display.timeline import load_timeline
-from p2pdiloco.daemon.finding.asking import ask_status
+from p2pdiloco.daemon.display.timeline import LossPoint, load_timeline
+from p2pdiloco.daemon.network.discovery import ask_status
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.web import asked_source
 from p2pdiloco.web.asked_source import AskedSource

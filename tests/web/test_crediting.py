@@ -7,8 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history.asking import EVERY_S, AskedCredits, believed
-from p2pdiloco.daemon.history.queries import MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery
+from p2pdiloco.daemon.history import EVERY_S, AskedCredits, believed
+from p2pdiloco.daemon.wire import MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.web.making import credit_views
 from p2pdiloco.web.view import MAX_CREDITS

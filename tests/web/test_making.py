@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.daemon.display.own_rows import ExcludedRow
-from p2pdiloco.daemon.display.series import LossPoint, PastEvent
+from p2pdiloco.daemon.budgets import Link
 from p2pdiloco.daemon.display.snapshot import (
     CourseRow,
+    ExcludedRow,
     FragmentRow,
     NewestRow,
     NodeSnapshot,
@@ -22,8 +22,7 @@ from p2pdiloco.daemon.display.snapshot import (
     encode_status,
     status_of,
 )
-from p2pdiloco.daemon.display.timeline import Timeline
-from p2pdiloco.daemon.links.link import Link
+from p2pdiloco.daemon.display.timeline import LossPoint, PastEvent, Timeline
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.web.asked_source import WatchedRun, middle
 from p2pdiloco.web.forecast import fit, forecast

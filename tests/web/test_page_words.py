@@ -13,8 +13,7 @@ import pytest
 from msgspec.structs import replace
 from page_scene import scene, with_public
 
-from p2pdiloco.daemon.display.own_rows import ExcludedRow
-from p2pdiloco.daemon.display.snapshot import NodeState
+from p2pdiloco.daemon.display.snapshot import ExcludedRow, NodeState
 from p2pdiloco.web import live
 from p2pdiloco.web.page.rendering import PARTS, Page
 from p2pdiloco.web.page.wording import MEMBER_SHAPES, TONES, WHY

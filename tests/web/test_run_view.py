@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from page_scene import scene
 
-from p2pdiloco.daemon.display.series import MAX_POINTS
+from p2pdiloco.daemon.display.timeline import MAX_POINTS
 from p2pdiloco.web.view import RunView, encode_view
 from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 

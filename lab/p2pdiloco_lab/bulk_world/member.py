@@ -13,12 +13,9 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Head, SignedContribution, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.memory import Memory, least_bytes, most_update_bytes
-from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.daemon.payloads.update_log import UpdateLog
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.network.link import LinkMeters
+from p2pdiloco.daemon.payloads import Compute, Memory, Tickets, UpdateLog, least_bytes, most_update_bytes
 from p2pdiloco.ports import Buffer
 from p2pdiloco_lab.bulk_world.door import Door, WatchedTransport
 from p2pdiloco_lab.bulk_world.inbox import PushInbox

@@ -32,13 +32,12 @@ from p2pdiloco.credits import (
     credits_of,
 )
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.lasting import waiting
-from p2pdiloco.daemon.display.wording import short_peer
-from p2pdiloco.daemon.finding.asking import ask
-from p2pdiloco.daemon.history.asking import believed
-from p2pdiloco.daemon.history.fetching import Filling, pull_page
-from p2pdiloco.daemon.history.queries import MAX_ROWS, CreditsAnswer, CreditsQuery
-from p2pdiloco.daemon.run_files.listing import ListedRun, peers_of, pull_manifest
+from p2pdiloco.daemon.display.logs import waiting
+from p2pdiloco.daemon.display.snapshot import short_peer
+from p2pdiloco.daemon.history import Filling, believed, pull_page
+from p2pdiloco.daemon.network.discovery import ask
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, peers_of, pull_manifest
+from p2pdiloco.daemon.wire import MAX_ROWS, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import verify
 from p2pdiloco.ports import Transport

@@ -26,8 +26,8 @@ from p2pdiloco.credits import (
     signed_certificate,
     text_of,
 )
-from p2pdiloco.daemon.admission.own import owns
-from p2pdiloco.daemon.display.wording import count
+from p2pdiloco.daemon.admission import owns
+from p2pdiloco.daemon.display.snapshot import count
 from p2pdiloco.errors import RemoteError, UserError, clean
 from p2pdiloco.identity import Identity, verify
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from p2pdiloco.cli.credits.collecting import RunCredits
 from p2pdiloco.credits import CreditRow
-from p2pdiloco.daemon.display.wording import count, counted, short_peer
+from p2pdiloco.daemon.display.snapshot import count, counted, short_peer
 from p2pdiloco.errors import clean, json_line
 
 DAY_S = 86_400

@@ -48,8 +48,8 @@ def doctor(**values: Any) -> int:
     from p2pdiloco.cli.doctor.examining import examine
     from p2pdiloco.cli.doctor.looking import all_of
     from p2pdiloco.cli.visitor import visit
-    from p2pdiloco.daemon.admission.link import way_of
-    from p2pdiloco.daemon.display.wording import counted
+    from p2pdiloco.daemon.display.snapshot import counted
+    from p2pdiloco.daemon.run_files.known_runs import way_of
 
     way = way_of(settings.join, settings.run)  # names are looked up later, as something to look at
     settings = structs.replace(settings, join=tuple(way.join), run=way.run)

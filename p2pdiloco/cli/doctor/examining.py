@@ -19,9 +19,9 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import DoctorSettings, NodeSettings
 from p2pdiloco.config.values import expanded, peer_in
 from p2pdiloco.core.api.types import WORDS, Reach
-from p2pdiloco.daemon.admission.own import joined_through_before
-from p2pdiloco.daemon.finding.asking import ask_status
-from p2pdiloco.daemon.finding.peers_file import load_own_addresses, load_peers
+from p2pdiloco.daemon.admission import joined_through_before
+from p2pdiloco.daemon.network.discovery import ask_status
+from p2pdiloco.daemon.run_files.known_runs import load_own_addresses, load_peers
 from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError, without_torch
 
 CHECK_S = 20.0

@@ -17,7 +17,7 @@ import psutil
 from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.config.values import size_text
-from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
+from p2pdiloco.daemon.budgets import free_disk_bytes, free_memory_bytes
 from p2pdiloco.errors import install_hint
 from p2pdiloco.release import VERSION, WIRE_VERSION
 

@@ -11,7 +11,7 @@ from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.config.values import DNSADDR, peer_in
-from p2pdiloco.daemon.display.wording import counted
+from p2pdiloco.daemon.display.snapshot import counted
 from p2pdiloco.errors import UserError
 
 NAME_S = 5.0

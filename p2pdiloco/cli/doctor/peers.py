@@ -17,10 +17,9 @@ from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.config.settings import ANY_ADDRESS
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.wording import counted
-from p2pdiloco.daemon.finding.asking import presences
-from p2pdiloco.daemon.finding.kept_port import listen_again
-from p2pdiloco.daemon.finding.reach import tcp_ports
+from p2pdiloco.daemon.display.snapshot import counted
+from p2pdiloco.daemon.network.discovery import listen_again, presences
+from p2pdiloco.daemon.network.reach import tcp_ports
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION

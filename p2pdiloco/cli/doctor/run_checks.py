@@ -9,10 +9,9 @@ from p2pdiloco.cli.doctor.findings import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.doctor.machine import existing
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import rate_text, size_text
-from p2pdiloco.daemon.links.probing import measure
-from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
-from p2pdiloco.daemon.run_files.listing import ListedRun
-from p2pdiloco.daemon.run_files.searching import RunSearch
+from p2pdiloco.daemon.budgets import free_disk_bytes, free_memory_bytes
+from p2pdiloco.daemon.network.reach import measure
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, RunSearch
 from p2pdiloco.errors import UserError, clean
 from p2pdiloco.ports import Transport
 
@@ -47,7 +46,7 @@ async def find(
 
 def footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
     """Compare what the run takes with what is free. Raises: UserError, ModuleNotFoundError (no torch)."""
-    from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, footprint_of
+    from p2pdiloco.daemon.run_files.run import DAEMON_BYTES, LEARNER_BYTES, footprint_of
 
     takes = footprint_of(manifest)
     daemon = takes.daemon_bytes + takes.payload_bytes
@@ -79,7 +78,7 @@ async def link(transport: Transport, peer: str, manifest: Manifest | None) -> li
     words = f"{up}bit/s up, {down}bit/s down, round trip {measured.round_trip_s * 1e3:.3g} ms to …{peer[-6:]}"
     if manifest is None:
         return [good("link", words)]
-    from p2pdiloco.daemon.links.linkplan import demand
+    from p2pdiloco.daemon.network.link import demand
 
     members = manifest.group.expected_members or MEMBERS
     demands = [demand(manifest, measured.link, members, step_s) for step_s in STEP_TIMES_S]

@@ -28,7 +28,7 @@ from p2pdiloco.cli.given.files import CONFIG, ModelFiles
 from p2pdiloco.cli.given.gguf import as_folder
 from p2pdiloco.config.manifest import MAX_NAME, ExportSection, Manifest, manifest_from_canonical, table
 from p2pdiloco.config.presets import for_other_model
-from p2pdiloco.daemon.run_files.initial_file import constants_table, first_not_finite, initial_beside
+from p2pdiloco.daemon.run_files.shared_files import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import UserError, clean
 from p2pdiloco.tasks.causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.causal_lm import section_of as hub_section

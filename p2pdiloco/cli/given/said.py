@@ -17,7 +17,7 @@ from p2pdiloco.config.presets import (
     too_large,
     warmup_steps,
 )
-from p2pdiloco.daemon.display.wording import count, counted
+from p2pdiloco.daemon.display.snapshot import count, counted
 from p2pdiloco.tasks.registry import task_of
 
 LEAST_MERGES = 20

@@ -26,7 +26,7 @@ from p2pdiloco.config.presets import (
     with_schedule,
     with_tokens,
 )
-from p2pdiloco.daemon.display.wording import count
+from p2pdiloco.daemon.display.snapshot import count
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.registry import task_of
 

@@ -16,11 +16,7 @@ from p2pdiloco.cli.given.files import CONFIG, SINGLE
 from p2pdiloco.cli.given.kinds import refuse_pointer
 from p2pdiloco.cli.results import DESCRIPTION
 from p2pdiloco.config.manifest import BYTES, ExportSection, Manifest, vocabulary_for
-from p2pdiloco.daemon.run_files.tokenizers import (
-    tokenizer_beside,
-    tokenizer_on_disk,
-    tokenizers_of_result,
-)
+from p2pdiloco.daemon.run_files.shared_files import tokenizer_beside, tokenizer_on_disk, tokenizers_of_result
 from p2pdiloco.errors import UserError, clean
 from p2pdiloco.tasks.documents import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.registry import task_of

@@ -17,10 +17,9 @@ from p2pdiloco.cli.guided.questions import Answers, Question, ask_all, one_of, y
 from p2pdiloco.cli.guided.saved import saved_settings
 from p2pdiloco.config.settings import NodeSettings, OwnLimits, bounds_of
 from p2pdiloco.config.values import check_join_address, expanded, parse_rate, parse_size
-from p2pdiloco.daemon.admission.link import Way, is_word, way_of
-from p2pdiloco.daemon.admission.own import owns
-from p2pdiloco.daemon.rest.readers import mains
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.admission import owns
+from p2pdiloco.daemon.owner.pauses import mains
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, Way, is_word, way_of
 from p2pdiloco.errors import UserError, clean
 
 MAX_NAME = 63

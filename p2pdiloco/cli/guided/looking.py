@@ -11,10 +11,9 @@ from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.manifest import run_id
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.admission.own import check_owner
-from p2pdiloco.daemon.approval import Approval
-from p2pdiloco.daemon.run_files.listing import PublishedRun, peers_of
-from p2pdiloco.daemon.run_files.searching import RunSearch
+from p2pdiloco.daemon.admission import check_owner
+from p2pdiloco.daemon.member import Approval
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, RunSearch, peers_of
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from p2pdiloco.daemon.display.question import YES, at_terminal
+from p2pdiloco.daemon.display.logs import YES, at_terminal
 from p2pdiloco.errors import UserError, clean
 
 BACK = "back"

@@ -8,8 +8,8 @@ from typing import Any
 from p2pdiloco.adapters.data_dir import DataDir, Files, is_in_use
 from p2pdiloco.config.manifest import as_toml
 from p2pdiloco.config.settings import load_settings_table
-from p2pdiloco.daemon.admission.invite import INVITE
-from p2pdiloco.daemon.admission.link import read_word
+from p2pdiloco.daemon.papers import INVITE
+from p2pdiloco.daemon.run_files.known_runs import read_word
 from p2pdiloco.errors import UserError
 
 NAME = "node.toml"

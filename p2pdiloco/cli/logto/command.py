@@ -44,7 +44,7 @@ def log_to(target: Target, **values: Any) -> int:
     """
     settings = build(LogToSettings, values)
     from p2pdiloco.cli.logto.carrying import carry
-    from p2pdiloco.daemon.display.wording import counted
+    from p2pdiloco.daemon.display.snapshot import counted
 
     folder = expanded(settings.data_dir)
     if not folder.is_dir():

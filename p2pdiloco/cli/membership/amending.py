@@ -24,13 +24,11 @@ from p2pdiloco.core.api.config import (
     newest,
 )
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.daemon.admission.papers import Notice
-from p2pdiloco.daemon.display.progress import progress_text
-from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport
-from p2pdiloco.daemon.finding.asking import ask
-from p2pdiloco.daemon.learner.course import words_of
-from p2pdiloco.daemon.run_files.listing import peers_of, saved_runs
+from p2pdiloco.daemon.course import words_of
+from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, progress_text
+from p2pdiloco.daemon.network.discovery import ask
+from p2pdiloco.daemon.papers import Notice
+from p2pdiloco.daemon.run_files.known_runs import Ownership, peers_of, saved_runs
 from p2pdiloco.errors import UserError
 
 LEAD_S = 60

@@ -9,14 +9,17 @@ from pathlib import Path
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.daemon.admission.invite import Invite
-from p2pdiloco.daemon.admission.link import is_word, way_of
-from p2pdiloco.daemon.admission.papers import AdmissionFault
-from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin
-from p2pdiloco.daemon.finding.asking import ask
-from p2pdiloco.daemon.finding.peers_file import load_peers
-from p2pdiloco.daemon.run_files.listing import is_whole_id, peers_of
-from p2pdiloco.daemon.run_files.searching import RunSearch
+from p2pdiloco.daemon.network.discovery import ask
+from p2pdiloco.daemon.papers import AdmissionFault, Invite
+from p2pdiloco.daemon.run_files.known_runs import (
+    RunSearch,
+    is_whole_id,
+    is_word,
+    load_peers,
+    peers_of,
+    way_of,
+)
+from p2pdiloco.daemon.wire import JoinAnswer, MayJoin
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Transport

@@ -59,10 +59,9 @@ def invite(
     qr_file: Path | None,
 ) -> None:
     """Print an invite to a RUN of yours (its name or id). Whoever has it can join, so keep it private."""
-    from p2pdiloco.daemon.admission.invite import encode_invite
-    from p2pdiloco.daemon.admission.known_run import KnownRun
-    from p2pdiloco.daemon.admission.owner import Ownership
-    from p2pdiloco.daemon.display.wording import counted
+    from p2pdiloco.daemon.display.snapshot import counted
+    from p2pdiloco.daemon.papers import encode_invite
+    from p2pdiloco.daemon.run_files.known_runs import KnownRun, Ownership
 
     if qr_file is not None:
         check_qr_file(qr_file)

@@ -36,7 +36,7 @@ def link(
     It says run, owner, and peers to join through, and holds no secret. For a run by invite, its owner
     prints one that lets others in: p2pdiloco invite RUN --link.
     """
-    from p2pdiloco.daemon.admission.known_run import KnownRun
+    from p2pdiloco.daemon.run_files.known_runs import KnownRun
 
     if qr_file is not None:
         check_qr_file(qr_file)

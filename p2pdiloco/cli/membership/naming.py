@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.cli.membership.reaching import Reached
-from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.daemon.admission.papers import MAX_LISTED, Notice
-from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
+from p2pdiloco.daemon.display.logs import ask_terminal, at_terminal
+from p2pdiloco.daemon.papers import MAX_LISTED, Notice
+from p2pdiloco.daemon.run_files.known_runs import Ownership
 from p2pdiloco.errors import UserError, clean
 from p2pdiloco.identity import public_of
 

@@ -63,7 +63,7 @@ def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, 
     """Revoke an INVITE (itself, its key or --name): it lets nobody in, and whoever came with it is out."""
     from p2pdiloco.cli.membership.naming import InviteEnd
     from p2pdiloco.cli.membership.publishing import publish
-    from p2pdiloco.daemon.admission.owner import Ownership
+    from p2pdiloco.daemon.run_files.known_runs import Ownership
 
     owned = Ownership.find(run, data_dir)
     ended = InviteEnd.of(owned, invite, yes)

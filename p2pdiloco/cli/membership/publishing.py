@@ -10,12 +10,11 @@ import click
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.cli.membership.reaching import Reached, reach
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.daemon.admission.papers import NOTICE_WORDS, Notice, is_true_notice, notice_figures
-from p2pdiloco.daemon.admission.queries import GiveNotice, NoticeAnswer, NoticeQuery
-from p2pdiloco.daemon.display.wording import counted
-from p2pdiloco.daemon.finding.asking import ask
-from p2pdiloco.daemon.run_files.listing import peers_of
+from p2pdiloco.daemon.display.snapshot import counted
+from p2pdiloco.daemon.network.discovery import ask
+from p2pdiloco.daemon.papers import NOTICE_WORDS, Notice, is_true_notice, notice_figures
+from p2pdiloco.daemon.run_files.known_runs import Ownership, peers_of
+from p2pdiloco.daemon.wire import GiveNotice, NoticeAnswer, NoticeQuery
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import verify
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.asking import ask, presences
+from p2pdiloco.daemon.network.discovery import ask, presences
 from p2pdiloco.errors import PeerUnreachable
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION

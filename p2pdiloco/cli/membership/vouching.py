@@ -14,12 +14,9 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.values import check_peer_address, peer_in
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.known_run import usual_folders
-from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.daemon.display.wording import counted
-from p2pdiloco.daemon.finding.asking import ask, presences
-from p2pdiloco.daemon.finding.peers_file import load_own_addresses
-from p2pdiloco.daemon.run_files.listing import peers_of
+from p2pdiloco.daemon.display.snapshot import counted
+from p2pdiloco.daemon.network.discovery import ask, presences
+from p2pdiloco.daemon.run_files.known_runs import Ownership, load_own_addresses, peers_of, usual_folders
 from p2pdiloco.errors import ConfigError, UserError, clean
 
 DIGITS = 8

@@ -13,8 +13,7 @@ from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.control.controls import ControlState
-    from p2pdiloco.daemon.control.wire_lines import Reply, Verb
+    from p2pdiloco.daemon.owner.control import ControlState, Reply, Verb
 
 NO_NODE = 4
 STATUS = "\n\nExit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here."
@@ -128,8 +127,7 @@ def _runs(folder: Path) -> bool:
 
 
 def _ask(folder: Path, verb: Verb, changes: dict[str, str]) -> Reply:
-    from p2pdiloco.daemon.control.client import ask
-    from p2pdiloco.daemon.control.wire_lines import Request
+    from p2pdiloco.daemon.owner.control import Request, ask
 
     return ask(folder, Request(verb, changes))
 
@@ -143,7 +141,7 @@ def _print(reply: Reply) -> int:
 
 def _change_file(folder: Path, changes: dict[str, str]) -> int:
     """Change what is kept for the next start. Raises: UserError."""
-    from p2pdiloco.daemon.rest.kept_wishes import change_kept
+    from p2pdiloco.daemon.owner.wishes import change_kept
 
     change_kept(folder, changes)
     click.echo(f"no node runs here: kept for the next start with {folder}")
@@ -152,7 +150,7 @@ def _change_file(folder: Path, changes: dict[str, str]) -> int:
 
 def _say_kept(folder: Path) -> int:
     """Print what is kept for the next start. Returns the exit status."""
-    from p2pdiloco.daemon.rest.kept_wishes import load_wishes
+    from p2pdiloco.daemon.owner.wishes import load_wishes
 
     wishes = load_wishes(folder)
     kept = [
@@ -165,7 +163,7 @@ def _say_kept(folder: Path) -> int:
 
 def _lines(state: ControlState) -> list[str]:
     """Word the state for people."""
-    from p2pdiloco.daemon.display.transfer_text import transfer_text
+    from p2pdiloco.daemon.display.snapshot import transfer_text
     from p2pdiloco.errors import clean
 
     words = [clean(state.rest.words) if state.rest is not None else f"state: {state.state}"]

@@ -16,7 +16,7 @@ from msgspec import Struct
 from p2pdiloco.cli.status import Search
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
 from p2pdiloco.daemon.display.snapshot import StatusReport
-from p2pdiloco.daemon.finding.asking import ask_status
+from p2pdiloco.daemon.network.discovery import ask_status
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 

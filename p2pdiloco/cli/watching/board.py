@@ -18,9 +18,9 @@ from p2pdiloco.cli.visitor import visit
 from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.config.values import expanded, parse_every
-from p2pdiloco.daemon.history.asking import AskedCredits
-from p2pdiloco.daemon.history.queries import CreditsAnswer
-from p2pdiloco.daemon.run_files.listing import ListedRun, PublishedRun, peers_of, pull_manifest
+from p2pdiloco.daemon.history import AskedCredits
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, PublishedRun, peers_of, pull_manifest
+from p2pdiloco.daemon.wire import CreditsAnswer
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, clean, install_hint, invariant
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION

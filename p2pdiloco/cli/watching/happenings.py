@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from msgspec import structs
 
 from p2pdiloco.cli.watching.picture import MOST_HISTORY, MemberRow, SwarmPicture
-from p2pdiloco.daemon.display.progress import owner_text
+from p2pdiloco.daemon.display.snapshot import duration, owner_text, ranges, short_peer
 from p2pdiloco.daemon.display.terminal import peer_names
-from p2pdiloco.daemon.display.wording import duration, ranges, short_peer
 from p2pdiloco.errors import clean
 
 SILENT_S = 5.0

@@ -12,12 +12,28 @@ from rich.text import Text
 
 from p2pdiloco.cli.watching.happenings import silent
 from p2pdiloco.cli.watching.picture import MemberRow, SwarmPicture
-from p2pdiloco.daemon.display.header import OLD_S, age_text, packed
-from p2pdiloco.daemon.display.keys import HELP
-from p2pdiloco.daemon.display.progress import owner_text, progress_text
-from p2pdiloco.daemon.display.snapshot import FragmentRow
-from p2pdiloco.daemon.display.terminal import groups_text, role_text, title, versions_text
-from p2pdiloco.daemon.display.wording import count, duration, fit, folded, loss_text, short_peer, sparkline
+from p2pdiloco.daemon.display.snapshot import (
+    FragmentRow,
+    count,
+    duration,
+    fit,
+    folded,
+    loss_text,
+    owner_text,
+    progress_text,
+    short_peer,
+    sparkline,
+)
+from p2pdiloco.daemon.display.terminal import (
+    HELP,
+    OLD_S,
+    age_text,
+    groups_text,
+    packed,
+    role_text,
+    title,
+    versions_text,
+)
 from p2pdiloco.errors import clean
 
 LETTERS = string.ascii_lowercase + string.ascii_uppercase

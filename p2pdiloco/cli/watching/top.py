@@ -22,11 +22,10 @@ from p2pdiloco.cli.watching.happenings import Happenings
 from p2pdiloco.cli.watching.picture import SwarmPicture, picture_of
 from p2pdiloco.cli.watching.swarm_view import Chosen, ListOrder, SwarmView, page_rows, plain_line
 from p2pdiloco.config.settings import TopSettings
-from p2pdiloco.daemon.display import outlet
-from p2pdiloco.daemon.display.keys import Keys, Move, told_apart
-from p2pdiloco.daemon.display.live import LiveView, suspend
-from p2pdiloco.daemon.display.wording import duration
-from p2pdiloco.daemon.run_files.listing import peers_of
+from p2pdiloco.daemon.display import logs
+from p2pdiloco.daemon.display.snapshot import duration
+from p2pdiloco.daemon.display.terminal import Keys, LiveView, Move, suspend, told_apart
+from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.errors import clean, invariant
 
 PERIOD_S = 0.25
@@ -45,7 +44,7 @@ def run(settings: TopSettings) -> int:
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
     lives = sys.stdout.isatty() and not Console().is_dumb_terminal
     if lives:
-        outlet.install()  # a terminal that takes nothing must not keep us from ending
+        logs.install()  # a terminal that takes nothing must not keep us from ending
     try:
         visit(_top(settings, _live if lives else _plain))
     except BrokenPipeError:  # whoever read has seen enough

@@ -8,29 +8,153 @@ special case.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+import enum
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
+from rich.cells import cell_len, set_cell_size
 
 from p2pdiloco.core.api.config import Going
 from p2pdiloco.core.api.reasons import LossFinding
+from p2pdiloco.core.audit_state import Excluded
 from p2pdiloco.core.fork_choice import Grounds
-from p2pdiloco.daemon.display.bounds import (
+from p2pdiloco.daemon.display.timeline import (
     MAX_LOSS,
+    Events,
     HexDigest,
     Line,
     Natural,
+    Points,
     Row,
     Seconds,
     Share,
     Text,
     Words,
 )
-from p2pdiloco.daemon.display.own_rows import MAX_EXCLUDED_ROWS, ExcludedRow, RestRow, TransferRow
-from p2pdiloco.daemon.display.series import Events, Points
-from p2pdiloco.errors import RemoteError, encoded
+from p2pdiloco.errors import RemoteError, clean, encoded
+
+# Reasons why this node's learner rests: a closed list of what its machine's owner may want.
+
+
+class RestReason(enum.Enum):
+    """Reason of the machine's owner. The first that holds, in this order, is the one that is said."""
+
+    FINISHING = "finishing"
+    """Wish to leave, `p2pdiloco finish`: what was made is handed over, then the node leaves."""
+    PAUSED = "paused"
+    """Wish to rest, `p2pdiloco pause`."""
+    TRANSFER = "transfer"
+    """Budget, `--max-transfer`: this month's bytes are used up. The node leaves, and comes back by itself."""
+    HOURS = "hours"
+    """Schedule, `--hours`: it is outside of them."""
+    BATTERY = "battery"
+    """Battery, `--not-on-battery`: there is no mains power."""
+    IN_USE = "in-use"
+    """Use, `--when-idle`: somebody, or another program, uses the machine."""
+    TEMPERATURE = "temperature"
+    """Bound, `--max-temperature`: GPU or CPU are hotter."""
+    POWER = "power"
+    """Bound, `--max-power`: the GPU draws more."""
+
+    @property
+    def is_at_once(self) -> bool:
+        """True: it begins and ends as it is said, by a person or a clock."""
+        return self in _AT_ONCE
+
+    @property
+    def leaves(self) -> bool:
+        """True: the node leaves its run for it, when all is handed over."""
+        return self is RestReason.FINISHING or self is RestReason.TRANSFER
+
+
+_AT_ONCE = frozenset({RestReason.FINISHING, RestReason.PAUSED, RestReason.TRANSFER, RestReason.HOURS})
+
+
+class Finding(Struct, frozen=True):
+    """Finding of one source: why the learner is to rest now."""
+
+    reason: RestReason
+    words: str
+    """Words for people: "on battery", "the GPU is hotter than 80 °C"."""
+    ends: str
+    """Words on what ends it, for people: "mains power is back"."""
+    since: float = 0.0
+    """Time since which it is so, in seconds since 1970; 0: since it was found first."""
+
+
+class Rest(Struct, frozen=True):
+    """Rest of this node's learner."""
+
+    reason: RestReason
+    since: float
+    """Seconds since 1970 by this machine's clock."""
+    words: str
+    ends: str
+    handed_over: bool = False
+    """True: all that was made is merged."""
+
+    def line(self) -> str:
+        """Say it in one line: "idle: on battery since 14:02, until mains power is back"."""
+        return f"idle: {self.words} since {clock_text(self.since)}, until {self.ends}"
+
+
+def clock_text(at: float, now: float | None = None) -> str:
+    """Word a time for people: "14:02" within the last half a day, else with the day."""
+    when = datetime.datetime.fromtimestamp(at)
+    today = datetime.datetime.now() if now is None else datetime.datetime.fromtimestamp(now)
+    near = abs((today - when).total_seconds()) < 12 * 3600
+    return when.strftime("%H:%M" if near else "%Y-%m-%d %H:%M")
+
+
+# Rows of a report beside those of members and fragments: rest, this month's bytes, who is excluded.
+
+MAX_EXCLUDED_ROWS = 32
+
+
+class RestRow(Row, frozen=True, kw_only=True):
+    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.rest`)."""
+
+    reason: RestReason
+    since: float = 0.0
+    """Seconds since 1970, by the node's clock."""
+    words: Line = ""
+    """Words for one line: "idle: on battery since 14:02, until mains power is back"."""
+    ends: Line = ""
+    """Words on what ends it."""
+    handed_over: bool = False
+    """True: all that was made is merged."""
+
+
+class TransferRow(Row, frozen=True, kw_only=True):
+    """Row of the bytes that this node moved in a calendar month, over all its lives
+    (docs/topics/limits.md)."""
+
+    month: Words = ""
+    """Month as "2026-11", by the node's clock."""
+    sent_bytes: Natural = 0
+    received_bytes: Natural = 0
+    budget_bytes: Natural = 0
+    """Bytes both ways that its owner permits; 0: no bound."""
+
+
+class ExcludedRow(Row, frozen=True, kw_only=True):
+    """Row of a peer that is shown to have lied (docs/protocol/proofs.md)."""
+
+    peer: Text
+    name: Text = ""
+    reason: Line = ""
+    """Words on what it did."""
+
+
+def excluded_rows(excluded: Excluded, name_of: Callable[[str], str]) -> tuple[ExcludedRow, ...]:
+    """Make the rows of those who were found out last."""
+    pairs = list(zip(excluded.peers, excluded.proofs, strict=True))[-MAX_EXCLUDED_ROWS:]
+    return tuple(ExcludedRow(peer=peer, name=name_of(peer), reason=proof.words()) for peer, proof in pairs)
+
 
 MAX_PEER_ROWS = 64
 MAX_FRAGMENT_ROWS = 1024
@@ -393,3 +517,167 @@ def decode_status(data: bytes) -> StatusReport:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteError("bad-status", str(error)[:200]) from error
+
+
+# Wording of numbers, names and times for people, made safe: names and reasons come from peers.
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def fit(text: str, cells: int) -> str:
+    """Fit a text, cleaned, into exactly `cells` columns of a terminal; a longer one is cut with an
+    ellipsis."""
+    text = clean(text)
+    if cell_len(text) > cells:
+        text = set_cell_size(text, max(0, cells - 1)) + "…"
+    return set_cell_size(text, cells)
+
+
+def folded(text: str, cells: int) -> list[str]:
+    """Fold a cleaned text into lines of at most so many columns, between words where that can be."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) <= cells:
+            lines[-1] = longer
+            continue
+        if lines[-1].strip():
+            lines.append("")
+        while cell_len(word) > cells:
+            head = set_cell_size(word, cells)
+            lines[-1] = head
+            lines.append("")
+            word = word[len(head.rstrip()) or 1 :]
+        lines[-1] = word
+    return lines
+
+
+def short_peer(peer: str) -> str:
+    """Shorten a peer id to its end: all beginnings are alike."""
+    return clean(peer[-6:])
+
+
+def count(number: float | None) -> str:
+    """Word a number with three significant digits: "950", "15.2k", "3.4M"; "-" for unknown."""
+    if number is None or not math.isfinite(number):
+        return "-"
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= 0.9995 * scale:
+            return (
+                f"{number / scale:.3g}{unit}" if abs(number) < 1000 * scale else f"{number / scale:.0f}{unit}"
+            )
+    return f"{number:.0f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Word so many of something: "1 member", "2 members"."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def size(number_bytes: float) -> str:
+    """Word a number of bytes: "120 B", "1.2 MB"."""
+    text = count(number_bytes)
+    return f"{text[:-1]} {text[-1]}B" if text[-1:].isalpha() else f"{text} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Word a time: "62 ms", "1.3 s", "4 min", "2.5 h"; "-" for unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def loss_text(loss: float | None, digits: int = 2) -> str:
+    """Word a loss: "2.31"; "-" for unknown, the word itself for a loss that blew up ("nan", "inf")."""
+    return "-" if loss is None else f"{loss:.{digits}f}"
+
+
+def ranges(numbers: Iterable[int], most: int = 8) -> str:
+    """Word numbers as ranges, "0-3,7": at most `most` ranges, then an ellipsis; "-" for none."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in found[:most]]
+    return (",".join(texts) + (",…" if len(found) > most else "")) or "-"
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """Draw the last `cells` values as block characters, low to high; those that are not finite are left
+    out."""
+    finite = [value for value in values if math.isfinite(value)][-cells:] if cells > 0 else []
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in finite)
+
+
+# Wording of how far a run is, and when it will be over.
+
+_GOING_WORDS = {Going.TRAIN: "", Going.PAUSE: "the run pauses", Going.END: "the run ends"}
+
+
+def percent(row: CourseRow) -> str:
+    """Word the share of the schedule that is merged: "37.2 %". It is 100 only at the end."""
+    share = row.tokens / max(1, row.schedule_tokens)
+    return f"{math.floor(1000 * share) / 10:.1f} %"
+
+
+def progress_text(row: CourseRow) -> str:
+    """Word how far the run is: "37.2 % of 153k tokens, 2.5 h left", "ended at 100.3 % of 153k tokens"."""
+    text = f"{percent(row)} of {count(row.schedule_tokens)} tokens"
+    if row.rests != "no":
+        return f"{row.rests} at {text}"
+    if row.tokens >= row.schedule_tokens:
+        return f"{text}, past the schedule"
+    return text if row.left_s is None else f"{text}, {duration(row.left_s)} left"
+
+
+def owner_text(row: CourseRow) -> str:
+    """Word what the run's owner changed, and says; empty: nothing."""
+    words = []
+    ahead, stays = row.amendment_from_tokens > row.tokens, row.rate_factor == row.amendment_rate_factor
+    if row.amendment:
+        holds = f"will hold from {count(row.amendment_from_tokens)} tokens on" if ahead else "holds"
+        does = amendment_text(row)
+        words.append(f"amendment {row.amendment} {holds}" + (f": {does}" if does else ""))
+    if row.rate_factor != 1 and (ahead or not stays):
+        words.append(
+            f"learning rate times {row.rate_factor:g}" + (" until then" if ahead and not stays else "")
+        )
+    if row.message:
+        words.append(f"the owner says: {clean(row.message)}")
+    return "; ".join(words)
+
+
+def amendment_text(row: CourseRow) -> str:
+    """Word what the owner's newest amendment does from its number of tokens on: "the run ends"; a learning
+    rate that already holds is left out."""
+    words = [_GOING_WORDS[row.amendment_going]]
+    if row.amendment_schedule_tokens:
+        words.append(f"a schedule of {count(row.amendment_schedule_tokens)} tokens")
+    before = row.rate_factor if row.amendment_from_tokens > row.tokens else 1.0
+    if row.amendment_rate_factor != before:
+        words.append(f"learning rate times {row.amendment_rate_factor:g}")
+    return ", ".join(filter(None, words))
+
+
+def copied_text(share: float | None) -> str:
+    """Word how much of the state is here, while it is copied: "state 37 %"; empty: it is not."""
+    return "" if share is None else f"state {math.floor(100 * share)} %"
+
+
+# Wording of the bytes that a node moved this month.
+
+
+def transfer_text(row: TransferRow) -> str:
+    """Word them: "transfer in 2026-11: 1.2 GB sent, 3.4 GB received, of 200 GB"."""
+    text = f"transfer in {clean(row.month)}: {size(row.sent_bytes)} sent, {size(row.received_bytes)} received"
+    return f"{text}, of {size(row.budget_bytes)}" if row.budget_bytes else text

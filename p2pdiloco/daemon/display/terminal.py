@@ -6,25 +6,45 @@ fragments or peers the busiest are shown and the rest is counted.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import os
+import re
+import select
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
 from rich.text import Text
 
-from p2pdiloco.daemon.display.header import header
-from p2pdiloco.daemon.display.keys import HELP
-from p2pdiloco.daemon.display.progress import copied_text, progress_text
-from p2pdiloco.daemon.display.snapshot import FragmentRow, NodeSnapshot, PeerRow, offices_of
-from p2pdiloco.daemon.display.wording import (
+from p2pdiloco.daemon.display.logs import before_end, drain, not_before_end, outlet_of
+from p2pdiloco.daemon.display.snapshot import (
+    DataRow,
+    FragmentRow,
+    NodeSnapshot,
+    PeerRow,
+    copied_text,
     count,
     duration,
     fit,
     folded,
     loss_text,
+    offices_of,
+    owner_text,
+    progress_text,
     ranges,
     short_peer,
+    size,
+    sparkline,
+    transfer_text,
 )
 from p2pdiloco.errors import clean
 
@@ -301,3 +321,290 @@ def _fragment_cell(row: FragmentRow, names: dict[str, str], width: int) -> Text:
     text = f"{row.index:>3} v{row.number:<4} {clean(row.digest[:4]):<4} {fit(syncer, 7)} {doing}"
     style = "bold cyan" if syncer == "you" else ""
     return Text(fit(text, width - 1) + " ", style=style or ("dim" if activity == "idle" else ""))
+
+
+# Header of the live view: what a node is and does, packed into as few lines as the width allows.
+
+STATE_STYLES = {"training": "bold green", "leaving": "bold red"}
+OLD_S = 5.0
+"""Age from which on a figure is shown with it: younger ones are as new as the picture."""
+GAP = "  "
+CURVE_CELLS = 7
+LEFT_OUT = ("month", "traffic", "tokens", "data", "device", "pace")
+"""Parts that are left out first where there is no room."""
+
+
+def header(snapshot: NodeSnapshot, width: int, most: int) -> list[Text]:
+    """Draw at most so many lines. What does not fit is left out whole, the least important first."""
+    parts = _parts(snapshot)
+    for name in LEFT_OUT:
+        if len(packed(parts.values(), width)) <= most:
+            break
+        parts.pop(name, None)
+    return packed(parts.values(), width)[: max(1, most)]
+
+
+def packed(parts: Iterable[Text], width: int) -> list[Text]:
+    """Pack parts into lines, in order; one that is longer than a line goes over several."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + len(GAP) + part.cell_len <= width:
+            lines[-1].append(GAP).append_text(part)
+        elif part.cell_len <= width:
+            lines.append(part.copy())
+        else:
+            lines += [Text(line, part.style) for line in folded(part.plain, width)]
+    return lines
+
+
+def _parts(snapshot: NodeSnapshot) -> dict[str, Text]:
+    course = snapshot.course
+    parts = {
+        "name": Text.assemble((clean(snapshot.name) or "node", "bold"), f" …{short_peer(snapshot.peer)}"),
+        "run": Text.assemble("run ", (clean(snapshot.run_name), "bold"), f" {clean(snapshot.run_id[:8])}"),
+        "state": Text(snapshot.state, STATE_STYLES.get(snapshot.state, "bold yellow")),
+        "copied": Text(copied_text(snapshot.copied_share), "bold yellow"),
+        "device": Text(clean(snapshot.device)),
+        "data": Text(data_text(snapshot.data) if snapshot.data else ""),
+        "step": Text(f"step {snapshot.inner_step}{age_text(snapshot.learner_age_s)}"),
+        "loss": Text.assemble(
+            "loss ",
+            (loss_text(snapshot.loss, 3), "bold"),
+            (f" {sparkline(snapshot.loss_history, CURVE_CELLS)}", "cyan"),
+        ),
+        "heldout": Text(_heldout(snapshot)),
+        "speed": Text(f"{count(snapshot.tokens_per_s)} tokens/s"),
+        "pace": Text(f"{duration(snapshot.step_time_s)}/step"),
+        "traffic": Text(f"up {size(snapshot.bytes_sent)}, down {size(snapshot.bytes_received)}"),
+        **{f"warning {number}": text for number, text in enumerate(_warnings(snapshot))},
+        "month": Text(transfer_text(snapshot.transfer) if snapshot.transfer is not None else ""),
+        "course": Text(progress_text(course) if course.schedule_tokens else "", "bold"),
+        "tokens": Text(
+            f"tokens {count(snapshot.tokens_total)} here, {count(snapshot.run_tokens)} in "
+            f"{count(snapshot.run_versions)} versions"
+        ),
+    }
+    return {name: part for name, part in parts.items() if part.plain}
+
+
+def _warnings(snapshot: NodeSnapshot) -> Sequence[Text]:
+    words = [clean(snapshot.rest.words)] if snapshot.rest is not None else []
+    words.append(owner_text(snapshot.course))
+    if not snapshot.votes:
+        words.append("the disk takes nothing: no vote")
+    words.append(clean(snapshot.link))
+    if snapshot.reach not in ("", "direct"):
+        words.append(clean(snapshot.reach))
+    if snapshot.refusals:
+        words.append(f"refused {refusals_text(snapshot.refusals)}")
+    return [Text(word, "yellow") for word in words]
+
+
+def _heldout(snapshot: NodeSnapshot) -> str:
+    if snapshot.heldout_loss is None:
+        return ""
+    return f"held-out {loss_text(snapshot.heldout_loss, 3)}{age_text(snapshot.heldout_age_s)}"
+
+
+def age_text(age_s: float | None) -> str:
+    """Word how old a figure is, as " (40.0 s ago)"; empty for one that is new."""
+    return "" if age_s is None or age_s < OLD_S else f" ({duration(age_s)} ago)"
+
+
+def data_text(data: DataRow) -> str:
+    """Word how many shards were begun, as "epoch 1, 57/240 shards"."""
+    return f"epoch {data.epoch}, {data.begun}/{data.shards} shards"
+
+
+def refusals_text(refusals: dict[str, int]) -> str:
+    """Word refusals, as `4: stale 3, nan 1`: the sum, then the reasons, most frequent first."""
+    ordered = sorted(refusals.items(), key=lambda item: (-item[1], item[0]))
+    reasons = ", ".join(f"{clean(reason)} {number}" for reason, number in ordered)
+    return f"{sum(refusals.values())}: {reasons}"
+
+
+# Live terminal view: draws the newest snapshot a few times a second, from a thread of its own.
+#
+# A terminal can stop for as long as a person likes (Ctrl-S, a paused pager). Nothing is drawn meanwhile, as
+# it would come all at once later.
+
+PERIOD_S = 0.25
+STOP_TIMEOUT_S = 1.0
+
+
+class LiveView:
+    """Thread that draws snapshots between `start` and `stop`; afterwards the terminal is as it was, whatever
+    happened.
+
+    If drawing fails, the thread gives the terminal back and ends with a traceback through
+    `threading.excepthook`. `drawing` is False then, `update` does nothing, and the node goes on.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        period_s: float = PERIOD_S,
+        draw: Callable[[Any, bool], RenderableType] = render,
+    ) -> None:
+        """`draw`: makes the picture of a snapshot, or what its words mean."""
+        self._console = console or Console(stderr=True)
+        self._period_s = period_s
+        self._render = draw
+        self._snapshot: Any = None
+        self._changed = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._explains = False
+
+    @property
+    def drawing(self) -> bool:
+        """True: the view is on the terminal."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to draw; without effect while drawing."""
+        if self.drawing:
+            return
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._draw, name="live-view", daemon=True)
+        self._thread.start()
+        before_end(self.stop)
+
+    def update(self, snapshot: Any) -> None:
+        """Show this snapshot next. Never blocks."""
+        self._snapshot = snapshot
+        self._changed.set()
+
+    def explain(self) -> None:
+        """Show what the words of the view mean, or the view again."""
+        self._explains = not self._explains
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Draw the newest snapshot a last time and leave it on the terminal. Idempotent.
+
+        Waits at most `STOP_TIMEOUT_S`: a terminal must not keep the node from ending.
+        """
+        not_before_end(self.stop)
+        self._stop.set()
+        self._changed.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_TIMEOUT_S)
+
+    def _draw(self) -> None:
+        # Logging writes to the recent lines meanwhile (daemon.logs), not through this console.
+        with Live(console=self._console, auto_refresh=False, redirect_stdout=False) as live:
+            while not self._stop.is_set():
+                self._changed.wait()
+                self._changed.clear()
+                if self._snapshot is not None and not self._is_behind():
+                    live.update(self._render(self._snapshot, self._explains), refresh=True)
+                self._stop.wait(self._period_s)
+            if self._snapshot is not None:
+                live.update(self._render(self._snapshot, False), refresh=True)
+
+    def _is_behind(self) -> bool:
+        """Tell whether the terminal has not taken the last picture yet."""
+        outlet = outlet_of(self._console.file)
+        return outlet is not None and outlet.is_behind
+
+
+def suspend(view: LiveView | Live, keys: Keys) -> None:
+    """Stop this process, as Ctrl-Z asks for: the shell has its terminal meanwhile, with its cursor."""
+    keys.stop()
+    view.stop()
+    drain()
+    os.kill(os.getpid(), signal.SIGSTOP)  # returns at SIGCONT
+    view.start()
+    keys.start()
+
+
+# Keys that a person presses while a view is drawn, read without waiting and without an echo.
+
+MOST_BYTES = 64
+HELP = "q leaves, ? explains"
+
+
+class Move(Enum):
+    """Keys that move in a list, by what terminals send for them (xterm(1), and vi's letters)."""
+
+    UP = ("\x1b[A", "\x1bOA", "k")
+    DOWN = ("\x1b[B", "\x1bOB", "j")
+    PAGE_UP = ("\x1b[5~", "\x02")
+    PAGE_DOWN = ("\x1b[6~", " ", "\x06")
+    HOME = ("\x1b[H", "\x1bOH", "\x1b[1~", "g")
+    END = ("\x1b[F", "\x1bOF", "\x1b[4~", "G")
+
+    def moved(self, first: int, page: int, total: int) -> int:
+        """Compute the first row that is shown after this key, of so many, a page of which fits."""
+        last = max(0, total - page)
+        steps = {Move.UP: -1, Move.DOWN: 1, Move.PAGE_UP: -page, Move.PAGE_DOWN: page}
+        if self in steps:
+            return max(0, min(last, first + steps[self]))
+        return last if self is Move.END else 0
+
+
+_SENT = {sent: move for move in Move for sent in move.value}
+
+
+def told_apart(pressed: str) -> list[Move | str]:
+    """Tell keys apart, of which some send several characters; unknown ones of those are left out."""
+    found: list[Move | str] = []
+    for sent in re.findall(r"\x1b(?:\[[0-9;]*[ -/]*[@-~]|O.)|[^\x1b]", pressed, re.DOTALL):
+        if sent in _SENT:
+            found.append(_SENT[sent])
+        elif len(sent) == 1:
+            found.append(sent)
+    return found
+
+
+class Keys:
+    """Keys of the terminal between `start` and `stop`. There are none unless we are in its foreground."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """`descriptor`: of the terminal; None: that of stdin."""
+        self._descriptor = descriptor
+        self._before: list[Any] | None = None
+
+    def start(self) -> None:
+        """Have keys at once, not only whole lines; Ctrl-C and Ctrl-Z stay what they are."""
+        if self._descriptor is None:
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stdin may be closed
+                self._descriptor = sys.stdin.fileno()
+        if not self._is_ours():
+            return
+        with contextlib.suppress(termios.error):
+            self._before = termios.tcgetattr(self._fd)
+            tty.setcbreak(self._fd)
+            before_end(self.stop)
+
+    def pressed(self) -> str:
+        """List the keys that were pressed since the last call."""
+        if self._before is None or not self._is_ours():
+            return ""
+        with contextlib.suppress(OSError, termios.error):
+            if termios.tcgetattr(self._fd)[3] & termios.ICANON:  # stopped by Ctrl-Z, and back
+                tty.setcbreak(self._fd, termios.TCSANOW)
+            if select.select([self._fd], [], [], 0)[0]:
+                return os.read(self._fd, MOST_BYTES).decode("ascii", "ignore")
+        return ""
+
+    def stop(self) -> None:
+        """Give the terminal back as it was. Idempotent."""
+        not_before_end(self.stop)
+        before, self._before = self._before, None
+        if before is not None and self._is_ours():
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, before)
+
+    @property
+    def _fd(self) -> int:
+        return -1 if self._descriptor is None else self._descriptor
+
+    def _is_ours(self) -> bool:
+        """Tell whether reading it, and changing it, does not stop us, as it does in the background."""
+        try:
+            return os.isatty(self._fd) and os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:
+            return False

@@ -13,7 +13,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Struct
 
-from p2pdiloco.daemon.display.wording import short_peer
+from p2pdiloco.daemon.display.snapshot import short_peer
 from p2pdiloco.errors import clean
 from p2pdiloco.web.page import curve, wording
 from p2pdiloco.web.view import RunView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from p2pdiloco.daemon.display.wording import count
+from p2pdiloco.daemon.display.snapshot import count
 from p2pdiloco.web.words import MarkKind, MemberWord, Pulse, Why
 
 NOW_S = 2.0

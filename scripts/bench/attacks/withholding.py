@@ -7,7 +7,7 @@ from collections.abc import Callable
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.syncer import Held, LearnerInbox
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.ports import PullSource, Refusal
 
 VERSIONS = wire.PullUpdate | wire.PullState

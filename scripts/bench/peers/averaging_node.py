@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon import node as program
+from p2pdiloco.daemon import start as program
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.tensors.layout import Exchange

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/bench: w
 
 from benchkit import arguments, finish, spread, table
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.daemon.learner.host import LearnerHost
+from p2pdiloco.daemon.learner_host import LearnerHost
 from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Status
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import Exchange, gather, plan_fragments

@@ -8,8 +8,8 @@ import pytest
 
 from p2pdiloco.adapters.data_dir import try_file, try_folder
 from p2pdiloco.config.settings import DemoSettings, NodeSettings
-from p2pdiloco.daemon.learner.guest import try_socket
-from p2pdiloco.daemon.node import try_paths
+from p2pdiloco.daemon.learner_host import try_socket
+from p2pdiloco.daemon.start import try_paths
 from p2pdiloco.demo import demo
 from p2pdiloco.errors import StorageError, UserError
 

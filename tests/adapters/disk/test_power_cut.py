@@ -12,7 +12,7 @@ from disk_kit import RUN, QuickDisk, chain, payload_of, save
 
 from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.daemon.payloads.durable import SYNC_EVERY_S
+from p2pdiloco.daemon.payloads import SYNC_EVERY_S
 from p2pdiloco.errors import StorageError
 
 DURABLE_S = Timing().durable_s

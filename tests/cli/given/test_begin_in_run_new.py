@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.daemon.run_files.result import result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.saved_state import result_of
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 

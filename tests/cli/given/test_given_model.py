@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from p2pdiloco.adapters.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.daemon.run_files.result import result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.saved_state import result_of
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.hub_models import llama_config

@@ -12,8 +12,8 @@ from p2pdiloco.adapters.result_file import save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import AVERAGE, GENTLE, MICRO, TINY, USUAL, Rule, expected_merges, rule_of
-from p2pdiloco.daemon.run_files.result import result_of
-from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
+from p2pdiloco.daemon.run_files.saved_state import result_of
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.hub_models import llama_config

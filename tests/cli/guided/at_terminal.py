@@ -14,7 +14,7 @@ from p2pdiloco.cli.main import main
 from p2pdiloco.config.manifest import run_id, sign_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import manifest_from_table, render_toml
@@ -51,7 +51,7 @@ def run_node(settings: NodeSettings) -> int:
 if __name__ == "__main__":
     guide.look_at = look_at  # type: ignore[assignment]
     guide.look_nearby = lambda: [NEARBY]  # type: ignore[assignment]
-    module = types.ModuleType("p2pdiloco.daemon.node")
+    module = types.ModuleType("p2pdiloco.daemon.start")
     module.run_node = run_node  # type: ignore[attr-defined]
-    sys.modules["p2pdiloco.daemon.node"] = module
+    sys.modules["p2pdiloco.daemon.start"] = module
     main()

@@ -22,9 +22,8 @@ from p2pdiloco.cli.guided import guide, questions
 from p2pdiloco.cli.guided.autostart import UNIT, shipped_unit, start_by_itself, user_unit
 from p2pdiloco.cli.guided.saved import save_settings
 from p2pdiloco.config.settings import load_settings_table
-from p2pdiloco.daemon.admission.invite import Invite, encode_invite
-from p2pdiloco.daemon.admission.link import RunLink, encode_link
-from p2pdiloco.daemon.admission.papers import grant
+from p2pdiloco.daemon.papers import Invite, encode_invite, grant
+from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link
 from p2pdiloco.errors import UserError
 
 ADDRESS = f"/ip4/203.0.113.1/tcp/31337/p2p/{OWNER.peer_id}"

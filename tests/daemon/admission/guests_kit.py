@@ -11,16 +11,9 @@ from daemon_kit import QUICK, Neighbourhood, QuickMember, Rogue
 from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.invite import Invite, encode_invite
-from p2pdiloco.daemon.admission.papers import Admission, Notice, grant, signed
-from p2pdiloco.daemon.admission.queries import (
-    AdmissionQuery,
-    AdmissionShown,
-    GiveNotice,
-    NoticeAnswer,
-    ShowAdmission,
-)
-from p2pdiloco.daemon.run_files.runs import sign_run
+from p2pdiloco.daemon.papers import Admission, Invite, Notice, encode_invite, grant, signed
+from p2pdiloco.daemon.run_files.run import sign_run
+from p2pdiloco.daemon.wire import AdmissionQuery, AdmissionShown, GiveNotice, NoticeAnswer, ShowAdmission
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import render_toml
 

@@ -14,9 +14,9 @@ from p2pdiloco.core.api.effects import Record
 from p2pdiloco.core.api.messages import Leaving
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, admission
-from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin, NoticeQuery
 from p2pdiloco.daemon.display.snapshot import decode_status
+from p2pdiloco.daemon.papers import Admission, AdmissionFault, admission
+from p2pdiloco.daemon.wire import JoinAnswer, MayJoin, NoticeQuery
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal, Transport
@@ -213,7 +213,7 @@ async def test_queries_of_strangers_are_bounded_and_damaged_ones_refused(tmp_pat
 async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("p2pdiloco.daemon.admission.membership.FIRST_ROUND_S", 1e6)
+    monkeypatch.setattr("p2pdiloco.daemon.admission.FIRST_ROUND_S", 1e6)
     async with ClosedNeighbourhood(tmp_path) as swarm:
         a = await swarm.member("a", genesis=True)
         b = await swarm.member("b")

@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.admission.invite import INVITE, Invite, decode_invite, encode_invite
-from p2pdiloco.daemon.admission.own import keep_invite, own_admission, with_invite
-from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.daemon.admission.papers import admission_fault, grant, grant_fault
-from p2pdiloco.daemon.finding.peers_file import save_own_addresses
-from p2pdiloco.daemon.run_files.runs import save_run, sign_run
+from p2pdiloco.daemon.admission import keep_invite, own_admission, with_invite
+from p2pdiloco.daemon.papers import (
+    INVITE,
+    Invite,
+    admission_fault,
+    decode_invite,
+    encode_invite,
+    grant,
+    grant_fault,
+)
+from p2pdiloco.daemon.run_files.known_runs import Ownership, save_own_addresses
+from p2pdiloco.daemon.run_files.run import save_run, sign_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.tasks.registry import render_toml

@@ -17,9 +17,7 @@ from p2pdiloco.adapters import dns
 from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.joining import joined_through
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.daemon.admission.invite import Invite, encode_invite
-from p2pdiloco.daemon.admission.link import LINK, RunLink, encode_link, is_word, read_word
-from p2pdiloco.daemon.admission.own import (
+from p2pdiloco.daemon.admission import (
     check_owner,
     joined_through_before,
     keep_invite,
@@ -27,12 +25,22 @@ from p2pdiloco.daemon.admission.own import (
     with_invite,
     with_link,
 )
-from p2pdiloco.daemon.admission.owner import Ownership
-from p2pdiloco.daemon.admission.papers import grant
-from p2pdiloco.daemon.approval import Approval
-from p2pdiloco.daemon.finding.peers_file import keep_joined_through, peers_file, save_own_addresses
+from p2pdiloco.daemon.member import Approval
+from p2pdiloco.daemon.papers import Invite, encode_invite, grant
 from p2pdiloco.daemon.process import print_join
-from p2pdiloco.daemon.run_files.joined import joined_runs, remember_joined
+from p2pdiloco.daemon.run_files.known_runs import (
+    LINK,
+    Ownership,
+    RunLink,
+    encode_link,
+    is_word,
+    joined_runs,
+    keep_joined_through,
+    peers_file,
+    read_word,
+    remember_joined,
+    save_own_addresses,
+)
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 
@@ -251,7 +259,7 @@ def test_an_owner_s_link_lets_in(tmp_path: Path) -> None:
 
 
 def ownership_run(folder: Path):  # type: ignore[no-untyped-def]
-    from p2pdiloco.daemon.run_files.runs import sign_run
+    from p2pdiloco.daemon.run_files.run import sign_run
 
     return sign_run(folder / "run.toml", Identity.load_or_create(folder / "owner.key"))[0]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment, Going
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.admission.papers import (
+from p2pdiloco.daemon.papers import (
     MAX_NOTICE_BYTES,
     Admission,
     AdmissionFault,

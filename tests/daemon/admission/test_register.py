@@ -6,10 +6,9 @@ import pytest
 
 from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.types import Vote, VoteBody
-from p2pdiloco.daemon.admission.gate import Gate, NotAdmitted
-from p2pdiloco.daemon.admission.papers import AdmissionFault, Notice, admission, grant, signed
-from p2pdiloco.daemon.admission.queries import AdmissionShown, ShowAdmission
-from p2pdiloco.daemon.admission.register import Charter, Register
+from p2pdiloco.daemon.admission import Charter, Gate, NotAdmitted, Register
+from p2pdiloco.daemon.papers import AdmissionFault, Notice, admission, grant, signed
+from p2pdiloco.daemon.wire import AdmissionShown, ShowAdmission
 from p2pdiloco.identity import Identity
 
 OWNER, KEY, *PEERS = (Identity.from_seed(bytes([n]) * 32) for n in range(6))
@@ -42,7 +41,7 @@ def test_uses_bind_whoever_has_not_worked_and_its_own_return_is_none() -> None:
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2pdiloco.daemon.admission.register.MAX_ADMITTED", 1)
+    monkeypatch.setattr("p2pdiloco.daemon.admission.MAX_ADMITTED", 1)
     book = register()
     assert take(book, ONE) is None and take(book, TWO) is AdmissionFault.FULL and take(book, ONE) is None
 

@@ -18,14 +18,12 @@ from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits, Stamp
 from p2pdiloco.core.api.versions import Mean, SignedVersion, VersionHeader, sample_seed
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.memory import Memory
-from p2pdiloco.daemon.payloads.merging import Merging
-from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.daemon.run_files.runs import Run, open_run
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.driver import Merging
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network.link import LinkMeters
+from p2pdiloco.daemon.payloads import Compute, Memory, Tickets
+from p2pdiloco.daemon.run_files.run import Run, open_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal

@@ -8,7 +8,7 @@ from typing import Any
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.capacity import Meter
-from p2pdiloco.daemon.bulk.pushes_in import PushesIn
+from p2pdiloco.daemon.bulk.pushes import PushesIn
 
 
 class PaperChain:

@@ -14,10 +14,9 @@ from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.network.link import LinkMeters
+from p2pdiloco.daemon.payloads import Compute, Tickets
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.vault import Vault

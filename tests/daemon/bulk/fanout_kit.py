@@ -17,10 +17,10 @@ from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.bulk.updates import LEAST_BYTES
+from p2pdiloco.daemon.network.link import LinkMeters
+from p2pdiloco.daemon.payloads import Tickets
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco_lab.memory_net import MemoryNetwork

@@ -18,11 +18,10 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
 from p2pdiloco.core.api.types import UNCLEAR, UNMEASURED, Contributor, MergeLimits
-from p2pdiloco.daemon.background import Background
-from p2pdiloco.daemon.bulk.audits import asking, auditing, giving, merged
-from p2pdiloco.daemon.bulk.audits.auditing import Auditing
-from p2pdiloco.daemon.post import Post
-from p2pdiloco.daemon.runner import Hands, Runner
+from p2pdiloco.daemon.budgets import Background
+from p2pdiloco.daemon.bulk import merge_audits
+from p2pdiloco.daemon.bulk.merge_audits import Auditing
+from p2pdiloco.daemon.driver import Hands, Post, Runner
 from p2pdiloco.daemon.wire import PullRefused
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.merge import digest_of
@@ -180,11 +179,11 @@ async def test_a_learner_that_says_nothing_holds_nothing_up(
     async def silence(*_: object) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(asking, "SOURCE_S", 0.05)
+    monkeypatch.setattr(merge_audits, "SOURCE_S", 0.05)
     town.learners[0].chain.contribution_of = silence
     assert await town.auditor.audit(version) is SAME
     assert town.syncer.given_bytes == len(town.payloads[0])
-    monkeypatch.setattr(auditing, "AUDIT_S", 0.1)
+    monkeypatch.setattr(merge_audits, "AUDIT_S", 0.1)
     town.syncer.chain.contribution_of = silence
     town.syncer.transfers.merged.give_up()
     assert await town.auditor.audit(version) is MISSING
@@ -193,7 +192,7 @@ async def test_a_learner_that_says_nothing_holds_nothing_up(
 async def test_what_finds_no_place_in_memory_lies_on_the_disk(
     town: AuditTown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "SHARE_BYTES", 0)
+    monkeypatch.setattr(merge_audits, "SHARE_BYTES", 0)
     version, spool = await town.version(), town.auditor.spool
     taken: list[int] = []
     take = spool.take
@@ -236,7 +235,7 @@ async def test_who_finds_a_merge_false_gives_others_what_they_need_to_find_the_s
 async def test_what_is_kept_of_false_merges_is_bounded_by_the_newest_and_by_time(
     town: AuditTown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged, "KEEP_S", 0.05)
+    monkeypatch.setattr(merge_audits, "KEEP_S", 0.05)
     kept, payload = town.auditor.transfers.merged, town.payloads[0]
     kept.keep_audited(0, {b"one": payload})
     kept.keep(0, [(b"own", 99, payload)])
@@ -244,7 +243,7 @@ async def test_what_is_kept_of_false_merges_is_bounded_by_the_newest_and_by_time
     for _ in range(2):  # the same version may be audited twice
         kept.keep_audited(0, {b"own": payload, b"one": payload})
     assert all(kept.get(0, name) for name in (b"one", b"two", b"own")) and kept.held_bytes == 3 * len(payload)
-    monkeypatch.setattr(merged, "MOST_MEMORY_BYTES", 2 * len(payload))
+    monkeypatch.setattr(merge_audits, "MOST_MEMORY_BYTES", 2 * len(payload))
     kept.keep_audited(0, {b"one": payload})
     assert not kept.get(0, b"two") and kept.get(0, b"own") and kept.get(0, b"one"), "the oldest goes"
     await until(lambda: not kept.get(0, b"one"), "it is forgotten")
@@ -253,7 +252,7 @@ async def test_what_is_kept_of_false_merges_is_bounded_by_the_newest_and_by_time
 async def test_who_does_not_calculate_as_all_others_do_finds_nothing_and_says_so(
     town: AuditTown, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(auditing, "merges_as_everywhere", lambda: False)
+    monkeypatch.setattr(merge_audits, "merges_as_everywhere", lambda: False)
     for _ in range(2):
         version = await town.version(update_digest=content_digest(b"noise"))
         assert await town.auditor.audit(version) is AuditOutcome.UNABLE
@@ -275,9 +274,9 @@ async def test_a_merge_that_does_not_come_out_the_same_twice_accuses_nobody(
 
 async def test_audits_take_turns_and_few_wait(town: AuditTown) -> None:
     version = await town.version()
-    many = [town.auditor.audit(version) for _ in range(auditing.MAX_WAITING + 3)]
+    many = [town.auditor.audit(version) for _ in range(merge_audits.MAX_WAITING + 3)]
     found = await asyncio.gather(*many)
-    assert found.count(SAME) == auditing.MAX_WAITING + 1 and found.count(MISSING) == 2
+    assert found.count(SAME) == merge_audits.MAX_WAITING + 1 and found.count(MISSING) == 2
 
 
 async def test_contributions_are_given_to_members_and_within_bounds(town: AuditTown) -> None:
@@ -298,7 +297,7 @@ async def test_contributions_are_given_to_members_and_within_bounds(town: AuditT
     learner.chain.may_serve = False
     assert await refusal(learner, digest) is PullRefusal.NOT_READY
     learner.chain.may_serve = True
-    for _ in range(giving.COPIES):
+    for _ in range(merge_audits.COPIES):
         assert await auditor.ask(learner, digest) == town.payloads[0]
     assert await refusal(learner, digest) is PullRefusal.BUSY
     assert await town.learners[1].ask(learner, digest) == town.payloads[0]
@@ -317,7 +316,7 @@ async def test_a_syncer_keeps_what_it_merged_for_a_while_however_fast_it_merges(
     memory.most_bytes = 4 * size
     assert not memory.fits_push(5 * size) and kept.held_bytes, "nothing is won by letting go"
     assert memory.fits_push(2 * size) and kept.held_bytes == 0, "whatever comes is more important"
-    monkeypatch.setattr(merged, "MOST_MEMORY_BYTES", 2 * size)
+    monkeypatch.setattr(merge_audits, "MOST_MEMORY_BYTES", 2 * size)
     await town.version()
     assert kept.held_bytes == 2 * size and kept.get(0, first) is None, "the oldest goes"
 
@@ -332,16 +331,16 @@ async def test_what_a_syncer_keeps_on_the_disk_is_given_from_there(
     assert await town.auditor.audit(version) is SAME
     assert syncer.given_bytes == 3 * size
     syncer.memory.most_bytes = size - 1
-    monkeypatch.setattr(auditing, "AUDIT_S", 0.2)  # until then it says that it is busy
+    monkeypatch.setattr(merge_audits, "AUDIT_S", 0.2)  # until then it says that it is busy
     assert await town.auditor.audit(version) is MISSING, "what is read must have room"
-    monkeypatch.setattr(merged, "MOST_SCRATCH_BYTES", size)
+    monkeypatch.setattr(merge_audits, "MOST_SCRATCH_BYTES", size)
     await town.version(await syncer.spooled(town.payloads))
     await until(lambda: syncer.spool.held_bytes == size, "the others are gone")
     syncer.transfers.merged.forget()
 
 
 async def test_what_was_merged_is_not_kept_for_long(town: AuditTown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged, "KEEP_S", 0.0)
+    monkeypatch.setattr(merge_audits, "KEEP_S", 0.0)
     await town.version()
     await until(lambda: town.syncer.memory.claimed_bytes == 0, "it goes by itself")
 

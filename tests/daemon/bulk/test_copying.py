@@ -18,7 +18,7 @@ from p2pdiloco.adapters.flow import Allowance, Limits
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.states import copying, donating, pieces
+from p2pdiloco.daemon.bulk import states
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.vault import Vault
@@ -29,7 +29,7 @@ PIECE = 1 << 16
 
 @pytest.fixture
 async def town(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", PIECE)
+    monkeypatch.setattr(states, "LEAST_PIECE_BYTES", PIECE)
     hub, made = MemoryNetwork(), []
 
     async def add(name: str, seed: int | None = 1, bits_per_s: float = 0.0) -> Peer:
@@ -72,7 +72,7 @@ async def test_a_slow_holder_gives_little_of_it(town: Any) -> None:
 
 async def test_a_holder_that_says_nothing_holds_nobody_up(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     joiner, donors = await three(town)
-    monkeypatch.setattr(copying, "SILENT_S", 0.1)
+    monkeypatch.setattr(states, "SILENT_S", 0.1)
     asked = asyncio.Event()
 
     async def silent(_sender: str, _request: bytes) -> Refusal:
@@ -81,7 +81,7 @@ async def test_a_holder_that_says_nothing_holds_nobody_up(town: Any, monkeypatch
         raise AssertionError
 
     monkeypatch.setattr(donors[1], "on_pull", silent)
-    monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", SIZE // 4)
+    monkeypatch.setattr(states, "LEAST_PIECE_BYTES", SIZE // 4)
     joiner.chain.peers = ["d1"]
     await asyncio.wait_for(joiner.copy("d0"), within_s(10))
     assert asked.is_set() and joiner.has_state_of(donors[0])
@@ -98,7 +98,7 @@ async def test_the_first_donor_dies_half_way_and_the_others_finish_it(town: Any)
 
 
 async def test_a_holder_that_fails_is_replaced(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2pdiloco.daemon.bulk.states.copying.MAX_HOLDERS", 2)
+    monkeypatch.setattr("p2pdiloco.daemon.bulk.states.MAX_HOLDERS", 2)
     joiner, _ = await three(town, 2e6, 20e6, 20e6)
     copying = joiner.transfers.copying
     fetching = asyncio.create_task(joiner.copy("d0"))
@@ -166,7 +166,7 @@ async def test_where_the_named_holder_lied_those_who_helped_are_not_left_out(tow
 
 
 async def test_all_copies_together_have_a_bound(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "MAX_STREAMS", 2)
+    monkeypatch.setattr(states, "MAX_STREAMS", 2)
     joiner, _ = await three(town, 20e6, 20e6, 20e6)
     found = joiner.transfers.copying
     taken: list[int] = []
@@ -216,8 +216,8 @@ async def test_the_version_that_is_copied_stays_while_its_donor_moves_on(town: A
 async def test_a_joiner_of_many_fragments_asks_a_donor_for_a_few_at_a_time(
     town: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "SHARE", 1)
-    monkeypatch.setattr(donating, "SHARE", 1)
+    monkeypatch.setattr(states, "SHARE", 1)
+    monkeypatch.setattr(states, "SHARE", 1)
     joiner, donor = await town.add("joiner", None), await town.add("d0", 1, 40e6)
     await asyncio.gather(joiner.copy("d0", 0), joiner.copy("d0", 1))
     assert [type(event) for event in joiner.posted] == [ev.StateFetched, ev.StateFetched]

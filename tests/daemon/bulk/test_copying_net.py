@@ -13,7 +13,7 @@ from deadlines import within_s
 from p2pdiloco.adapters.flow import Allowance, Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.daemon.bulk.states import pieces
+from p2pdiloco.daemon.bulk import states
 from p2pdiloco.identity import Identity
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -23,7 +23,7 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 async def test_a_state_comes_from_all_and_is_finished_without_the_one_that_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", SIZE // 16)
+    monkeypatch.setattr(states, "LEAST_PIECE_BYTES", SIZE // 16)
     peers: list[Peer] = []
     try:
         for number in range(4):

@@ -19,8 +19,8 @@ from p2pdiloco.adapters.flow import CHUNK_BYTES
 from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.states import donating
-from p2pdiloco.daemon.bulk.states.courtesy import TRICKLE_S, Courtesy
+from p2pdiloco.daemon.bulk import states
+from p2pdiloco.daemon.bulk.states import TRICKLE_S, Courtesy
 from p2pdiloco.ports import PullSource, Refusal
 
 
@@ -52,7 +52,7 @@ class Donor:
         self.now = 0.0
         self.pins = Pins()
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
-        self.donating = donating.Donating(self.pins, Courtesy(uplink(), clock), clock)  # type: ignore[arg-type]
+        self.donating = states.Donating(self.pins, Courtesy(uplink(), clock), clock)  # type: ignore[arg-type]
 
     async def ask(self, peer: str, fragment: int, **more: Any) -> Any:
         answer = await self.donating.serve(peer, wire.PullState("run", fragment, 1, **more))
@@ -63,21 +63,21 @@ class Donor:
 
 async def test_a_peer_has_its_share_of_the_pins_and_no_more() -> None:
     donor = Donor()
-    given = [await donor.ask("greedy", i) for i in range(donating.SHARE)]
+    given = [await donor.ask("greedy", i) for i in range(states.SHARE)]
     assert await donor.ask("greedy", 77) is PullRefusal.BUSY
     assert isinstance(await donor.ask("modest", 77), PullSource), "there is room for others"
     given[0].release()
     assert isinstance(await donor.ask("greedy", 78), PullSource), "what is not read any more makes room"
-    assert donor.pins.pinned[0] == 0 and donor.donating.pins == donating.SHARE + 1
+    assert donor.pins.pinned[0] == 0 and donor.donating.pins == states.SHARE + 1
 
 
 async def test_all_peers_together_have_a_bound_and_idle_pins_make_room() -> None:
     donor = Donor()
-    given = [await donor.ask(f"peer {i}", i) for i in range(donating.MAX_PINS)]
+    given = [await donor.ask(f"peer {i}", i) for i in range(states.MAX_PINS)]
     assert await donor.ask("one more", 77) is PullRefusal.BUSY
     given[3].release()
     assert isinstance(await donor.ask("one more", 77), PullSource)
-    assert donor.pins.pinned[3] == 0 and donor.donating.pins == donating.MAX_PINS
+    assert donor.pins.pinned[3] == 0 and donor.donating.pins == states.MAX_PINS
 
 
 async def test_a_version_stays_for_its_reader_for_a_while() -> None:
@@ -86,12 +86,12 @@ async def test_a_version_stays_for_its_reader_for_a_while() -> None:
     have = bytes([0, 1]) * 16
     first.release()
     donor.pins.number = 2
-    donor.now = donating.LEASE_S - 1
+    donor.now = states.LEASE_S - 1
     again = await donor.ask("joiner", 0, have_bytes=4, have=have, most_bytes=8, exact=True)
     assert [part.nbytes for part in again.payload] == [4, 4], "of both halves of the state"
     assert wire.decode(again.header, wire.StateHeader).offset == 4
     again.release()
-    donor.now += donating.LEASE_S + 1
+    donor.now += states.LEASE_S + 1
     donor.donating.expire()
     assert donor.pins.pinned[0] == 0
     gone = await donor.ask("joiner", 0, have_bytes=4, have=have, exact=True)
@@ -109,7 +109,7 @@ class Waits:
         self.uplink = uplink()
         self.courtesy = Courtesy(self.uplink, lambda: self.now)
         monkeypatch.setattr(self.courtesy._none_urgent, "wait", self._wait)
-        monkeypatch.setattr("p2pdiloco.daemon.bulk.states.courtesy.LOOK_S", math.inf)
+        monkeypatch.setattr("p2pdiloco.daemon.bulk.states.COURTESY_LOOK_S", math.inf)
 
     async def _wait(self) -> None:
         self.inside.set()
@@ -154,7 +154,7 @@ async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = Waits(monkeypatch)
-    monkeypatch.setattr("p2pdiloco.daemon.bulk.states.courtesy.LOOK_S", 1.0)
+    monkeypatch.setattr("p2pdiloco.daemon.bulk.states.COURTESY_LOOK_S", 1.0)
     waits.uplink.uplink_bytes_per_s = 1000.0
     with waits.courtesy.urgent():
         waits.now, waits.uplink.sent_bytes = 1.0, 499

@@ -8,9 +8,9 @@ import pytest
 from p2pdiloco.adapters.framing import encode_refusal, refused_by_peer
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Unheard, Verdict, VersionFault
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.failing import failure_of
-from p2pdiloco.daemon.bulk.updates.gathering import NotAsSigned
-from p2pdiloco.daemon.payloads.memory import OutOfBudget
+from p2pdiloco.daemon.bulk.pushes import failure_of
+from p2pdiloco.daemon.bulk.updates import NotAsSigned
+from p2pdiloco.daemon.payloads import OutOfBudget
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 
 PULLS = {

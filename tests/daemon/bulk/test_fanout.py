@@ -14,8 +14,8 @@ from fanout_kit import PAYLOAD, SMALL, Members, update
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.updates import arriving as arriving_updates
-from p2pdiloco.daemon.bulk.updates import fanout, gathering
+from p2pdiloco.daemon.bulk import updates
+from p2pdiloco.daemon.bulk import updates as arriving_updates
 from p2pdiloco.errors import TransportError
 from p2pdiloco.ports import PullSource, Refusal
 
@@ -117,14 +117,14 @@ async def test_small_updates_are_passed_on_as_a_whole(members: int, started: Any
     around = await started(SMALL, members)
     await around.fetch_all()
     around.check()
-    assert max(around.uploads(peer) for peer in around.all) == fanout.SMALL_DEGREE
+    assert max(around.uploads(peer) for peer in around.all) == updates.SMALL_DEGREE
     assert sum(peer.transfers.bytes_in for peer in around.others) == (members - 1) * len(SMALL)
     if members == 4:
         assert all(len(peer.asked) == 0 for peer in around.others), "no second request for anybody"
 
 
 async def test_tiny_updates_come_from_the_holder(started: Any) -> None:
-    members = await started(PAYLOAD[: fanout.TINY_BYTES - 1])
+    members = await started(PAYLOAD[: updates.TINY_BYTES - 1])
     await members.fetch_all()
     members.check()
     assert members.uploads(members.holder) == 7.0
@@ -206,15 +206,15 @@ def test_a_beginning_of_another_size_is_dropped_and_nobody_is_blamed() -> None:
     version = update(SMALL)
     part = arriving_updates.Unfinished(version.header.update_digest, 1000)
     part.have_bytes = 10
-    fetch = gathering.Fetch(asking(), 5000, part)
+    fetch = updates.Fetch(asking(), 5000, part)
     with pytest.raises(TransportError):
         fetch.begin(wire.encode(wire.UpdateHeader(version, 10, 2000)), 1990)
     assert fetch.unfinished is None
 
 
 async def test_patience_with_named_peers_is_bounded(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "MAX_PATIENCE_S", 0.1)
-    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.05)
+    monkeypatch.setattr(updates, "MAX_PATIENCE_S", 0.1)
+    monkeypatch.setattr(updates, "LEAST_STALL_S", 0.05)
     members = await started()
     asker, named = members.others[:2]
     twice(members, named.name)
@@ -229,9 +229,9 @@ async def test_patience_with_named_peers_is_bounded(started: Any, monkeypatch: p
 async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
     slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.0)
+    monkeypatch.setattr(updates, "LEAST_STALL_S", 0.0)
     asked, here = [], 0
-    whole: Any = gathering.Fetch(asking(), 1, None)
+    whole: Any = updates.Fetch(asking(), 1, None)
     whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
 
     async def pull(peer: str, request: wire.PullUpdate) -> Any:
@@ -247,7 +247,7 @@ async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
     async def check(fetch: Any) -> None: ...
 
     now = asyncio.get_running_loop().time
-    gathers = gathering.Gathering(Pulls(pull, lambda: here), now)
+    gathers = updates.Gathering(Pulls(pull, lambda: here), now)
     assert await gathers.fetch("holder", asking(), check, nobody()) is whole
     assert asked == ["holder", "named", "named" if slow else "holder"]
     assert gathers.from_others == slow and ("named" in gathers._failed) != slow
@@ -256,10 +256,10 @@ async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
 async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert gathering.LEAST_STALL_S > arriving_updates.WAIT_S, '"later" must come in time'
-    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.05)
+    assert updates.LEAST_STALL_S > arriving_updates.WAIT_S, '"later" must come in time'
+    monkeypatch.setattr(updates, "LEAST_STALL_S", 0.05)
     now, asked = asyncio.get_running_loop().time(), []
-    whole: Any = gathering.Fetch(asking(), 1, None)
+    whole: Any = updates.Fetch(asking(), 1, None)
     whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
 
     async def pull(peer: str, request: wire.PullUpdate) -> Any:
@@ -274,7 +274,7 @@ async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
 
     async def check(fetch: Any) -> None: ...
 
-    gathers = gathering.Gathering(Pulls(pull), lambda: now)
+    gathers = updates.Gathering(Pulls(pull), lambda: now)
     assert await gathers.fetch("holder", asking(), check, nobody()) is whole
     assert len(set(asked)) == 3 and not any(peer in gathers._failed for peer in "ab")
 
@@ -294,14 +294,14 @@ async def test_a_round_trip_counts_in_the_choice_of_peers_and_the_wait_of_a_peer
         nonlocal now
         round_trip_s, waits_s, says_ms = ways[peer]
         now += round_trip_s + waits_s
-        fetch = gathering.Fetch(request, size, None)
+        fetch = updates.Fetch(request, size, None)
         fetch.begin(wire.encode(wire.UpdateHeader(found, 0, size, says_ms)), size)
         fetch.began_s = now
         now += 0.5
         fetch.write(0, memoryview(PAYLOAD))
         return fetch
 
-    gathers = gathering.Gathering(Pulls(pull), lambda: now)
+    gathers = updates.Gathering(Pulls(pull), lambda: now)
     for peer in ways:
         await gathers._ask(peer, asking(), nobody())
     rates = {peer: gathers._rates.of(peer, 0.0) / size for peer in ways}
@@ -315,16 +315,16 @@ async def test_requests_to_named_peers_are_bounded(started: Any) -> None:
     members = await started()
     asker, named = members.others[:2]
     twice(members, named.name)
-    named.answers = lambda pull: fanout.refuse(PullRefusal.LATER)
+    named.answers = lambda pull: updates.refuse(PullRefusal.LATER)
     await members.fetch_all(asker)
     members.check(asker)
-    assert len(named.asked) == gathering.MAX_PULLS
+    assert len(named.asked) == updates.MAX_PULLS
 
 
 async def test_members_follow_a_chain_whose_updates_fan_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "TINY_BYTES", 1)
+    monkeypatch.setattr(updates, "TINY_BYTES", 1)
     async with Neighbourhood(tmp_path) as around:
         members = [await around.member("one", genesis=True)]
         members += [await around.member(name) for name in ("two", "three", "four", "five")]

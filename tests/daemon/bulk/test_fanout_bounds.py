@@ -12,9 +12,9 @@ from fanout_kit import PAYLOAD, update
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.updates import arriving as arriving_updates
-from p2pdiloco.daemon.bulk.updates import fanout
-from p2pdiloco.daemon.bulk.updates.fanout import MAX_GIVEN, MAX_PEERS, Fanout
+from p2pdiloco.daemon.bulk import updates
+from p2pdiloco.daemon.bulk import updates as arriving_updates
+from p2pdiloco.daemon.bulk.updates import MAX_GIVEN, MAX_SERVED, Fanout
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, Refusal
 
@@ -27,22 +27,22 @@ async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyP
     now = 0.0
     fan = Fanout("me", no_meter(), lambda: now)
     found = (update(PAYLOAD), PAYLOAD)
-    given: list[Any] = [await fan.serve(f"q{i}", asking(insist=True), found) for i in range(MAX_PEERS + 10)]
+    given: list[Any] = [await fan.serve(f"q{i}", asking(insist=True), found) for i in range(MAX_SERVED + 10)]
     assert all(isinstance(source, PullSource) for source in given)
-    assert len(next(iter(fan._given.values())).takers) == MAX_PEERS
+    assert len(next(iter(fan._given.values())).takers) == MAX_SERVED
     answer: Any = await fan.serve("late", asking(), found)
     named = wire.decode(answer.answer, wire.Elsewhere)
     assert len(named.peers) == wire.MAX_NAMED and named.patience_ms == 30_000
-    now = 2 * fanout.FRESH_S
+    now = 2 * updates.FRESH_S
     assert isinstance(await fan.serve("late", asking(), found), Refusal), "streams are still under way"
     for source in given:
         source.release()
-    now = 4 * fanout.FRESH_S
+    now = 4 * updates.FRESH_S
     assert isinstance(await fan.serve("late", asking(), found), PullSource), "it is given out anew"
     for fragment in range(MAX_GIVEN + 10):
         await fan.serve("q", asking(fragment), found)
     assert len(fan._given) == MAX_GIVEN
-    monkeypatch.setattr(fanout, "MAX_WAITING", 0)
+    monkeypatch.setattr(updates, "MAX_WAITING", 0)
     fan.arriving(0, 1)
     waits: Any = await fan.serve("z", asking(version=found[0].header.digest()), None)
     assert wire.decode(waits.answer, wire.Refused).reason is PullRefusal.LATER
@@ -54,7 +54,7 @@ async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() 
     arriving, true = fan.arriving(0, 1), update(PAYLOAD)
     waiting = [
         asyncio.create_task(fan.serve("liar", asking(version=bytes([i]) * 32), None))
-        for i in range(fanout.MAX_WAITING_PER_PEER)
+        for i in range(updates.MAX_WAITING_PER_PEER)
     ]
     await until(lambda: fan._waiting.total() == len(waiting), "all of them to wait")
     one_more: Any = await fan.serve("liar", asking(version=true.header.digest()), None)
@@ -86,7 +86,7 @@ async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
     two.delivered()
     two.release()
     assert isinstance(await fan.serve("three", asking(), found), Refusal), "it may come back"
-    now = fanout.IDLE_S + 1
+    now = updates.IDLE_S + 1
     assert isinstance(await fan.serve("three", asking(), found), PullSource)
 
 

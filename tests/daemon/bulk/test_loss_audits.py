@@ -17,8 +17,8 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.daemon.bulk.audits import asking, auditing, loss_auditing
-from p2pdiloco.daemon.bulk.audits.loss_auditing import LossAuditing
+from p2pdiloco.daemon.bulk import merge_audits
+from p2pdiloco.daemon.bulk.merge_audits import LossAuditing
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.learner.channel import Appraise, Appraised
 from p2pdiloco.tensors import vault
@@ -74,7 +74,7 @@ class Scene:
         await self.auditing.audit(ef.LossAudit(0, self.version, *self.parts))
         found: ev.LossAudited = self.node.heard.pop()
         assert (found.fragment, found.digest) == (0, self.version.header.digest())
-        assert not list(self.folder.glob(f"{loss_auditing.FILE}*")), "the file is gone"
+        assert not list(self.folder.glob(f"{merge_audits.FILE}*")), "the file is gone"
         return found
 
 
@@ -110,8 +110,8 @@ async def nothing_measured(scene: Scene, asked: int = 0) -> None:
 async def test_a_contribution_that_nobody_gives_is_not_measured(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "SOURCE_S", 0.05)
-    monkeypatch.setattr(auditing, "AUDIT_S", 1.0)
+    monkeypatch.setattr(merge_audits, "SOURCE_S", 0.05)
+    monkeypatch.setattr(merge_audits, "AUDIT_S", 1.0)
     await scene.town.gone(scene.town.learners[0])
     await nothing_measured(scene)
 
@@ -158,8 +158,8 @@ async def test_without_our_own_one_nothing_is_fetched(scene: Scene) -> None:
 async def test_where_the_disk_is_full_nothing_is_fetched(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = Room(0, 0, loss_auditing.FREE_BYTES)
-    monkeypatch.setattr(loss_auditing.shutil, "disk_usage", lambda _path: full)
+    full = Room(0, 0, merge_audits.FREE_BYTES)
+    monkeypatch.setattr(merge_audits.shutil, "disk_usage", lambda _path: full)
     await nothing_measured(scene)
     assert not scene.town.learners[0].given_bytes
 
@@ -168,14 +168,14 @@ async def test_a_disk_that_fails_ends_the_audit(scene: Scene, monkeypatch: pytes
     def fails(*_: Any, **__: Any) -> Any:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(loss_auditing.shutil, "disk_usage", fails)
+    monkeypatch.setattr(merge_audits.shutil, "disk_usage", fails)
     monkeypatch.setattr(Path, "unlink", fails)
     await nothing_measured(scene)
     monkeypatch.undo()
 
 
 async def test_what_a_killed_node_left_is_removed(scene: Scene) -> None:
-    left = scene.folder / f"{loss_auditing.FILE}7"
+    left = scene.folder / f"{merge_audits.FILE}7"
     left.write_bytes(b"left")
     parts: Any = (scene.node.chain, scene.node.compute, scene.node.transfers.auditing, scene.learner)
     LossAuditing(*parts, scene.folder, scene.node.run.manifest, scene.node.heard.append)
@@ -187,7 +187,7 @@ async def test_a_learner_that_ends_or_does_not_answer_has_measured_nothing(
 ) -> None:
     scene.learner.figures = None
     await nothing_measured(scene, asked=1)
-    monkeypatch.setattr(loss_auditing, "ANSWER_S", 0.05)
+    monkeypatch.setattr(merge_audits, "ANSWER_S", 0.05)
     scene.learner.hangs = True
     await nothing_measured(scene, asked=2)
     first, second = (question.path for question in scene.learner.asked)

@@ -39,17 +39,14 @@ from p2pdiloco.core.api.versions import (
     SignedVersion,
 )
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.background import Background
-from p2pdiloco.daemon.bulk import pushes_in as arrivals
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.merging import Merging
-from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.daemon.post import Post
-from p2pdiloco.daemon.run_files.runs import Run, genesis_versions, open_run
-from p2pdiloco.daemon.runner import Hands, Runner
+from p2pdiloco.daemon.budgets import Background
+from p2pdiloco.daemon.bulk import pushes as arrivals
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.driver import Hands, Merging, Post, Runner
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network.link import LinkMeters
+from p2pdiloco.daemon.payloads import Compute, Tickets
+from p2pdiloco.daemon.run_files.run import Run, genesis_versions, open_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.codecs import codec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.daemon.bulk.rates import FORGET_S, MAX_PEERS, Rates
+from p2pdiloco.daemon.bulk.pushes import FORGET_S, MAX_PEERS, Rates
 
 
 def test_the_newest_transfer_counts_half_and_old_ones_are_forgotten() -> None:

@@ -18,12 +18,12 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Verdict
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk import pushes_in as arrivals_module
-from p2pdiloco.daemon.bulk.pushes_in import MAX_UNFINISHED, PushesIn
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.bulk.updates.fetching import KEEP_S, Unfinished, UnfinishedUpdates
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.bulk import pushes as arrivals_module
+from p2pdiloco.daemon.bulk.pushes import MAX_UNFINISHED, PushesIn
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.bulk.updates import KEEP_S, Unfinished, UnfinishedUpdates
+from p2pdiloco.daemon.network.link import LinkMeters
+from p2pdiloco.daemon.payloads import Tickets
 from p2pdiloco.errors import TransportError
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import PullSink, Refusal

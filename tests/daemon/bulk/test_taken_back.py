@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.daemon.bulk.audits import true_updates
+from p2pdiloco.daemon.bulk import merge_audits
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codecs import codec
 
@@ -93,10 +93,10 @@ async def test_what_states_falsely_but_merges_rightly_needs_no_repair(town: Audi
 
 async def test_true_updates_are_bounded(town: AuditTown, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = town.auditor.transfers.true_updates
-    monkeypatch.setattr(true_updates, "MOST_BYTES", 25)
+    monkeypatch.setattr(merge_audits, "MOST_BYTES", 25)
     for name in (b"a", b"b", b"c"):
         kept.keep(name, bytearray(10), bytes(32))
     assert [kept.has(name) for name in (b"a", b"b", b"c")] == [False, True, True]
-    monkeypatch.setattr(true_updates, "MOST_KEPT", 1)
+    monkeypatch.setattr(merge_audits, "MOST_KEPT", 1)
     kept.keep(b"d", bytearray(1), bytes(32))
     assert kept.held_bytes == 1

@@ -12,10 +12,10 @@ from chain_kit import PaperChain
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.pushes_in import Landing
-from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.bulk.pushes import Landing
+from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.network.link import LinkMeters
+from p2pdiloco.daemon.payloads import Tickets
 
 
 class StuckCompute:

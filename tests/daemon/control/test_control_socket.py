@@ -13,12 +13,19 @@ from pathlib import Path
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.daemon.control import client as client_module
-from p2pdiloco.daemon.control import server as server_module
-from p2pdiloco.daemon.control.client import NodeSilent, ask
-from p2pdiloco.daemon.control.controls import ControlState
-from p2pdiloco.daemon.control.server import MAX_CLIENTS, ControlServer
-from p2pdiloco.daemon.control.wire_lines import MAX_LINE_BYTES, Request, decode_reply, socket_path
+from p2pdiloco.daemon.owner import control as client_module
+from p2pdiloco.daemon.owner import control as server_module
+from p2pdiloco.daemon.owner.control import (
+    MAX_CLIENTS,
+    MAX_LINE_BYTES,
+    ControlServer,
+    ControlState,
+    NodeSilent,
+    Request,
+    ask,
+    decode_reply,
+    socket_path,
+)
 from p2pdiloco.errors import UserError
 
 pytestmark = pytest.mark.process

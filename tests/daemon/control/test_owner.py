@@ -15,14 +15,13 @@ from daemon_kit import Neighbourhood, QuickMember, at_once, until
 from deadlines import within_s
 
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.control.owner import HAND_OVER_AT_MOST_S, NodeControls
-from p2pdiloco.daemon.control.reins import MemberReins
-from p2pdiloco.daemon.control.serving import owned
+from p2pdiloco.daemon.budgets import Link
 from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.terminal import log_line
-from p2pdiloco.daemon.links.link import Link
-from p2pdiloco.daemon.rest.kept_wishes import FILE
-from p2pdiloco.daemon.rest.sources import OwnersMachine
+from p2pdiloco.daemon.member import MemberReins
+from p2pdiloco.daemon.owner.control import HAND_OVER_AT_MOST_S, NodeControls, owned
+from p2pdiloco.daemon.owner.pauses import OwnersMachine
+from p2pdiloco.daemon.owner.wishes import FILE
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.web.sources import Starting
@@ -148,8 +147,8 @@ async def test_a_budget_that_is_used_up_sends_it_away_until_the_month_turns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("p2pdiloco.daemon.service.tell_ready", lambda: told.append("ready"))
-    monkeypatch.setattr("p2pdiloco.daemon.service.tell_status", told.append)
+    monkeypatch.setattr("p2pdiloco.daemon.process.tell_ready", lambda: told.append("ready"))
+    monkeypatch.setattr("p2pdiloco.daemon.process.tell_status", told.append)
     owner = Owner(tmp_path, max_transfer="100kB/month")
     owner.controls.attach(owner.reins)
     owner.reins.carried = (50_000, 29_000)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.daemon.display.keys import Keys
+from p2pdiloco.daemon.display.terminal import Keys
 from p2pdiloco.daemon.process import HURRIED
 
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
 PROGRAM = """
 import select, sys, termios
-from p2pdiloco.daemon.display.keys import Keys
+from p2pdiloco.daemon.display.terminal import Keys
 before = termios.tcgetattr(0)
 keys = Keys()
 keys.start()
@@ -42,7 +42,7 @@ LEAVING = """
 import asyncio, fcntl, signal, sys, termios
 from types import SimpleNamespace
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon import node
+from p2pdiloco.daemon import start as node
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.process import run_program
 sys.path.insert(0, sys.argv[1])

@@ -9,10 +9,10 @@ from unittest import mock
 from msgspec.structs import replace
 from view_kit import printed, snapshot
 
-from p2pdiloco.daemon.bulk.states.pieces import StateCopy
-from p2pdiloco.daemon.display import lasting as module
-from p2pdiloco.daemon.display.lasting import lasting, waiting
-from p2pdiloco.daemon.display.progress import copied_text
+from p2pdiloco.daemon.bulk.states import StateCopy
+from p2pdiloco.daemon.display import logs as module
+from p2pdiloco.daemon.display.logs import lasting, waiting
+from p2pdiloco.daemon.display.snapshot import copied_text
 from p2pdiloco.daemon.display.terminal import log_fields, log_line, render
 
 

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from view_kit import snapshot
 
-from p2pdiloco.daemon.display import live as live_module
-from p2pdiloco.daemon.display.live import LiveView
-from p2pdiloco.daemon.display.outlet import Outlet
+from p2pdiloco.daemon.display import terminal as live_module
+from p2pdiloco.daemon.display.logs import Outlet
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot
+from p2pdiloco.daemon.display.terminal import LiveView
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 

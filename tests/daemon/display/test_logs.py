@@ -13,8 +13,7 @@ import pytest
 from view_kit import HOSTILE, snapshot
 
 from p2pdiloco.cli.group import run
-from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
-from p2pdiloco.daemon.display.outlet import Outlet
+from p2pdiloco.daemon.display.logs import Outlet, RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES
 from p2pdiloco.daemon.display.terminal import log_fields
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2pdiloco.daemon.display import outlet as outlet_module
-from p2pdiloco.daemon.display.outlet import Outlet, words_of_loss
+from p2pdiloco.daemon.display import logs as outlet_module
+from p2pdiloco.daemon.display.logs import Outlet, words_of_loss
 
 LINE = b"x" * 63 + b"\n"
 IDLE_S = 0.05

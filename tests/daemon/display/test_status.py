@@ -16,20 +16,19 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display import snapshot as snapshot_module
-from p2pdiloco.daemon.display.header import age_text
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging
-from p2pdiloco.daemon.display.own_rows import ExcludedRow
-from p2pdiloco.daemon.display.progress import progress_text
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
     CourseRow,
+    ExcludedRow,
     NodeSnapshot,
     decode_status,
     encode_status,
+    progress_text,
     status_of,
 )
-from p2pdiloco.daemon.display.terminal import render
-from p2pdiloco.daemon.finding.names import Names
+from p2pdiloco.daemon.display.terminal import age_text, render
+from p2pdiloco.daemon.network.discovery import Names
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel as ch
 

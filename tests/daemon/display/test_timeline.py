@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.daemon.display.series import (
+from p2pdiloco.daemon.display.timeline import (
     MAX_MARKS,
     MAX_POINTS,
+    MAX_REASONS,
+    NAME,
     Curve,
     LossPoint,
     PastEvent,
     PastMarks,
+    Timeline,
+    load_timeline,
     merged,
+    save_timeline,
 )
-from p2pdiloco.daemon.display.timeline import MAX_REASONS, NAME, Timeline, load_timeline, save_timeline
 
 
 def header(fragment: int, number: int, *learners: str) -> Any:

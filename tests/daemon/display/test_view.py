@@ -10,22 +10,20 @@ from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon.display.snapshot import (
     CourseRow,
     NodeSnapshot,
-    decode_status,
-    encode_status,
-    status_of,
-)
-from p2pdiloco.daemon.display.terminal import EXPLAINED, log_line, render
-from p2pdiloco.daemon.display.wording import (
     count,
     counted,
+    decode_status,
     duration,
+    encode_status,
     fit,
     folded,
     loss_text,
     ranges,
     size,
     sparkline,
+    status_of,
 )
+from p2pdiloco.daemon.display.terminal import EXPLAINED, log_line, render
 from p2pdiloco.errors import clean
 
 SNAPSHOTS = {

@@ -11,9 +11,9 @@ from daemon_kit import signed_run
 from presence_kit import our_record
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.attempts import Attempts
-from p2pdiloco.daemon.finding.presence import UNKNOWN_DIALS, UNKNOWN_DIALS_S, Presence
-from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.budgets import Attempts
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network.discovery import UNKNOWN_DIALS, UNKNOWN_DIALS_S, Presence
 from p2pdiloco.identity import Identity
 from p2pdiloco.release import WIRE_VERSION
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.config.settings import ANY_ADDRESS
-from p2pdiloco.daemon.finding import kept_port
-from p2pdiloco.daemon.finding.kept_port import FILE, keep_port, listen_again
+from p2pdiloco.daemon.network import discovery
+from p2pdiloco.daemon.network.discovery import FILE, keep_port, listen_again
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def test_the_last_port_is_taken_again(tmp_path: Path, free_port: int) -> N
 async def test_a_port_that_somebody_else_has_is_given_up_with_a_word(
     tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept_port, "PAUSE_S", 0.0)
+    monkeypatch.setattr(discovery, "PORT_PAUSE_S", 0.0)
     keep_port(tmp_path, [f"/ip4/0.0.0.0/tcp/{free_port}"])
     with socket.socket() as other:
         other.bind(("0.0.0.0", free_port))

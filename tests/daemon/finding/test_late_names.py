@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from daemon_kit import until
 
-from p2pdiloco.daemon.finding import late_names
-from p2pdiloco.daemon.finding.late_names import look_up_again
-from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network import discovery
+from p2pdiloco.daemon.network.discovery import look_up_again
 from p2pdiloco.errors import PeerUnreachable, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork
@@ -42,8 +42,8 @@ async def test_whom_a_name_lists_is_dialled_once_it_is_known(monkeypatch: pytest
         if peer != boot.peer_id:
             raise PeerUnreachable("nobody")
 
-    monkeypatch.setattr(late_names, "peers_behind", peers_behind)
-    monkeypatch.setattr(late_names, "PAUSE_S", 0.0)
+    monkeypatch.setattr(discovery, "peers_behind", peers_behind)
+    monkeypatch.setattr(discovery, "PAUSE_S", 0.0)
     monkeypatch.setattr(me, "connect", connect)
     looking = look_up_again(me, [NAME])
     await until(looking.done, "an end of it")
@@ -52,6 +52,6 @@ async def test_whom_a_name_lists_is_dialled_once_it_is_known(monkeypatch: pytest
 
 
 async def test_where_all_names_were_found_nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_names, "peers_behind", None)
+    monkeypatch.setattr(discovery, "peers_behind", None)
     me = MemoryNetwork().transport(Identity.generate().peer_id)
     await look_up_again(me, [])

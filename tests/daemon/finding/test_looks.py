@@ -14,8 +14,18 @@ from presence_kit import our_record
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.presence import CALMEST, LOOK_FAST_S, LOOK_S, Presence
-from p2pdiloco.daemon.finding.sharing import AGAIN_S, COMPLAIN_AFTER, FIRST_S, RENEW_S, SETTLED_S, Sharing
+from p2pdiloco.daemon.network.discovery import (
+    AGAIN_S,
+    CALMEST,
+    COMPLAIN_AFTER,
+    FIRST_S,
+    LOOK_FAST_S,
+    LOOK_S,
+    RENEW_S,
+    SETTLED_S,
+    Presence,
+    Sharing,
+)
 from p2pdiloco.learner.channel import DataShare
 
 LOOKS = 12

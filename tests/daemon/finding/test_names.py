@@ -9,7 +9,7 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.cli.membership.reaching import reach
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.names import LATELY_S, MAX_NAMED, Names
+from p2pdiloco.daemon.network.discovery import LATELY_S, MAX_NAMED, Names
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.release import WIRE_VERSION
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2pdiloco.daemon.finding.peers_file import (
+from p2pdiloco.daemon.run_files.known_runs import (
     MAX_JOINED_THROUGH,
     MAX_PEERS,
     join_file,

@@ -11,12 +11,14 @@ import pytest
 
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.dial_back import MAX_A_MINUTE, STRANGERS_A_MINUTE, DialBack
-from p2pdiloco.daemon.finding.reach import (
+from p2pdiloco.daemon.network.reach import (
     AGAIN_S,
     KEEP_S,
+    MAX_A_MINUTE,
     MAX_NAMED,
     ROUNDS_ALONE,
+    STRANGERS_A_MINUTE,
+    DialBack,
     NamedPlaces,
     Reachability,
     Voice,

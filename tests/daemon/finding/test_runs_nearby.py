@@ -9,7 +9,7 @@ import pytest
 
 from p2pdiloco.adapters.multiaddrs import Nearby
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.finding import lan
+from p2pdiloco.daemon.network import discovery
 from p2pdiloco.errors import UserError
 
 RUN, OTHER = "ab" * 32, "cd" * 32
@@ -22,14 +22,14 @@ ONE, TWO = (
 @pytest.fixture
 def nearby(monkeypatch: pytest.MonkeyPatch) -> list[Nearby]:
     found: list[Nearby] = []
-    monkeypatch.setattr(lan, "look_nearby", lambda: found)
-    monkeypatch.setattr(lan, "at_terminal", lambda: True)
+    monkeypatch.setattr(discovery, "look_nearby", lambda: found)
+    monkeypatch.setattr(discovery, "at_terminal", lambda: True)
     return found
 
 
 def looked(tmp_path: Path, **values: object) -> NodeSettings:
     settings = NodeSettings(data_dir=tmp_path, **values)  # type: ignore[arg-type]
-    return lan.with_nearby(settings, lambda _text: None)
+    return discovery.with_nearby(settings, lambda _text: None)
 
 
 def test_the_only_run_is_taken(nearby: list[Nearby], tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_nobody_joins_a_stranger_s_run_unasked(
     nearby.append(ONE)
     with pytest.raises(UserError, match="nobody is asked whether to join it"):
         looked(tmp_path, lan=True, yes=True)
-    monkeypatch.setattr(lan, "at_terminal", lambda: False)
+    monkeypatch.setattr(discovery, "at_terminal", lambda: False)
     assert looked(tmp_path).join == (), "without a terminal only --lan looks"
     for run in ("", "ours"):
         with pytest.raises(UserError, match="nobody is asked whether to join it"):
             looked(tmp_path, lan=True, run=run)
     assert looked(tmp_path, lan=True, run=RUN).join == ONE.addresses
     (tmp_path / "peers.txt").touch()
-    monkeypatch.setattr(lan, "at_terminal", lambda: True)
+    monkeypatch.setattr(discovery, "at_terminal", lambda: True)
     assert looked(tmp_path).join == (), "it has met peers before"
     assert looked(tmp_path, lan=True).join == ONE.addresses
 
@@ -93,8 +93,8 @@ def test_a_network_that_cannot_be_looked_through_matters_with_lan_only(
     def fails() -> list[Nearby]:
         raise UserError("no multicast")
 
-    monkeypatch.setattr(lan, "look_nearby", fails)
-    monkeypatch.setattr(lan, "at_terminal", lambda: True)
+    monkeypatch.setattr(discovery, "look_nearby", fails)
+    monkeypatch.setattr(discovery, "at_terminal", lambda: True)
     assert looked(tmp_path).join == ()
     with pytest.raises(UserError, match="no multicast"):
         looked(tmp_path, lan=True)

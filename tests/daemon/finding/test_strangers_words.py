@@ -15,8 +15,8 @@ from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import MAX_LOSS, PeerRow, sane_loss
-from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.member import OwnPeer
+from p2pdiloco.daemon.network.reach import Reachability
 from p2pdiloco.release import WIRE_VERSION
 
 

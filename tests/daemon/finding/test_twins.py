@@ -9,11 +9,10 @@ from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding import presence as presence_module
-from p2pdiloco.daemon.finding import twins as twins_module
-from p2pdiloco.daemon.finding.presence import Presence
-from p2pdiloco.daemon.finding.twins import LOOKS, MIN_TURNS, Twins, refuse_beside_a_twin
-from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network import discovery as presence_module
+from p2pdiloco.daemon.network import discovery as twins_module
+from p2pdiloco.daemon.network.discovery import LOOKS, MIN_TURNS, Presence, Twins, refuse_beside_a_twin
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork
@@ -131,7 +130,7 @@ ORIGINAL = "/ip4/192.0.2.7/tcp/31337"
 
 
 async def test_a_copy_that_can_reach_the_original_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(twins_module, "TWINS_PAUSE_S", 0.0)
     for address, place in ((ORIGINAL, ("192.0.2.7", 31337)), ("/dns4/a.example/tcp/1", ("a.example", 1))):
         with pytest.raises(UserError, match=f"identity, at {place[0]} port {place[1]}") as told:
             await look({place: 99}, ["/ip4/127.0.0.1/tcp/9", address])
@@ -139,7 +138,7 @@ async def test_a_copy_that_can_reach_the_original_ends_at_once(monkeypatch: pyte
 
 
 async def test_neither_nobody_nor_who_is_about_to_end_is_a_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(twins_module, "TWINS_PAUSE_S", 0.0)
     assert await look({}, []) == []
     assert await look({}, [ORIGINAL, f"{ORIGINAL}/p2p-circuit"]) == [("192.0.2.7", 31337)]
     place = ("192.0.2.7", 31337)

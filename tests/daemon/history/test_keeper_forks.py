@@ -15,18 +15,16 @@ from kit import RUN, child
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.credits import HistoryRecord, HistoryStore, Tip, VersionLine
-from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.history import fetching, keeping
-from p2pdiloco.daemon.history.fetching import FalseHistory, Filling, check_page
-from p2pdiloco.daemon.history.keeping import HistoryKeeper
-from p2pdiloco.daemon.history.queries import PullHistory
+from p2pdiloco.daemon import history, wire
+from p2pdiloco.daemon.history import FalseHistory, Filling, HistoryKeeper, check_page
+from p2pdiloco.daemon.wire import PullHistory
 from p2pdiloco.errors import RemoteError, StorageError
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(keeping, "AGAIN_S", 0.01)
+    monkeypatch.setattr(history, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(history, "AGAIN_S", 0.01)
 
 
 class Others:
@@ -163,7 +161,7 @@ async def test_a_peer_that_gives_false_records_is_not_asked_again() -> None:
 async def test_who_has_others_to_serve_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "BUSY_S", 0.0)
+    monkeypatch.setattr(history, "BUSY_S", 0.0)
     versions = chain(3, ("p1",))
     others, busy = Others(versions), 2
 
@@ -186,5 +184,5 @@ async def test_who_has_others_to_serve_is_asked_again(
 
     filling = Filling(RUN, pull, ["gone", "good"])
     assert await filling.fill(Into(), 0, Tip(head.number, head.digest())) == 1 and not busy
-    busy = fetching.TRIES
+    busy = history.TRIES
     assert await Filling(RUN, pull, ["good"]).fill(Into(), 0, Tip(9, b"x" * 32)) > 1, "not for ever"

@@ -9,12 +9,10 @@ import pytest
 from daemon_kit import Neighbourhood, QuickMember, until
 
 from p2pdiloco.credits import HistoryStore, Signatures, Tip, count
-from p2pdiloco.daemon import wire
+from p2pdiloco.daemon import history, wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES
-from p2pdiloco.daemon.history import keeping
-from p2pdiloco.daemon.history.fetching import pull_page
-from p2pdiloco.daemon.history.queries import CreditsAnswer, CreditsQuery, PullHistory
-from p2pdiloco.daemon.history.serving import LEAST_BYTES, MAX_GIVEN
+from p2pdiloco.daemon.history import LEAST_BYTES, MAX_GIVEN, pull_page
+from p2pdiloco.daemon.wire import CreditsAnswer, CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
 from p2pdiloco.ports import PullSource, Refusal
@@ -22,8 +20,8 @@ from p2pdiloco.ports import PullSource, Refusal
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
+    monkeypatch.setattr(history, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(history, "AGAIN_S", 0.1)
 
 
 def run_tokens(member: QuickMember) -> int:

@@ -12,7 +12,7 @@ import pytest
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.learner.evaluating import MOST, Measurements, Turns, evaluate_regularly
+from p2pdiloco.daemon.course import MOST, Measurements, Turns, evaluate_regularly
 from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time
 
 PEERS = ["a", "b", "c", "d"]
@@ -132,7 +132,7 @@ def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version
 
 async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2pdiloco.daemon.member.FIRST_EVALUATION_S", 60.0)
-    monkeypatch.setattr("p2pdiloco.daemon.finding.presence.LOOK_S", 0.05)
+    monkeypatch.setattr("p2pdiloco.daemon.network.discovery.LOOK_S", 0.05)
     async with Neighbourhood(tmp_path) as swarm:
         members = [await swarm.member(n, genesis=n == "a", eval_every_s=60.0) for n in ("a", "b", "c")]
         now = asyncio.get_running_loop().time

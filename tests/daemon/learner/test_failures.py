@@ -2,8 +2,7 @@
 
 import math
 
-from p2pdiloco.daemon.learner.failures import HEALTHY_S, Failures
-from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.daemon.learner_host import HEALTHY_S, Failures, LearnerExited
 from p2pdiloco.errors import DataError, StorageError, UserError
 from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_FAILED, exit_status
 

@@ -25,9 +25,8 @@ from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment
-from p2pdiloco.daemon.learner import guest
-from p2pdiloco.daemon.learner.guest import GuestHost
-from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.daemon import learner_host
+from p2pdiloco.daemon.learner_host import GuestHost, LearnerExited
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import (
     CopiedOut,
@@ -246,15 +245,15 @@ async def test_a_socket_that_nobody_listens_on_is_replaced_and_only_ours_goes(
 async def test_a_connection_that_fails_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guest, "ACCEPT_PAUSE_S", 0.0)
-    sent, times = guest.socket.send_fds, iter([OSError("too many open files")])
+    monkeypatch.setattr(learner_host, "ACCEPT_PAUSE_S", 0.0)
+    sent, times = learner_host.socket.send_fds, iter([OSError("too many open files")])
 
     def fails_once(*arguments: Any) -> int:
         for error in times:
             raise error
         return sent(*arguments)
 
-    monkeypatch.setattr(guest.socket, "send_fds", fails_once)
+    monkeypatch.setattr(learner_host.socket, "send_fds", fails_once)
     accepts = asyncio.get_running_loop().sock_accept
     refused = iter([OSError("no descriptors")])
 
@@ -268,7 +267,7 @@ async def test_a_connection_that_fails_is_not_the_last(
             return getattr(real, name)
 
     real = asyncio.get_running_loop()
-    monkeypatch.setattr(guest.asyncio, "get_running_loop", lambda: Loop())
+    monkeypatch.setattr(learner_host.asyncio, "get_running_loop", lambda: Loop())
     async with waiting(tmp_path) as (_, path, _):
         with pytest.raises(UserError, match="waits for a learner"):
             await asyncio.to_thread(join_daemon, path, within_s(PATIENCE_S))

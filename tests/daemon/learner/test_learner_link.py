@@ -12,9 +12,9 @@ import pytest
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Stamp, Watermark
-from p2pdiloco.daemon.learner.host import LearnerExited
-from p2pdiloco.daemon.learner.learner_link import STEP_AT_MOST_S, LearnerLink
-from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.learner_host import LearnerExited
+from p2pdiloco.daemon.learner_link import STEP_AT_MOST_S, LearnerLink
+from p2pdiloco.daemon.payloads import Tickets
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.lifeline import EXIT_DATA
 

@@ -8,8 +8,8 @@ import pytest
 from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment, Going
-from p2pdiloco.daemon.display.progress import owner_text, progress_text
-from p2pdiloco.daemon.learner.course import SETTLE_S, RunCourse
+from p2pdiloco.daemon.course import SETTLE_S, RunCourse
+from p2pdiloco.daemon.display.snapshot import owner_text, progress_text
 from p2pdiloco.learner import channel as ch
 
 END = MICRO.inner.schedule_tokens

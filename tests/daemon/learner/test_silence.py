@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pdiloco.daemon.learner.silence import TICK_S, Silence
+from p2pdiloco.daemon.learner_host import TICK_S, Silence
 
 TICKS = 400
 

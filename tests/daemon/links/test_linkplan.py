@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
-from p2pdiloco.daemon.links.linkadvice import COMFORT, SPLITS, advise
-from p2pdiloco.daemon.links.linkplan import HEARTBEAT_BYTES, demand
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.network.link import COMFORT, HEARTBEAT_BYTES, SPLITS, advise, demand
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 

@@ -13,11 +13,19 @@ from metered_way import MeteredWay
 
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.core.capacity import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, Meter
-from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
-from p2pdiloco.daemon.links.linkplan import MAX_EVERY, control_doubts, demand_of
-from p2pdiloco.daemon.links.linkwatch import FALL, RISE, LinkWatch
-from p2pdiloco.daemon.links.meters import LinkMeters
-from p2pdiloco.daemon.links.uplink_file import MAX_AGE_S, load_uplink, save_uplink
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.network.link import (
+    FALL,
+    MAX_AGE_S,
+    MAX_EVERY,
+    RISE,
+    LinkMeters,
+    LinkWatch,
+    control_doubts,
+    demand_of,
+    load_uplink,
+    save_uplink,
+)
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments

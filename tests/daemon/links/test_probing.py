@@ -11,9 +11,9 @@ from p2pdiloco.adapters.framing import refused_by_peer
 from p2pdiloco.cli.measure import listed_manifest
 from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.links.link import LINK_OVERHEAD
-from p2pdiloco.daemon.links.probing import AGAIN_S, TURN_S, Forgetful, ProbeGate, measure
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network.reach import PROBE_AGAIN_S, TURN_S, Forgetful, ProbeGate, measure
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco_lab.memory_net import MemoryNetwork
@@ -85,22 +85,22 @@ def test_one_at_a_time_one_a_minute_and_only_so_much() -> None:
     assert sum(map(len, give("a", 7 << 20).payload)) == 7 << 20
     taken = gate.take("a", wire.PushProbe(7 << 20))
     assert isinstance(taken, Forgetful) and taken.payload_bytes == 7 << 20  # the other way counts apart
-    assert refused(give("a", 2 << 20)) == (ProbeRefusal.TOO_MUCH, AGAIN_S)
-    assert refused(gate.take("a", wire.PushProbe(2 << 20))) == (ProbeRefusal.TOO_MUCH, AGAIN_S)
+    assert refused(give("a", 2 << 20)) == (ProbeRefusal.TOO_MUCH, PROBE_AGAIN_S)
+    assert refused(gate.take("a", wire.PushProbe(2 << 20))) == (ProbeRefusal.TOO_MUCH, PROBE_AGAIN_S)
     assert refused(give("b")) == (ProbeRefusal.BUSY, TURN_S)
     for _ in range(64):
         assert isinstance(give("a", 0), PullSource)
     assert refused(give("a", 0))[0] is ProbeRefusal.TOO_MUCH  # also of nothing
     now = TURN_S + 1
-    assert refused(give("a")) == (ProbeRefusal.TOO_OFTEN, AGAIN_S - TURN_S - 1)
+    assert refused(give("a")) == (ProbeRefusal.TOO_OFTEN, PROBE_AGAIN_S - TURN_S - 1)
     assert isinstance(give("b"), PullSource)
     assert refused(give("a"))[0] is ProbeRefusal.TOO_OFTEN
-    now = AGAIN_S + 1
+    now = PROBE_AGAIN_S + 1
     assert isinstance(give("a"), PullSource)
     for number in range(100):
         now += TURN_S
         assert isinstance(give(f"peer {number}", 0), PullSource)
-    assert len(gate._turns) <= AGAIN_S / TURN_S
+    assert len(gate._turns) <= PROBE_AGAIN_S / TURN_S
 
 
 async def test_on_a_network_it_is_measured_once_then_refused() -> None:

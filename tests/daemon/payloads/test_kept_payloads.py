@@ -17,9 +17,7 @@ from p2pdiloco.adapters.run_store import KeptFiles
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.effects import Combine, Spill
 from p2pdiloco.core.api.events import Combined, CombineFailed, Event
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.kept_payloads import KeptPayloads
-from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.payloads import Compute, KeptPayloads, Tickets
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codecs import codec

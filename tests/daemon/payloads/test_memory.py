@@ -12,8 +12,8 @@ from daemon_kit import Neighbourhood, until
 from p2pdiloco.adapters.data_dir import Spool
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.daemon.bulk.audits import merged
-from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory, check_budget, fetched_bytes, least_bytes
+from p2pdiloco.daemon.bulk import merge_audits
+from p2pdiloco.daemon.payloads import OUT_OF_BUDGET, Memory, check_budget, fetched_bytes, least_bytes
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
@@ -84,7 +84,7 @@ async def test_a_push_that_fits_neither_memory_nor_disk_is_put_off_and_counted_a
 async def test_no_round_loses_a_contributor_for_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged, "KEEP_S", 0.1)
+    monkeypatch.setattr(merge_audits, "KEEP_S", 0.1)
     async with Neighbourhood(tmp_path) as town:
         members = [await town.member("a", genesis=True)]
         members += [await town.member(name) for name in "bc"]

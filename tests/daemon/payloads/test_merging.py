@@ -13,11 +13,10 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.daemon.payloads import merging
-from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.merging import Merging
-from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.daemon.run_files.runs import open_run
+from p2pdiloco.daemon import driver
+from p2pdiloco.daemon.driver import Merging
+from p2pdiloco.daemon.payloads import Compute, Tickets
+from p2pdiloco.daemon.run_files.run import open_run
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.merge import digest_of
@@ -135,7 +134,7 @@ async def test_a_fault_of_ours_makes_nothing_certain(
         merger.compute.vault.theta(0)[0] += 1
     merger.damages = fault == "update"
     if fault == "arithmetic":
-        monkeypatch.setattr(merging, "steps_as_everywhere", lambda: False)
+        monkeypatch.setattr(driver, "steps_as_everywhere", lambda: False)
     assert not (await merger.apply(merger.put(0.5), None, bytes(32))).certain
     words = "calculates otherwise" if fault == "arithmetic" else "was damaged"
     assert words in caplog.text
@@ -159,7 +158,7 @@ async def test_a_machine_that_calculates_otherwise_stands_for_no_office(
     merger: Merger, monkeypatch: pytest.MonkeyPatch, exact: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its versions would be false for all others, and cost it its place though it is honest."""
-    monkeypatch.setattr(merging, "steps_as_everywhere", lambda: exact)
+    monkeypatch.setattr(driver, "steps_as_everywhere", lambda: exact)
     await merger._merging.examine()
     assert merger.heard == ([] if exact else [ev.Miscalculates()])
     assert ("it trains, and stands for no office" in caplog.text) is not exact

@@ -11,15 +11,20 @@ import pytest
 from daemon_kit import at_once
 
 from p2pdiloco.config.settings import OwnLimits, bounds_of, parse_hours
-from p2pdiloco.daemon.rest.governor import BEGINS_AFTER_S, ENDS_AFTER_S, LEAST_S, Governor
-from p2pdiloco.daemon.rest.idleness import LOAD_S, Idleness, OthersWork
-from p2pdiloco.daemon.rest.reasons import Finding, RestReason
-from p2pdiloco.daemon.rest.sources import (
+from p2pdiloco.daemon.display.snapshot import Finding, RestReason
+from p2pdiloco.daemon.owner.pauses import (
+    BEGINS_AFTER_S,
+    ENDS_AFTER_S,
+    LEAST_S,
+    LOAD_S,
     LOOK_EVERY_S,
     Battery,
+    Governor,
     Heat,
     Hours,
+    Idleness,
     InUse,
+    OthersWork,
     OwnersMachine,
     Power,
     Seldom,

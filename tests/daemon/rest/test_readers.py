@@ -5,7 +5,7 @@ from unittest import mock
 
 import psutil
 
-from p2pdiloco.daemon.rest.readers import Sensors, mains
+from p2pdiloco.daemon.owner.pauses import Sensors, mains
 
 
 def chip(folder, number, name, **values):

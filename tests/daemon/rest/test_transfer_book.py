@@ -7,9 +7,9 @@ from concurrent.futures import Future
 import pytest
 from daemon_kit import at_once
 
-from p2pdiloco.daemon.rest.transfer_book import (
+from p2pdiloco.daemon.owner.wishes import (
     AHEAD_BYTES,
-    FILE,
+    BOOK_FILE,
     MONTHS,
     Counts,
     TransferBook,
@@ -50,10 +50,10 @@ def test_the_disk_is_written_seldom(tmp_path):
     book = TransferBook(tmp_path, at_once)
     book.begin()
     book.look((1000, 1000), 1.0, NOV)
-    before = (tmp_path / FILE).stat().st_mtime_ns
+    before = (tmp_path / BOOK_FILE).stat().st_mtime_ns
     for look in range(2, 1000):
         book.look((look * 1000, look * 1000), float(look), NOV)
-    assert (tmp_path / FILE).stat().st_mtime_ns == before
+    assert (tmp_path / BOOK_FILE).stat().st_mtime_ns == before
 
 
 def test_a_new_month_begins_with_nothing(tmp_path):
@@ -74,7 +74,7 @@ def test_years_of_months_are_kept_and_no_more(tmp_path):
     for month in range(MONTHS + 5):
         wall = NOV + month * 31 * 86400
         book.look((month + 1, 0), wall, wall)
-    kept = json.loads((tmp_path / FILE).read_text())["months"]
+    kept = json.loads((tmp_path / BOOK_FILE).read_text())["months"]
     assert len(kept) == MONTHS and month_of(wall) in kept and month_of(NOV) not in kept
 
 
@@ -99,14 +99,14 @@ def test_a_clock_that_was_wrong_at_first_takes_its_bytes_along(tmp_path):
 @pytest.mark.parametrize("content", [None, b"", b"{", b'{"months":{"2026-11":{"sent":-1}}}', b"\xff" * 100])
 def test_a_damaged_book_is_set_aside(tmp_path, content):
     if content is None:
-        (tmp_path / FILE).mkdir()
+        (tmp_path / BOOK_FILE).mkdir()
     else:
-        (tmp_path / FILE).write_bytes(content)
+        (tmp_path / BOOK_FILE).write_bytes(content)
     book = TransferBook(tmp_path, at_once)
     book.begin()
     book.look((10, 10), 1.0, NOV)
     assert book.month(NOV).total == 20
-    assert json.loads((tmp_path / FILE).read_text())["months"]
+    assert json.loads((tmp_path / BOOK_FILE).read_text())["months"]
 
 
 def test_while_a_slow_disk_writes_bytes_are_counted_and_nothing_else_is_written(tmp_path):

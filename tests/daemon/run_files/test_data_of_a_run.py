@@ -15,15 +15,17 @@ from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon import node, wire
-from p2pdiloco.daemon.approval import Approval
-from p2pdiloco.daemon.finding.sharing import Sharing
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files import find, runs
-from p2pdiloco.daemon.run_files.find import find_run
-from p2pdiloco.daemon.run_files.giving import MAX_GIVEN, Giving
-from p2pdiloco.daemon.run_files.result import result_of
-from p2pdiloco.daemon.run_files.tokenizers import (
+from p2pdiloco.daemon import start, wire
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.member import Approval
+from p2pdiloco.daemon.network.discovery import Sharing
+from p2pdiloco.daemon.run_files import run as find
+from p2pdiloco.daemon.run_files import run as runs
+from p2pdiloco.daemon.run_files.run import find_run
+from p2pdiloco.daemon.run_files.saved_state import result_of
+from p2pdiloco.daemon.run_files.shared_files import (
+    MAX_GIVEN,
+    Giving,
     fetched_tokenizer,
     kept_tokenizer,
     tokenizer_beside,
@@ -106,7 +108,7 @@ def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_any
 
 def own_run(settings: NodeSettings) -> object:
     assert settings.run_file is not None
-    return node._own_manifest(settings, settings.run_file, Approval(settings, print, None))
+    return start._own_manifest(settings, settings.run_file, Approval(settings, print, None))
 
 
 def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_started(

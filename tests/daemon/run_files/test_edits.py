@@ -12,9 +12,9 @@ from daemon_kit import served_runs
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.daemon import node
-from p2pdiloco.daemon.run_files.edits import changed_keys, words_of_edits
-from p2pdiloco.daemon.run_files.listing import saved_runs
+from p2pdiloco.daemon import start
+from p2pdiloco.daemon.run_files.known_runs import saved_runs
+from p2pdiloco.daemon.run_files.served_runs import changed_keys, words_of_edits
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import render_toml
 
@@ -53,7 +53,7 @@ async def test_who_serves_an_edited_file_is_told_that_it_is_another_run(
     owner = Identity.load_or_create(data_dir / "owner.key").peer_id
     assert words_of_edits(longer(FIRST, 3), data_dir, owner)
     assert not words_of_edits(longer(FIRST, 3), data_dir, Identity.generate().peer_id)
-    await node._own_run(data_dir, file, longer(FIRST, 3), mock.Mock(), ())  # --run-file of a node
+    await start._own_run(data_dir, file, longer(FIRST, 3), mock.Mock(), ())  # --run-file of a node
     assert "another run than mine" in caplog.text
 
 

@@ -9,9 +9,8 @@ from daemon_kit import signed_run
 from p2pdiloco.adapters.run_store import signed_file
 from p2pdiloco.config.manifest import save_signed
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.finding.peers_file import keep_joined_through
-from p2pdiloco.daemon.run_files.joined import goes_on
-from p2pdiloco.daemon.run_files.runs import Run
+from p2pdiloco.daemon.run_files.known_runs import goes_on, keep_joined_through
+from p2pdiloco.daemon.run_files.run import Run
 from p2pdiloco.identity import Identity
 
 BEFORE, OTHER = (f"/ip4/203.0.113.{n}/tcp/31337/p2p/{Identity.generate().peer_id}" for n in (1, 2))

@@ -18,12 +18,17 @@ from p2pdiloco.cli.status import Search
 from p2pdiloco.config import manifest
 from p2pdiloco.config.manifest import SignedManifest, encode_signed, run_id
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files import find, searching
-from p2pdiloco.daemon.run_files.find import find_run
-from p2pdiloco.daemon.run_files.joined import MAX_JOINED, joined_file, joined_runs, remember_joined
-from p2pdiloco.daemon.run_files.runs import Run
-from p2pdiloco.daemon.run_files.searching import HOST_PATIENCE, RunSearch
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.run_files import known_runs, run
+from p2pdiloco.daemon.run_files.known_runs import (
+    HOST_PATIENCE,
+    MAX_JOINED,
+    RunSearch,
+    joined_file,
+    joined_runs,
+    remember_joined,
+)
+from p2pdiloco.daemon.run_files.run import Run, find_run
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, Refusal, Transport
@@ -32,7 +37,7 @@ from p2pdiloco_lab.memory_net import MemoryNetwork
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(run, "SEARCH_PAUSE_S", 0.01)
 
 
 class Liar(FrontDoor):
@@ -116,8 +121,8 @@ async def test_what_another_id_stands_for_is_not_even_decoded(
     search = RunSearch(await newcomer(hub), run.id)
     listed = await search.look()
     assert listed is not None
-    monkeypatch.setattr("p2pdiloco.daemon.run_files.listing.manifest_from_canonical", pytest.fail)
-    monkeypatch.setattr("p2pdiloco.daemon.run_files.listing.check_signature", pytest.fail)
+    monkeypatch.setattr("p2pdiloco.daemon.run_files.known_runs.manifest_from_canonical", pytest.fail)
+    monkeypatch.setattr("p2pdiloco.daemon.run_files.known_runs.check_signature", pytest.fail)
     assert await search.manifest(listed) is None and search.refusals == {"manifest-run-id": 1}
 
 
@@ -193,12 +198,12 @@ async def test_a_host_that_does_not_answer_yet_is_waited_for_and_not_for_ever(
     here = await host(hub, run, listed=False)
     for number in "ab", "cd":
         await stranger(hub, number * 32, "test")
-    real, silent = searching.runs_of, [here] * (HOST_PATIENCE - 1)
+    real, silent = known_runs.runs_of, [here] * (HOST_PATIENCE - 1)
 
     async def runs_of(transport: Transport, peer: str, *refused: Any) -> object:
         return None if silent and silent.pop() else await real(transport, peer, *refused)
 
-    monkeypatch.setattr(searching, "runs_of", runs_of)
+    monkeypatch.setattr(known_runs, "runs_of", runs_of)
     assert await joined(hub, "test", tmp_path / "me", here) == run.id and not silent
     silent += [here] * (HOST_PATIENCE + 1)
     with pytest.raises(UserError, match="has more than one run"):

@@ -11,10 +11,10 @@ from p2pdiloco.config.manifest import Manifest, run_id, sign_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import size_text
-from p2pdiloco.daemon import approval
-from p2pdiloco.daemon.approval import Approval
-from p2pdiloco.daemon.run_files.footprint import footprint_of
-from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon import member
+from p2pdiloco.daemon.member import Approval
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun
+from p2pdiloco.daemon.run_files.run import footprint_of
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.sizes import ENCODINGS
@@ -30,8 +30,8 @@ async def said(folder: Path, manifest: Manifest, free_bytes: int, **settings: ob
     run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
     node = NodeSettings(data_dir=folder, **settings)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(approval, "free_memory_bytes", lambda: free_bytes)
-        patch.setattr(approval, "free_disk_bytes", lambda _: 1 << 40)
+        patch.setattr(member, "free_memory_bytes", lambda: free_bytes)
+        patch.setattr(member, "free_disk_bytes", lambda _: 1 << 40)
         await Approval(node, lambda line, _: lines.append(line), None).approve(run, is_new=True)
     return lines[2]
 

@@ -16,17 +16,14 @@ from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.daemon import node, wire
+from p2pdiloco.daemon import start, wire
 from p2pdiloco.daemon.bootstrap import _Bootstrap
-from p2pdiloco.daemon.finding.dial_back import DialBack
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files import mirror
-from p2pdiloco.daemon.run_files.initial_file import kept_initial, size_bounds
-from p2pdiloco.daemon.run_files.joined import joined_file
-from p2pdiloco.daemon.run_files.listing import PublishedRun
-from p2pdiloco.daemon.run_files.mirror import Mirror, name_in, refuse_to_split
-from p2pdiloco.daemon.run_files.signing import look_at_saved
-from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.network.reach import DialBack
+from p2pdiloco.daemon.run_files import served_runs as mirror
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, joined_file
+from p2pdiloco.daemon.run_files.served_runs import Mirror, look_at_saved, name_in, refuse_to_split
+from p2pdiloco.daemon.run_files.shared_files import fetched_tokenizer, kept_initial, size_bounds
 from p2pdiloco.errors import StorageError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
@@ -225,7 +222,7 @@ async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_i
     await refuse_to_split(second, [first.peer_id], "other", second.peer_id)
     (tmp_path / "node").mkdir()
     with pytest.raises(UserError, match="another owner's run"):  # --run-file of a node
-        await node._own_run(tmp_path / "node", file, load_manifest(file), second, [first.peer_id])
+        await start._own_run(tmp_path / "node", file, load_manifest(file), second, [first.peer_id])
     assert not joined_file(tmp_path / "node").exists()
 
 

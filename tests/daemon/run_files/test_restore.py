@@ -14,9 +14,9 @@ from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.daemon.payloads.update_log import UpdateLog
-from p2pdiloco.daemon.run_files.restore import Found, restore
-from p2pdiloco.daemon.run_files.runs import Run, core_config, fresh_vault, genesis_versions
+from p2pdiloco.daemon.payloads import UpdateLog
+from p2pdiloco.daemon.run_files.run import Run, core_config, fresh_vault, genesis_versions
+from p2pdiloco.daemon.run_files.saved_state import Found, restore
 from p2pdiloco.tensors.vault import Vault
 
 USUAL = Stamp(1, 1)

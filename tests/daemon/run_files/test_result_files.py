@@ -10,7 +10,7 @@ import torch
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.config.values import parse_every
-from p2pdiloco.daemon.run_files.result import load_result
+from p2pdiloco.daemon.run_files.saved_state import load_result
 from p2pdiloco.errors import ConfigError
 
 
@@ -58,7 +58,7 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
 async def test_a_result_by_time_is_written_only_when_something_was_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2pdiloco.daemon.run_files.result_files.parse_every", lambda *_: (0.01, 0))
+    monkeypatch.setattr("p2pdiloco.daemon.run_files.saved_state.parse_every", lambda *_: (0.01, 0))
     async with Neighbourhood(tmp_path) as swarm:
         member = await swarm.member("a", genesis=True, result_dir=tmp_path / "results", result_every="1s")
         name = f"test-{swarm.run.id[:8]}"

@@ -18,14 +18,13 @@ from p2pdiloco.config.manifest import encode_signed, run_id, sign_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files import find, listing, runs
-from p2pdiloco.daemon.run_files.find import find_run
-from p2pdiloco.daemon.run_files.giving import MAX_GIVEN, Giving
-from p2pdiloco.daemon.run_files.initial import given_on_disk, given_parameters
-from p2pdiloco.daemon.run_files.initial_file import kept_initial, version_0_from
-from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run
-from p2pdiloco.daemon.run_files.runs import Run
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.run_files import known_runs
+from p2pdiloco.daemon.run_files import run as find
+from p2pdiloco.daemon.run_files import run as runs
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, choose_run
+from p2pdiloco.daemon.run_files.run import Run, find_run, given_on_disk, given_parameters
+from p2pdiloco.daemon.run_files.shared_files import MAX_GIVEN, Giving, kept_initial, version_0_from
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
@@ -136,7 +135,7 @@ async def test_a_peer_that_is_gone_gave_no_false_manifest(
 ) -> None:
     run, gone = signed_run(tmp_path), Identity.generate().peer_id
     assert (
-        await listing.pull_manifest(await newcomer(MemoryNetwork()), ListedRun(run.id, ["test"], [gone]))
+        await known_runs.pull_manifest(await newcomer(MemoryNetwork()), ListedRun(run.id, ["test"], [gone]))
         is None
     )
     assert f"the manifest of test cannot be fetched from {gone}" in caplog.text
@@ -182,7 +181,7 @@ async def test_an_unreadable_list_is_no_list(tmp_path: Path) -> None:
     rogue = await newcomer(hub)
     await rogue.put_record(wire.RUNS_KEY, b"\xff\xff", 60.0)
     await server(hub, run)
-    assert list(await listing.known_runs(await newcomer(hub))) == [run.id]
+    assert list(await known_runs.known_runs(await newcomer(hub))) == [run.id]
 
 
 # --- the door of a peer that is no member ---------------------------------------------------------------

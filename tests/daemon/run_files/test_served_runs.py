@@ -14,9 +14,10 @@ from deadlines import within_s
 
 from p2pdiloco.config.manifest import load_signed
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.daemon.run_files import runs, signing
-from p2pdiloco.daemon.run_files.initial_file import kept_initial
-from p2pdiloco.daemon.run_files.signing import kept_run_toml
+from p2pdiloco.daemon.run_files import run
+from p2pdiloco.daemon.run_files import served_runs as signing
+from p2pdiloco.daemon.run_files.served_runs import kept_run_toml
+from p2pdiloco.daemon.run_files.shared_files import kept_initial
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.tasks.registry import render_toml
@@ -39,13 +40,13 @@ def toml_of(name: str, file: Path, comment: str = "", seed: int = 0) -> str:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of runs, as often as their version 0 is computed."""
     names: list[str] = []
-    real = runs.fresh_vault
+    real = run.fresh_vault
 
     def fresh_vault(manifest, given=None):  # type: ignore[no-untyped-def]
         names.append(manifest.run.name)
         return real(manifest, given)
 
-    monkeypatch.setattr(runs, "fresh_vault", fresh_vault)
+    monkeypatch.setattr(run, "fresh_vault", fresh_vault)
     return names
 
 
@@ -138,14 +139,14 @@ async def test_a_damaged_manifest_is_made_again_by_its_run_toml_only(tmp_path: P
 async def test_an_edit_while_version_0_is_computed_is_signed_next_time(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = runs.fresh_vault
+    real = run.fresh_vault
 
     def fresh_vault(manifest, given=None):  # type: ignore[no-untyped-def]
         toml_of("second", file)
         return real(manifest, given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "fresh_vault", fresh_vault)
+        patch.setattr(run, "fresh_vault", fresh_vault)
         assert [run.name for run in await served_runs(tmp_path, file)] == ["test"]
     assert [run.name for run in await served_runs(tmp_path, file)] == ["second", "test"]
 
@@ -177,7 +178,7 @@ PROBE = """
 import asyncio, json, sys, uvloop
 from pathlib import Path
 import psutil
-from p2pdiloco.daemon.run_files.signing import sign_apart
+from p2pdiloco.daemon.run_files.served_runs import sign_apart
 from p2pdiloco.errors import UserError
 
 async def main(ends, data_dir, *files):

@@ -10,7 +10,7 @@ import pytest
 from p2pdiloco.config.manifest import AdmissionSection, WeightSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.daemon.run_files.runs import core_config, sign_run
+from p2pdiloco.daemon.run_files.run import core_config, sign_run
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import render_toml
 

@@ -16,7 +16,7 @@ from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.outer_update import Remade, UpdateMaker
 from p2pdiloco.tensors.vault import MergeResult, Vault

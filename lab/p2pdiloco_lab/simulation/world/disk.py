@@ -30,7 +30,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class ResumeNote:
-    """A learner's unmerged displacement of one fragment at an orderly end (daemon/run_files/resume.py)."""
+    """A learner's unmerged displacement of one fragment at an orderly end (daemon/run_files/saved_state.py)."""
 
     left: Unmerged
     unmerged_from: int

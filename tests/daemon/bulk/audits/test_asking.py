@@ -13,8 +13,8 @@ from daemon_kit import until
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api.reasons import AuditOutcome
-from p2pdiloco.daemon.bulk.audits import asking, giving
-from p2pdiloco.daemon.bulk.audits.subject import Subject
+from p2pdiloco.daemon.bulk import merge_audits
+from p2pdiloco.daemon.bulk.merge_audits import Subject
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ async def town(tmp_path: Path) -> AsyncIterator[AuditTown]:
 
 async def test_who_is_busy_is_asked_again(town: AuditTown, monkeypatch: pytest.MonkeyPatch) -> None:
     """When somebody is accused all members ask the same few."""
-    monkeypatch.setattr(asking, "BUSY_S", 0.001)
+    monkeypatch.setattr(merge_audits, "BUSY_S", 0.001)
     version, givers = await town.version(), [*town.learners, town.syncer]
     for node in givers:
-        node.transfers.giving._to["others"] = giving.MAX_GIVEN
+        node.transfers.giving._to["others"] = merge_audits.MAX_GIVEN
     times, pull_into = [0], town.auditor.transport.pull_into
 
     async def counted(*given: Any) -> Any:
@@ -46,7 +46,7 @@ async def test_who_is_busy_is_asked_again(town: AuditTown, monkeypatch: pytest.M
 async def test_who_takes_long_goes_on_while_another_is_asked(
     town: AuditTown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "SOURCE_S", 0.05)
+    monkeypatch.setattr(merge_audits, "SOURCE_S", 0.05)
     version, asked, slow = await town.version(), asyncio.Event(), town.learners[0].transfers.giving
     find = slow._find
 

@@ -1,1 +1,0 @@
-"""Audits of versions: contributions given to whoever asks, fetched, and merged again."""

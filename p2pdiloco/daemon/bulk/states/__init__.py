@@ -1,1 +1,0 @@
-"""States of fragments: copied from several holders, given to newcomers."""

@@ -1,1 +1,0 @@
-"""Outer updates: fetched, given out, passed on while they arrive."""

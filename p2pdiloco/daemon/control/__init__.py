@@ -1,1 +1,0 @@
-"""Controls of a node for the owner of its machine: pause, resume, finish, limits."""

@@ -1,1 +1,0 @@
-"""Being found and finding: presence records, addresses, reachability, who reads which data."""

@@ -1,1 +1,0 @@
-"""History of a run, kept by whoever wants: written with every version, fetched and given to anybody."""

@@ -1,1 +1,0 @@
-"""The daemon's side of the learner process: start, talk, watch, end."""

@@ -1,1 +1,0 @@
-"""Link to the others: what it carries, and what a run asks of it."""

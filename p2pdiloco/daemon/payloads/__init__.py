@@ -1,1 +1,0 @@
-"""Owners of bytes: tickets, the tensors thread, the memory budget, kept contributions."""

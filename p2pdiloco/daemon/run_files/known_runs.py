@@ -1,0 +1,871 @@
+"""Runs as peers list them: signed manifests, found in the DHT, fetched and saved.
+
+Needs neither a model nor torch: a bootstrap, and whoever only asks, has no more than this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.run_store import run_folder, signed_files
+from p2pdiloco.config.manifest import (
+    Manifest,
+    SignedManifest,
+    check_signature,
+    decode_signed,
+    encode_signed,
+    manifest_from_canonical,
+    run_id,
+)
+from p2pdiloco.config.settings import RUN_ID, BootstrapSettings, NodeSettings
+from p2pdiloco.config.values import (
+    DNSADDR,
+    check_join_address,
+    check_peer_address,
+    expanded,
+    is_loopback,
+    peer_in,
+)
+from p2pdiloco.core.api.types import Wire
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.papers import (
+    INVITE,
+    MAX_ADDRESSES,
+    Invite,
+    Key,
+    Kind,
+    Notice,
+    Peers,
+    Right,
+    decode_invite,
+    encode_invite,
+    grant,
+    load_notice,
+    pack_peers,
+    save_notice,
+    signed,
+    unpack_peers,
+)
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportError, UserError, clean
+from p2pdiloco.identity import Identity, peer_of, public_of
+from p2pdiloco.identity import verify as verify_signature
+from p2pdiloco.ports import Refusal, Transport
+from p2pdiloco.util import read_note
+
+logger = logging.getLogger(__name__)
+PULL_TIMEOUT_S = 10.0
+MAX_ASKED = 8
+"""Number of peers that are asked for a manifest at one go, beside those that we were told to join."""
+MAX_NAMES = 4
+MAX_WORDS = 8
+SHORT = 12
+"""Digits of a run id that people are shown."""
+ID_DIGITS = 64
+
+
+class PublishedRun(Struct, frozen=True, kw_only=True):
+    """Run whose manifest was verified."""
+
+    id: str
+    signed: SignedManifest
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return self.manifest.run.name
+
+    @property
+    def title(self) -> str:
+        """Name and beginning of the id, for people."""
+        return f"{self.name} ({self.id[:SHORT]})"
+
+    def summary(self) -> wire.RunSummary:
+        """Summarize the run as it is listed."""
+        return wire.RunSummary(self.id, self.name, self.signed.owner)
+
+
+class ListedRun(Struct):
+    """A run as peers list it. Only the id is sure: anybody may list it, by any name."""
+
+    run: str
+    names: list[str] = field(default_factory=list)
+    """Names by which it is listed, at most `MAX_NAMES`."""
+    peers: list[str] = field(default_factory=list)
+
+    def add(self, name: str, peer: str) -> None:
+        """Add a peer that lists it by this name."""
+        if name not in self.names and len(self.names) < MAX_NAMES:
+            self.names.append(name)
+        self.peers.append(peer)
+
+    @property
+    def name(self) -> str:
+        """Name for people, until the manifest says the true one; the id's beginning where nobody names it."""
+        return self.names[0] if self.names else self.run[:SHORT]
+
+
+async def known_runs(transport: Transport) -> dict[str, ListedRun]:
+    """Look up all runs in the DHT, by id."""
+    found: dict[str, ListedRun] = {}
+    for peer, value in sorted((await transport.get_records(wire.RUNS_KEY)).items()):
+        try:
+            listed = wire.decode(value, wire.RunList)
+        except RemoteError as error:
+            logger.warning("the list of runs of %s is not readable: %s", peer, error)
+            continue
+        for summary in listed.runs:
+            found.setdefault(summary.run, ListedRun(summary.run)).add(summary.name, peer)
+    return found
+
+
+def choose_run(
+    found: Mapping[str, ListedRun], wanted: str, before: Sequence[str] = (), hosts: Collection[str] = ()
+) -> ListedRun | None:
+    """Choose the run that is meant by an id, its beginning, or a name, or by nothing. None: nothing fits
+    (yet).
+
+    Where several fit, it is the first of `before` (run ids) among them, else the only one that a peer of
+    `hosts` lists.
+
+    Raises:
+        UserError: several fit all the same.
+    """
+    fits = _fitting(found, wanted)
+    if len(fits) > 1:
+        known = [fits[run] for run in before if run in fits][:1]
+        theirs = [listed for listed in fits.values() if set(hosts).intersection(listed.peers)]
+        fits = {listed.run: listed for listed in known or theirs} or fits
+    if len(fits) > 1:
+        what = f'the name "{wanted}"' if wanted else "this swarm"
+        raise UserError(
+            f"{what} has more than one run: {run_names(fits.values())}",
+            f"ask who runs yours which it is, then choose it by its id: --run {min(fits)[:SHORT]}",
+        )
+    return next(iter(fits.values()), None)
+
+
+def _fitting(found: Mapping[str, ListedRun], wanted: str) -> dict[str, ListedRun]:
+    """Ids come first: who names a run like the beginning of another's id keeps nobody from that one."""
+    if not wanted:
+        return dict(found)
+    by_id = {run: listed for run, listed in found.items() if is_beginning(wanted, run)}
+    return by_id or {run: listed for run, listed in found.items() if wanted in listed.names}
+
+
+def is_beginning(wanted: str, run: str) -> bool:
+    """Tell whether this is a run's id, or enough of its beginning."""
+    return bool(RUN_ID.fullmatch(wanted)) and run.startswith(wanted)
+
+
+def is_whole_id(wanted: str) -> bool:
+    """Tell whether this is a whole run id: no list can say more of which run is meant."""
+    return len(wanted) == ID_DIGITS and bool(RUN_ID.fullmatch(wanted))
+
+
+def peers_of(addresses: Iterable[str]) -> list[str]:
+    """List the peers whom addresses name, each once."""
+    return list(dict.fromkeys(map(peer_in, addresses)))
+
+
+def run_names(listed: Iterable[ListedRun]) -> str:
+    """List names of runs, for a person to choose from; of many the first ones."""
+    names = sorted(f"{entry.name} ({entry.run[:SHORT]})" for entry in listed)
+    more = f" and {len(names) - MAX_WORDS} more" if len(names) > MAX_WORDS else ""
+    return ", ".join(names[:MAX_WORDS]) + more
+
+
+def saved_runs(data_dir: Path) -> dict[str, tuple[ListedRun, SignedManifest]]:
+    """Load the runs that this node was a member of before, by id. A damaged manifest is passed over, and
+    logged."""
+    found = {}
+    for path in signed_files(data_dir):
+        try:
+            signed = decode_signed(path.read_bytes())
+            manifest = manifest_from_canonical(signed.manifest)
+        except (OSError, RemoteError) as error:
+            logger.warning("the saved manifest %s is not readable: %s", path, error)
+            continue
+        found[run_id(signed)] = (ListedRun(run_id(signed), [manifest.run.name]), signed)
+    return found
+
+
+async def pull_manifest(
+    transport: Transport,
+    listed: ListedRun,
+    hosts: Sequence[str] = (),
+    refused: Callable[[str, RemoteError], None] = lambda _peer, _error: None,
+) -> tuple[SignedManifest, Manifest] | None:
+    """Pull the manifest from the first that has the true one: of `hosts`, then of peers that list it, in any
+    order. None: none of `MAX_ASKED` has.
+
+    `refused` is told who gave another one.
+
+    Raises:
+        RemoteError: it is the run's manifest, so that all peers have the same, and not valid.
+    """
+    others = [peer for peer in listed.peers if peer not in hosts]
+    asked = [*hosts, *random.sample(others, min(MAX_ASKED, len(others)))]
+    for peer in asked:
+        try:
+            answer = await transport.pull(peer, wire.encode(wire.PullManifest(listed.run)), 0, PULL_TIMEOUT_S)
+            if isinstance(answer, Refusal):
+                continue
+            signed = decode_signed(bytes(answer[0]))
+            # First of all: whatever is behind another id is nothing to us.
+            if run_id(signed) != listed.run:
+                raise RemoteError("manifest-run-id", f"it is run {run_id(signed)[:SHORT]}")
+            # The id does not cover the signature.
+            check_signature(signed, verify_signature)
+        except TransportError as error:
+            logger.warning("the manifest of %s cannot be fetched from %s: %s", listed.name, peer, error)
+        except RemoteError as error:
+            logger.warning("the manifest of %s from %s is refused: %s", listed.name, peer, error)
+            refused(peer, error)
+        else:
+            return signed, manifest_from_canonical(signed.manifest)
+    return None
+
+
+def encode_manifest(run: PublishedRun) -> bytes:
+    """Encode the manifest as it is served."""
+    return encode_signed(run.signed)
+
+
+# Runs that a node joined, by id, in `<data_dir>/joined.txt`, the newest last.
+#
+# At the next start it joins the same one again, whatever else is listed by its name by then, and whoever was
+# asked whether to join it is not asked again. A lost file costs just that.
+
+MAX_JOINED = 64
+_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def joined_file(data_dir: Path) -> Path:
+    """Path of the file with the ids."""
+    return data_dir / "joined.txt"
+
+
+def joined_runs(data_dir: Path) -> list[str]:
+    """List the ids of the runs that were joined from this folder, the newest first."""
+    return read_note(joined_file(data_dir), _decode, logger.warning) or []
+
+
+def _decode(content: bytes) -> list[str]:
+    """Raises: ValueError: of all that is there, nothing is an id."""
+    lines = content.decode("ascii", "replace").splitlines()
+    found = [line for line in reversed(lines) if _ID.fullmatch(line)]
+    if content and not found:
+        raise ValueError("there is no run id in it")
+    return found
+
+
+def remember_joined(data_dir: Path, run: str) -> None:
+    """Remember a run as the newest that was joined.
+
+    Raises: StorageError.
+    """
+    earlier = joined_runs(data_dir)
+    if earlier[:1] != [run]:
+        lines = [run, *(other for other in earlier if other != run)][:MAX_JOINED]
+        content = "".join(f"{line}\n" for line in reversed(lines)).encode()
+        Files().save(joined_file(data_dir), [content], durable=True)
+
+
+def goes_on(settings: NodeSettings) -> bool:
+    """Tell whether a start with these settings goes on where this folder was before: the run that is meant is
+    saved here, and is named or is to be reached by what was given the last time. Whoever starts a service
+    again with its machine does so. That nobody answers there yet is then no mistake of a person's.
+
+    To be asked before the addresses of this start are kept.
+    """
+    saved = {run: listed for run, (listed, _) in saved_runs(settings.data_dir).items()}
+    if settings.run_file is not None:
+        is_saved, is_named = bool(saved), False
+    else:
+        try:
+            chosen = choose_run(saved, settings.run, joined_runs(settings.data_dir))
+        except UserError:  # several fit, which is said later
+            return False
+        is_saved, is_named = chosen is not None, bool(settings.run)
+    before = load_joined_through(settings.data_dir)  # folders of earlier releases have none
+    return is_saved and (is_named or not before or set(settings.join) <= set(before))
+
+
+# Addresses of members met before, so that a node finds its swarm again when all others are gone.
+#
+# They are in `<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing
+# but that. Beside it `addresses.txt` has a node's own ones, which its owner's invites name, and `join.txt`
+# what it was last told to join through.
+
+MAX_PEERS = 16
+MAX_JOINED_THROUGH = 32
+OWN = "addresses.txt"
+
+
+def peers_file(data_dir: Path) -> Path:
+    """Path of the file with the addresses."""
+    return data_dir / "peers.txt"
+
+
+def load_peers(data_dir: Path) -> list[str]:
+    """Load the remembered addresses; lines that are none are left out."""
+    return read_note(peers_file(data_dir), _decode_peers, logger.warning) or []
+
+
+def _decode_peers(content: bytes, check: Callable[[str], None] = check_peer_address) -> list[str]:
+    """Raises: ValueError: of all that is there, nothing is an address."""
+    found = []
+    for line in content.decode("ascii", "replace").splitlines():
+        try:
+            check(line)
+        except ConfigError:
+            continue
+        found.append(line)
+    if content and not found:
+        raise ValueError("there is no address in it")
+    return found[-4 * MAX_PEERS :]
+
+
+def join_file(data_dir: Path) -> Path:
+    """Path of the file with the addresses that were last given to join through."""
+    return data_dir / "join.txt"
+
+
+def load_joined_through(data_dir: Path) -> tuple[str, ...]:
+    """Load those addresses, names of the DNS among them."""
+    decode = partial(_decode_peers, check=check_join_address)
+    return tuple(read_note(join_file(data_dir), decode, logger.warning) or ())[:MAX_JOINED_THROUGH]
+
+
+def keep_joined_through(data_dir: Path, addresses: Sequence[str]) -> None:
+    """Keep the addresses that are given to join through, in place of earlier ones, for starts without any.
+
+    A failure is logged: such a start then finds members only."""
+    kept = tuple(addresses[:MAX_JOINED_THROUGH])
+    if not kept or kept == load_joined_through(data_dir):
+        return
+    text = "".join(f"{line}\n" for line in kept)
+    try:
+        Files().save(join_file(data_dir), [text.encode()], durable=True, private=True)
+    except StorageError as error:
+        logger.warning("the addresses to join through are not kept for later starts: %s", error)
+
+
+def load_own_addresses(data_dir: Path) -> list[str]:
+    """Load the addresses under which the node of this folder was last reached, the best first."""
+    return read_note(data_dir / OWN, _decode_peers, logger.warning) or []
+
+
+def save_own_addresses(data_dir: Path, addresses: Sequence[str]) -> None:
+    """Save the node's own addresses. A failure is logged: an invite then needs to be told some."""
+    path = data_dir / OWN
+    try:
+        path.write_text("".join(f"{line}\n" for line in addresses[:MAX_PEERS]), "ascii")
+    except (OSError, UnicodeEncodeError) as error:
+        logger.warning("this node's addresses cannot be kept in %s: %s", path, error)
+
+
+def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
+    """Save the addresses of the last `MAX_PEERS` peers, those of earlier lives as long as there is room.
+
+    So whoever met only one peer this time does not forget all others. A failure is logged: it costs this
+    memory only.
+    """
+    path = peers_file(data_dir)
+    temporary = path.with_name(path.name + ".tmp")
+    kept = {peer_in(addresses[0]): list(addresses[:4]) for addresses in peers if addresses}
+    earlier: dict[str, list[str]] = {}
+    for address in load_peers(data_dir):
+        if peer_in(address) not in kept:
+            earlier.setdefault(peer_in(address), []).append(address)
+    lines = [line for found in [*earlier.values(), *kept.values()][-MAX_PEERS:] for line in found]
+    try:
+        temporary.write_text("".join(f"{line}\n" for line in lines), "ascii")
+        temporary.replace(path)
+    except (OSError, UnicodeEncodeError) as error:
+        # A temporary file that may be left behind is overwritten the next time.
+        logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
+
+
+# Run links: which run, whose it is, and whom to join through, in one word (`daemon.admission.word`).
+#
+#     p2pdiloco:1<base32>
+#
+# A link holds no secret, unless an invite was put in. It makes joining sure: who dials the peers that it
+# names takes the run of its id and of its owner, or none, whatever those peers say.
+
+SCHEME = "p2pdiloco:"
+LINK = Kind(
+    noun="a run link",
+    prefix=f"{SCHEME}1",
+    domain=b"p2pdiloco/1/link\0",
+    hint="copy the whole word that `p2pdiloco run link`, a bootstrap or a node printed; it begins with "
+    f"{SCHEME}1",
+)
+
+
+class _PackedLink(Wire, frozen=True):
+    """Form in which a link is written."""
+
+    run: Key
+    owner: Key
+    name: Annotated[str, Meta(max_length=64)]
+    peers: Peers
+    dns: Annotated[tuple[Annotated[str, Meta(max_length=320)], ...], Meta(max_length=MAX_NAMES)] = ()
+    """Addresses /dnsaddr/NAME."""
+    invite: Right | None = None
+
+
+class RunLink(Struct, frozen=True):
+    """Run, and the way to it: all that a node needs to take part."""
+
+    run: str
+    """Id of the run."""
+    addresses: tuple[str, ...]
+    owner: str = ""
+    """Peer id of the run's owner; empty: not said."""
+    name: str = ""
+    """Name of the run for people, as whoever made the link says; empty: not said."""
+    invite: Invite | None = None
+    """Invite to it: then the link is a secret."""
+
+    def means(self, wanted: str) -> bool:
+        """Tell whether an id, its beginning, a name, or nothing means this run."""
+        return wanted in ("", self.name) or is_beginning(wanted, self.run)
+
+    @property
+    def title(self) -> str:
+        """Name and beginning of the id, for people."""
+        return f"{clean(self.name)} ({self.run[:SHORT]})" if self.name else self.run[:SHORT]
+
+
+def link_of(run: PublishedRun, addresses: Sequence[str], invite: Invite | None = None) -> str:
+    """Make the link to a run. Raises: ConfigError (it cannot hold an address)."""
+    return encode_link(RunLink(run.id, tuple(addresses), run.signed.owner, run.name, invite))
+
+
+def encode_link(link: RunLink) -> str:
+    """Encode a link as text; of the addresses as many as there is room for. Raises: ConfigError."""
+    owner = public_of(link.owner)
+    if owner is None:
+        raise ConfigError(f'"{link.owner}" is no key of an owner')
+    names = [address for address in link.addresses if address.startswith(DNSADDR)]
+    for address in names:
+        check_join_address(address)
+    peers = pack_peers(_worth_telling([a for a in link.addresses if a not in names]), LINK.noun)
+    right = link.invite.right if link.invite is not None else None
+    return LINK.encode(
+        _PackedLink(bytes.fromhex(link.run), owner, link.name, peers, tuple(names[:MAX_NAMES]), right)
+    )
+
+
+def _worth_telling(addresses: Sequence[str]) -> Sequence[str]:
+    """List the addresses without those of the loopback, where there are others."""
+    return [address for address in addresses if not is_loopback(address)] or addresses
+
+
+def is_word(text: str) -> bool:
+    """Tell whether this is meant as a link or an invite, whole or not."""
+    return "".join(text.split()).lower().startswith(SCHEME) or INVITE.fits(text)
+
+
+def read_word(text: str) -> RunLink:
+    """Read a link, or an invite. Raises: ConfigError (it is neither, or damaged)."""
+    word = "".join(text.split()).lower()
+    if INVITE.fits(text):
+        invite = decode_invite(text)
+        return RunLink(invite.run, invite.addresses, invite=invite)
+    version = word.removeprefix(SCHEME)[:1]
+    if word.startswith(SCHEME) and version.isdigit() and not LINK.fits(text):
+        raise ConfigError(
+            f"this run link is of form {version}, and this release reads form 1",
+            "update p2pdiloco, or ask for the run's address and id: p2pdiloco node --join ADDRESS --run ID",
+        )
+    if not word.startswith(SCHEME):
+        raise ConfigError(
+            f'a run link begins with {LINK.prefix}, an invite with {INVITE.prefix}, this with "{word[:16]}"',
+            LINK.hint,
+        )
+    return LINK.decode(text, _PackedLink, _unpacked)
+
+
+def _unpacked(packed: _PackedLink) -> RunLink:
+    for address in packed.dns:
+        check_join_address(address)
+    addresses = (*unpack_peers(packed.peers), *packed.dns)
+    run = packed.run.hex()
+    invite = Invite.of(run, packed.invite, addresses) if packed.invite is not None else None
+    return RunLink(run, addresses, peer_of(packed.owner), packed.name, invite)
+
+
+class Way(Struct, frozen=True):
+    """Way into a swarm, as a person gave it: addresses, a run, or a word that says both."""
+
+    join: tuple[str, ...]
+    """Addresses, without words."""
+    run: str
+    word: str = ""
+    """Link or invite that was given; empty: none."""
+    link: RunLink | None = None
+    """Contents of that word."""
+
+
+def way_of(join: Sequence[str], run: str = "", word: str = "") -> Way:
+    """Read what a person gave: `--join`, each an address or a word, `--run`, and a word by itself.
+
+    Raises: ConfigError (a word is damaged, or is to another run than `run`; or there are several).
+    """
+    words = [*filter(None, (word,)), *filter(is_word, join)]
+    if not words:
+        return Way(tuple(join), run)
+    if len(words) > 1:
+        raise ConfigError("several run links or invites are given, and one says all", "leave all but one out")
+    link = read_word(words[0])
+    if not link.means(run):
+        what = "invite" if INVITE.fits(words[0]) else "link"
+        raise ConfigError(f"the {what} is to run {link.title}, and --run says {run}", "leave --run out")
+    plain = [address for address in join if not is_word(address)]
+    addresses = tuple(dict.fromkeys([*plain, *link.addresses]))
+    return Way(addresses, link.run, words[0], link)
+
+
+# Run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and its link.
+
+_SETTINGS: tuple[type[NodeSettings] | type[BootstrapSettings], ...] = (NodeSettings, BootstrapSettings)
+
+
+def usual_folders(data_dir: Path | None) -> list[Path]:
+    """List the folders to look through: the given one, or a node's and a bootstrap's default ones."""
+    folders = [data_dir] if data_dir is not None else [settings().data_dir for settings in _SETTINGS]
+    return [expanded(folder) for folder in folders]
+
+
+def known_addresses(data_dir: Path, join: Sequence[str]) -> list[str]:
+    """List addresses for a word: those that were named, else this folder's own and those met; may be none."""
+    return list(join) or load_own_addresses(data_dir)[:MAX_ADDRESSES] + load_peers(data_dir)[::-1]
+
+
+def addresses_of(data_dir: Path, join: Sequence[str]) -> list[str]:
+    """List the same, at least one.
+
+    Raises: UserError (there are none).
+    """
+    found = known_addresses(data_dir, join)
+    if not found:
+        raise UserError(
+            "there is no address in this folder that could be named",
+            "start the node or bootstrap first, or name one: --join ADDRESS",
+        )
+    return found
+
+
+class KnownRun:
+    """Run that is in a folder."""
+
+    def __init__(self, data_dir: Path, run: str, signed: SignedManifest) -> None:
+        self._data_dir = data_dir
+        manifest: Manifest = manifest_from_canonical(signed.manifest)
+        self._run = PublishedRun(id=run, signed=signed, manifest=manifest)
+
+    @classmethod
+    def find(cls, wanted: str, data_dir: Path | None) -> KnownRun:
+        """Find a run by its id, the beginning of it, or its name; by nothing the one that was joined last, or
+        the only one.
+
+        Raises: UserError (there is none, or there are several).
+        """
+        folders = usual_folders(data_dir)
+        names: list[ListedRun] = []
+        for folder in folders:
+            saved = saved_runs(folder)
+            listed = {run: entry for run, (entry, _) in saved.items()}
+            names += listed.values()
+            chosen = choose_run(listed, wanted, joined_runs(folder))
+            if chosen is not None:
+                return cls(folder, chosen.run, saved[chosen.run][1])
+        where = " or ".join(map(str, folders))
+        if names:
+            raise UserError(f'no run "{wanted}" is in {where}', f"there is {run_names(names)}")
+        raise UserError(
+            f"no run is in {where}: no node joined one from there, and no bootstrap serves one",
+            "name the folder of a node or bootstrap of the run: --data-dir DIR",
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self._run.name
+
+    @property
+    def title(self) -> str:
+        """Name and beginning of the id, for people."""
+        return self._run.title
+
+    @property
+    def is_by_invite(self) -> bool:
+        """Tell whether members need an invite."""
+        return self._run.manifest.admission.mode == "invite"
+
+    def addresses(self, join: Sequence[str]) -> list[str]:
+        """List the addresses that its link names. Raises: UserError (there are none)."""
+        return addresses_of(self._data_dir, join)
+
+    def link(self, join: Sequence[str]) -> str:
+        """Make its link. Raises: UserError, ConfigError."""
+        return link_of(self._run, self.addresses(join))
+
+
+# Owner of a run: the folder with its key, the invites that were given out, and the notice.
+#
+# <data_dir>/owner.key
+# <data_dir>/runs/<run id, 16>/invites.json   name, key, expiry and uses of every invite; no secrets
+# <data_dir>/runs/<run id, 16>/notice         the newest notice
+
+MAX_ISSUED = 1024
+
+
+class Issued(Struct, frozen=True, forbid_unknown_fields=True):
+    """Invite that was given out."""
+
+    name: str
+    key: str
+    expires: int
+    uses: int
+
+
+class Ownership:
+    """Run whose owner's key is in a folder."""
+
+    def __init__(self, data_dir: Path, run: str, key: Identity) -> None:
+        self.data_dir = data_dir
+        self.run = run
+        self.key = key
+        self._folder = run_folder(data_dir, run)
+
+    @classmethod
+    def find(cls, wanted: str, data_dir: Path | None) -> Ownership:
+        """Find a run by its id, the beginning of it, or its name. Without a folder both default ones are
+        looked through.
+
+        Raises: UserError.
+        """
+        folders = usual_folders(data_dir)
+        found: list[Ownership] = []
+        known: list[ListedRun] = []
+        for folder in folders:
+            runs = {run: listed for run, (listed, _) in saved_runs(folder).items()}
+            known += runs.values()
+            chosen = choose_run(runs, wanted)
+            path = folder / "owner.key"
+            if chosen is None or not path.exists():
+                continue
+            key = Identity.load_or_create(path)
+            if saved_runs(folder)[chosen.run][1].owner == key.peer_id:
+                found.append(cls(folder, chosen.run, key))
+        if found:
+            return found[0]
+        where = " or ".join(map(str, folders))
+        names = run_names(known)
+        raise UserError(
+            f'no run "{wanted}" with its owner\'s key is in {where}'
+            + (f"; there is {names}" if names else ""),
+            "name the folder of the node or bootstrap that signed the run: --data-dir DIR",
+        )
+
+    def addresses(self, join: Sequence[str]) -> list[str]:
+        """List addresses for an invite: those that were named, else this folder's own and those met; may be
+        none."""
+        return known_addresses(self.data_dir, join)
+
+    def invite(self, expires: int, uses: int, name: str, join: Sequence[str]) -> Invite:
+        """Make an invite and note it. Raises: UserError (there is no address to put in), StorageError."""
+        addresses = tuple(addresses_of(self.data_dir, join))
+        issued = self.issued()
+        if len(issued) >= MAX_ISSUED:
+            raise UserError(
+                f"{MAX_ISSUED} invites to this run were given out, which is all", "start a new run"
+            )
+        key = Identity.generate()
+        granted = grant(self.run, key.peer_id, expires, uses, self.key)
+        made = Invite(granted, key, addresses)
+        encode_invite(made)  # what cannot be written is not given out
+        issued.append(Issued(name, key.peer_id, expires, uses))
+        Files().save(self._folder / "invites.json", [msgspec.json.encode(issued)], durable=True)
+        return made
+
+    def link(self, invite: Invite) -> str:
+        """Put an invite into a link to the run. Raises: ConfigError."""
+        listed, _ = saved_runs(self.data_dir)[self.run]
+        return encode_link(RunLink(self.run, invite.addresses, self.key.peer_id, listed.name, invite))
+
+    def issued(self) -> list[Issued]:
+        """List the invites that were given out."""
+        decode = msgspec.json.Decoder(list[Issued]).decode
+        return read_note(self._folder / "invites.json", decode, logger.warning) or []
+
+    def key_of(self, word: str) -> str:
+        """Find the key of an invite by its text, its name, or the key itself. Raises: UserError."""
+        if is_word(word):
+            invite = read_word(word).invite
+            if invite is None:
+                raise UserError("there is no invite in this run link", "name one, or give the invite itself")
+            return invite.grant.key
+        if public_of(word) is not None:
+            return word
+        keys = {issued.key for issued in self.issued() if issued.name == word}
+        if len(keys) == 1:
+            return keys.pop()
+        names = ", ".join(sorted({i.name for i in self.issued() if i.name})[:8])
+        raise UserError(
+            f'there are {len(keys)} invites of the name "{word}"' if keys else f'there is no invite "{word}"',
+            "give the invite itself" + (f", or one of the names {names}" if names else ""),
+        )
+
+    @property
+    def notice(self) -> Notice | None:
+        """Newest notice that this folder knows; None: there is none yet."""
+        return load_notice(self._folder, self.run, self.key.peer_id)
+
+    def publish(self, notice: Notice, newest: int = 0) -> Notice:
+        """Sign a notice as the one after the newest, and keep it. `newest`: a sequence that members know.
+
+        Raises: UserError (too large), StorageError.
+        """
+        before = self.notice
+        sequence = max(newest, before.sequence if before is not None else 0) + 1
+        made = signed(msgspec.structs.replace(notice, sequence=sequence), self.key)
+        save_notice(self._folder, made)
+        return made
+
+
+# Search for the run that is meant, among those that peers list, and for its manifest.
+#
+# Needs neither a model nor torch: nodes search like this, and so does whoever only asks.
+
+HOST_TIMEOUT_S = 3.0
+HOST_PATIENCE = 10
+"""Looks for which what only our hosts can settle waits for them, if they do not answer."""
+MAX_GIVEN_UP = 256
+
+
+async def runs_of(
+    transport: Transport, host: str, refused: Callable[[str, RemoteError], None] = lambda _host, _error: None
+) -> tuple[wire.RunSummary, ...] | None:
+    """Ask a host which runs it lists. None: it does not answer. `refused` is told of nonsense."""
+    try:
+        reply = await transport.send(host, wire.QUERY + wire.encode(wire.RunsQuery()), HOST_TIMEOUT_S)
+        return wire.decode(reply, wire.RunList).runs
+    except TransportError as error:
+        logger.debug("%s does not say which runs it knows: %s", host, error)
+        return None
+    except RemoteError as error:
+        refused(host, error)
+    return ()
+
+
+class RunSearch:
+    """Search for one run: which of those that are listed is meant, and what its manifest says."""
+
+    def __init__(
+        self, transport: Transport, wanted: str, hosts: Sequence[str] = (), before: Sequence[str] = ()
+    ) -> None:
+        """`wanted`: an id, its beginning, a name, or nothing. `hosts`: the peers that a person named to join
+        through, `before`: ids of runs that this node was in, newest first (`choose_run`)."""
+        self._transport = transport
+        self._wanted = wanted
+        self._hosts = list(dict.fromkeys(hosts))
+        self._before = before
+        self._given_up: set[str] = set()
+        self._silent_looks = 0
+        self.listed: dict[str, ListedRun] = {}
+        """Runs that were listed at the last look, without those that were given up."""
+        self.refusals: Counter[str] = Counter()
+        """Count of false manifests and lists by reason."""
+
+    @property
+    def known(self) -> str:
+        """Names of the runs that were listed at the last look; empty: there are none."""
+        return run_names(self.listed.values())
+
+    async def look(self) -> ListedRun | None:
+        """Look once for the run. None: nobody lists it (yet).
+
+        A whole id is enough: it needs nobody's list, and nobody's list can keep us from it.
+
+        Raises:
+            UserError: several fit.
+        """
+        found = await known_runs(self._transport)
+        if is_whole_id(self._wanted):
+            found.setdefault(self._wanted, ListedRun(self._wanted))
+        elif self._hosts:
+            await self._ask_hosts(found)
+        self.listed = {
+            run: entry for run, entry in found.items() if run not in self._given_up and entry.peers
+        }
+        candidates = {run: entry for run, entry in found.items() if run not in self._given_up}
+        try:
+            return choose_run(candidates, self._wanted, self._before, self._hosts)
+        except UserError:
+            if 0 < self._silent_looks <= HOST_PATIENCE:
+                return None
+            raise
+
+    async def _ask_hosts(self, found: dict[str, ListedRun]) -> None:
+        """Add what our hosts themselves say: their records may not be there yet, or not any more."""
+        answers = await asyncio.gather(
+            *(runs_of(self._transport, host, self._refused) for host in self._hosts)
+        )
+        self._silent_looks = self._silent_looks + 1 if None in answers else 0
+        for host, runs in zip(self._hosts, answers, strict=True):
+            for summary in runs or ():
+                entry = found.setdefault(summary.run, ListedRun(summary.run))
+                if host not in entry.peers:
+                    entry.add(summary.name, host)
+
+    async def manifest(self, listed: ListedRun) -> tuple[SignedManifest, Manifest] | None:
+        """Get the run's manifest from whoever has the true one. None: nobody that was asked has.
+
+        Raises:
+            RemoteError: it is not valid, or by a name that a person wanted another run.
+        """
+        signed = await pull_manifest(self._transport, listed, self._hosts, self._refused)
+        if signed is not None:
+            self.check_name(listed, signed[1])
+        return signed
+
+    def givers(self, listed: ListedRun) -> list[str]:
+        """List whom to ask for what belongs to a run: who lists it, or else the peers to join through."""
+        return listed.peers or self._hosts
+
+    def check_name(self, listed: ListedRun, manifest: Manifest) -> None:
+        """Check that a run which was chosen by its name has this name. Raises: RemoteError."""
+        if self._wanted not in ("", manifest.run.name) and not is_beginning(self._wanted, listed.run):
+            raise RemoteError("manifest-name", f"the run is called {manifest.run.name}")
+
+    def give_up(self, listed: ListedRun, error: RemoteError) -> None:
+        """Pass a run over from now on, as what its owner signed is no good."""
+        self.refusals[error.reason] += 1
+        if len(self._given_up) < MAX_GIVEN_UP:
+            self._given_up.add(listed.run)
+
+    def _refused(self, peer: str, error: RemoteError) -> None:
+        self.refusals[error.reason] += 1
+        logger.debug("refused %s: %s", peer, error)
+
+    def refused_words(self) -> str:
+        """Word what was refused on the way, as `manifest-run-id 2, garbage 1`; empty: nothing."""
+        return ", ".join(f"{reason[:40]} {number}" for reason, number in self.refusals.most_common(6))

@@ -1,0 +1,343 @@
+"""Program `p2pdiloco node`: finds its run, is a member of it until told to stop, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from p2pdiloco.adapters.data_dir import try_folder
+from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.config.manifest import DataSection, Manifest
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.values import expanded, parse_web
+from p2pdiloco.core.api.config import Timing
+from p2pdiloco.daemon.admission import joined_through_before, keep_invite, owns
+from p2pdiloco.daemon.budgets import apart
+from p2pdiloco.daemon.display.logs import (
+    RecentLines,
+    ask_terminal,
+    at_terminal,
+    configure_logging,
+    end_at_once,
+    resolve_style,
+)
+from p2pdiloco.daemon.display.terminal import Keys, LiveView, log_fields, log_line, suspend
+from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.learner_host import try_socket
+from p2pdiloco.daemon.member import Approval, Life, Member, MemberReins, OwnPeer
+from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
+from p2pdiloco.daemon.network.reach import DialBack, Reachability
+from p2pdiloco.daemon.owner.control import NodeControls, owned
+from p2pdiloco.daemon.process import (
+    begin,
+    data_folder,
+    peers_to_join,
+    plain,
+    print_addresses,
+    print_join,
+    run_program,
+    tell_status,
+    transport_of,
+    unless_stopped,
+)
+from p2pdiloco.daemon.run_files.known_runs import (
+    goes_on,
+    keep_joined_through,
+    peers_file,
+    peers_of,
+    remember_joined,
+    save_own_addresses,
+)
+from p2pdiloco.daemon.run_files.run import Run, find_run, sign_run
+from p2pdiloco.daemon.run_files.served_runs import refuse_to_split, words_of_edits
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.learner.ranks import check_device
+from p2pdiloco.ports import Transport
+from p2pdiloco.tasks.registry import load_manifest
+from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.web.node_source import NodeSource
+from p2pdiloco.web.server import serving
+from p2pdiloco.web.sources import Starting, Views
+
+logger = logging.getLogger("p2pdiloco")
+LINE_EVERY_S = 10.0
+VIEW_EVERY_S = 0.5
+UNFINISHED = 75
+LEAVE_AT_MOST_S = 6.5
+"""Time for leaving, beside what the learner's end may take: of a model of some millions of parameters 10 s
+in all, where the machine is not starved."""
+OWN_TICK_S = 0.05
+STARVED = 4.0
+"""Factor by which leaving may take longer on a machine whose processors others keep busy."""
+
+
+def run_node(settings: NodeSettings) -> int:
+    """Run a node until it is told to stop. Returns the exit status."""
+    before = joined_through_before(settings)
+    may_be_alone = not settings.join or goes_on(settings)
+    dialled = structs.replace(settings, join=settings.join or before)
+    has_others = peers_file(settings.data_dir).exists() or (may_be_alone and bool(dialled.join))
+    join = peers_to_join(dialled, has_others)
+    told = _Told(settings.join, may_be_alone, () if join else dialled.join)
+    settings = structs.replace(settings, join=join)
+    return run_program(lambda stop: _node(settings, told, stop), settings.log)
+
+
+class _Told(Struct, frozen=True):
+    """Directions of this start: whom to join through."""
+
+    given: tuple[str, ...]
+    """Addresses that were given now; empty: those of the settings are of an earlier start."""
+    may_be_alone: bool
+    """True: that nobody answers yet is no mistake. Else a person says now whom to join through."""
+    unknown: tuple[str, ...]
+    """Names of the DNS, where nobody was found behind them yet."""
+
+
+async def _node(settings: NodeSettings, told: _Told, stop: asyncio.Event) -> None:
+    """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away."""
+    with data_folder(settings):
+        identity = Identity.load_or_create(settings.data_dir / "identity.key")
+        keep_invite(settings)
+        keep_joined_through(settings.data_dir, told.given)
+        try_paths(settings)
+        first = Starting("node", settings.name, identity.peer_id)
+        async with serving(parse_web(settings.web), settings.data_dir, first) as views:
+            await _join(settings, told, identity, views, stop)
+
+
+async def _join(
+    settings: NodeSettings, told: _Told, identity: Identity, views: Views, stop: asyncio.Event
+) -> None:
+    recent = RecentLines()
+    configure_logging(plain(settings.log), recent=recent)
+    if settings.learner_socket is None:  # a learner would say it, when all others have been found
+        check_device(settings.device)
+    asks = at_terminal() and settings.log != "json"
+    approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
+    own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
+    async with owned(settings, stop) as controls:
+        stay = _Stay(identity, approval, recent, views, controls, stop, told)
+        run = settings.run
+        while True:
+            views.enter(Starting("node", settings.name, identity.peer_id, controls), controls)
+            if await unless_stopped(controls.may_join(), stop) is None or stop.is_set():
+                return
+            run = await stay.once(structs.replace(controls.settings(), run=run), own) or run
+            own = None
+            if not controls.away.is_set():
+                return
+
+
+class _Stay:
+    """Stays of this process in its run: mostly one."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        approval: Approval,
+        recent: RecentLines,
+        views: Views,
+        controls: NodeControls,
+        stop: asyncio.Event,
+        told: _Told,
+    ) -> None:
+        self._identity, self._approval, self._recent = identity, approval, recent
+        self._views, self._controls, self._stop = views, controls, stop
+        self._may_be_alone, self._names = told.may_be_alone, told.unknown
+
+    async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
+        """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
+        found. `own`: the run that this node is to start."""
+        identity, stop = self._identity, self._stop
+        wish = settings.reachability
+        force = None if wish == "auto" else wish
+        options = P2PDOptions(relay=settings.relay, force_reachability=force)
+        transport = await transport_of(settings, identity, options)
+        hosts = peers_of(settings.join)
+        door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
+        peer = OwnPeer(identity, transport, door, reach)
+        await unless_stopped(begin(transport, door, settings, self._may_be_alone), stop)
+        await unless_stopped(reach.check(), stop)
+        if stop.is_set():
+            await transport.close()
+            return ""
+        looking = look_up_again(transport, self._names)
+        try:
+            print_addresses(transport.addresses(), "node")
+            save_own_addresses(settings.data_dir, transport.addresses())
+            approve, where, begins = self._approval.approve, settings.data_dir, settings.genesis
+            finding = (
+                find_run(transport, identity, settings.run, where, logger.info, hosts, approve, begins)
+                if own is None
+                else _own_run(settings.data_dir, *own, transport, hosts)
+            )
+            found = await unless_stopped(finding, stop)
+            if found is None:
+                return ""
+            self._may_be_alone = True  # after a time away, nobody need be there
+            print_join(transport.addresses(), [found[0]])
+            await _membership(settings, peer, self._recent, found, self._views, self._controls, stop)
+            return found[0].id
+        finally:
+            looking.cancel()
+            await transport.close()
+
+
+def _say_of_run(text: str, figures: Mapping[str, object]) -> None:
+    logger.info("%s", text, extra={"event": "run", "fields": figures})
+
+
+async def _membership(
+    settings: NodeSettings,
+    peer: OwnPeer,
+    recent: RecentLines,
+    found: tuple[Run, Vault],
+    views: Views,
+    controls: NodeControls,
+    stop: asyncio.Event,
+) -> None:
+    run, vault = found
+    _check_data(settings, run.manifest.data)
+    names = {"run_name": run.name, "run": run.id, "peer": peer.identity.peer_id}
+    logger.info("run %(run_name)s (%(run).12s), node %(peer)s", names)
+    if owns(settings.data_dir, run.signed.owner):  # nobody else can mend it
+        for doubt in run.doubts():
+            logger.warning("%s", doubt)
+    member = Member(peer, run, vault, settings, recent, Timing())
+    member.report.owned_by(controls)
+    controls.attach(MemberReins(member))
+    life = Life(member)
+    views.enter(NodeSource(member, controls), controls)
+    listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
+    announcing = asyncio.create_task(announce_runs(peer.transport, peer.door.runs, settings.lan))
+    showing = asyncio.create_task(_show(member, settings, recent))
+    training = asyncio.create_task(life.run())
+    stopping = asyncio.create_task(stop.wait())
+    going = asyncio.create_task(controls.away.wait())
+    leaving: asyncio.Task[None] | None = None
+    try:
+        ends = {training, stopping, going, showing, listing}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set() or controls.away.is_set():
+            logger.info("leaving: finishing what is in flight, saving")
+            leaving = asyncio.create_task(_leave_within(OwnTime(LEAVE_AT_MOST_S + life.ends_in_s)))
+            training.cancel()
+            await life.leave()
+    finally:
+        for task in (stopping, going, listing, announcing, training, showing):
+            task.cancel()
+        results = await asyncio.gather(training, listing, announcing, showing, return_exceptions=True)
+        await life.close()
+        controls.detach()
+        if leaving is not None and controls.away.is_set():
+            leaving.cancel()
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result
+
+
+class OwnTime:
+    """Time of ours: on a busy machine everything takes longer, this clock, too, but only so much longer."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._left_s, self._at_most_s = limit_s, limit_s * STARVED
+
+    def is_over(self, passed_s: float) -> bool:
+        """Take in that a sleep of `OWN_TICK_S` took so long. True: the limit is reached."""
+        self._left_s -= min(passed_s, OWN_TICK_S)
+        self._at_most_s -= passed_s
+        return self._left_s <= 0 or self._at_most_s <= 0
+
+
+async def _leave_within(time: OwnTime) -> None:
+    """End this process if leaving takes longer than that."""
+    loop = asyncio.get_running_loop()
+    while True:
+        began_s = loop.time()
+        await asyncio.sleep(OWN_TICK_S)
+        if time.is_over(loop.time() - began_s):
+            _leave_unfinished()
+
+
+def _leave_unfinished() -> None:
+    logger.error("leaving takes too long: ending now; what was saved before stays")
+    end_at_once(UNFINISHED)
+
+
+async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:
+    """Show the live view on a terminal, a plain line now and then elsewhere."""
+    loop = asyncio.get_running_loop()
+    if resolve_style(settings.log) != "tui":
+        while True:
+            await asyncio.sleep(LINE_EVERY_S)
+            snapshot = member.report.snapshot(loop.time())
+            tell_status(log_line(snapshot))
+            logger.info("%s", log_line(snapshot), extra={"event": "progress", "fields": log_fields(snapshot)})
+    configure_logging("tui", recent=recent)
+    view, keys = LiveView(), Keys()
+    view.start()
+    keys.start()
+    loop.add_signal_handler(signal.SIGTSTP, suspend, view, keys)
+    try:
+        while True:
+            view.update(member.report.snapshot(loop.time()))
+            await asyncio.sleep(VIEW_EVERY_S)
+            for key in keys.pressed():
+                if key == "?":
+                    view.explain()
+                elif key in "qQ":
+                    signal.raise_signal(signal.SIGINT)  # as Ctrl-C does, the second time at once
+    finally:
+        loop.remove_signal_handler(signal.SIGTSTP)
+        keys.stop()
+        view.update(member.report.snapshot(loop.time()))
+        view.stop()
+        configure_logging("text", recent=recent)
+
+
+def _own_manifest(settings: NodeSettings, run_file: Path, approval: Approval) -> tuple[Path, Manifest]:
+    """Read the run.toml of the run that this node owns and starts, from --run-file."""
+    manifest = load_manifest(run_file)
+    _check_data(settings, manifest.data)
+    approval.check(manifest)
+    return run_file, manifest
+
+
+async def _own_run(
+    data_dir: Path, run_file: Path, manifest: Manifest, transport: Transport, hosts: Sequence[str]
+) -> tuple[Run, Vault]:
+    """Sign the run that this node owns and starts."""
+    owner = Identity.load_or_create(data_dir / "owner.key")
+    await refuse_to_split(transport, hosts, manifest.run.name, owner.peer_id)
+    if edits := words_of_edits(manifest, data_dir, owner.peer_id):
+        logger.warning("%s: %s", run_file, edits)
+    prepared = await apart(partial(sign_run, run_file, owner, manifest))
+    await asyncio.to_thread(remember_joined, data_dir, prepared[0].id)
+    return prepared
+
+
+def try_paths(settings: NodeSettings) -> None:
+    """Try the paths of the flags, before hours of work. Raises: UserError, StorageError."""
+    if settings.result_dir is not None:
+        try_folder(expanded(settings.result_dir, "--result-dir"), "--result-dir")
+    if settings.learner_socket is not None:
+        try_socket(settings.learner_socket)
+    elif settings.data is not None and not settings.data.exists():
+        raise UserError(f"the data path {settings.data} does not exist", "check --data")
+
+
+def _check_data(settings: NodeSettings, section: DataSection) -> None:
+    """Check the data path. Raises: UserError (a learner would not find what it trains on: said before it
+    starts)."""
+    if settings.learner_socket is not None:
+        return  # the program has its own
+    if settings.data is None and section.is_each_nodes_own:
+        raise UserError("this run trains on each node's own data, and none are given", "add --data PATH")
