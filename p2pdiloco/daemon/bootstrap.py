@@ -55,9 +55,8 @@ from p2pdiloco.daemon.run_files.served_runs import (
 )
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.web.asked_source import AskedSource
 from p2pdiloco.web.server import serving
-from p2pdiloco.web.sources import Starting, Views
+from p2pdiloco.web.sources import AskedSource, Starting, Views
 
 logger = logging.getLogger("p2pdiloco")
 WATCH_S = 30.0

@@ -62,9 +62,8 @@ from p2pdiloco.learner.ranks import check_device
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import load_manifest
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.web.node_source import NodeSource
 from p2pdiloco.web.server import serving
-from p2pdiloco.web.sources import Starting, Views
+from p2pdiloco.web.sources import NodeSource, Starting, Views
 
 logger = logging.getLogger("p2pdiloco")
 LINE_EVERY_S = 10.0

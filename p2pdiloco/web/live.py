@@ -14,7 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from p2pdiloco.web.page.rendering import Page, Parts
+from p2pdiloco.web.page import Page, Parts
 from p2pdiloco.web.sources import Views
 from p2pdiloco.web.view import RunView
 

@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.sources import Views
-from p2pdiloco.web.view import OwnView, PublicView, RunView
-from p2pdiloco.web.words import MemberWord, NodeWord, Pulse
+from p2pdiloco.web.view import MemberWord, NodeWord, OwnView, PublicView, Pulse, RunView
 
 PREFIX = "p2pdiloco_"
 Value = float | int | None

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import math
+import random
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
+from p2pdiloco.adapters.run_store import run_folder
+from p2pdiloco.daemon.budgets import Link
+from p2pdiloco.daemon.display.snapshot import SETTLED, NodeSnapshot, StatusReport, status_of
+from p2pdiloco.daemon.display.timeline import Timeline, load_timeline, sane, save_timeline
+from p2pdiloco.daemon.history import AskedCredits
+from p2pdiloco.daemon.network.discovery import ask_status, listed_members
 from p2pdiloco.daemon.owner.control import ControlState, OwnerControls
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
-from p2pdiloco.web.view import OwnView, RunView
-from p2pdiloco.web.words import Control, NodeWord
+from p2pdiloco.web.view import (
+    MAX_RUNS,
+    ContributionsView,
+    Control,
+    LinkView,
+    NodeWord,
+    OwnView,
+    PublicView,
+    Pulse,
+    RunChoice,
+    RunView,
+    clock_shift_s,
+    credit_views,
+    join_view,
+    public_view,
+)
+
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.member import Member
 
 FRESH_S = 1.0
 """Age up to which a view is given to the next one who asks."""
@@ -79,3 +114,272 @@ class Views:
             public = RunView(role=view.role, version=view.version, public=view.public, runs=view.runs)
             kept = self._kept[run] = self._now(), view, public
         return kept[1] if is_owner else kept[2]
+
+
+# Source of views on a node: its own snapshot, and what it remembers.
+
+RATE_OVER_S = 4.0
+"""Time over which a rate is taken at least."""
+
+
+class NodeSource:
+    """Source of a node's view."""
+
+    def __init__(self, member: Member, controls: OwnerControls | None = None) -> None:
+        """`controls`: those that its page may offer."""
+        self._member, self._controls = member, controls
+        loop = asyncio.get_running_loop()
+        self._rates = LinkRates(loop.time)
+        self._monotonic = loop.time
+
+    def view(self, run: str) -> RunView | None:
+        """Make the view."""
+        member = self._member
+        if run and run != member.run.id:
+            return None
+        now_s = time.time()
+        snapshot = member.report.snapshot(self._monotonic())
+        timeline = member.diary.timeline
+        told = member.keeper.answer(0) if member.keeper is not None else None
+        public = public_view(
+            status_of(snapshot),
+            now_s,
+            owner=member.run.signed.owner,
+            since_s=timeline.since_s,
+            join=join_view(member.run, member.peer.transport.addresses()),
+            credits=credit_views(told, snapshot.peer),
+            at_s=timeline.version_at_s,
+        )
+        own = own_view(snapshot, timeline, member.meters.link, self._rates, self._controls)
+        return RunView(role="node", version=VERSION, public=public, own=own)
+
+
+class LinkRates:
+    """Rates of what counters say, between two looks at them that are not too close."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._before: tuple[float, int, int] | None = None
+        self._rates: tuple[float | None, float | None] = (None, None)
+
+    def of(self, sent_bytes: int, received_bytes: int) -> tuple[float | None, float | None]:
+        """Compute bits a second, up and down; None: nothing is known yet."""
+        now, before = self._now(), self._before
+        if before is None or now - before[0] >= RATE_OVER_S:
+            self._before = now, sent_bytes, received_bytes
+            if before is not None:
+                passed_s = now - before[0]
+                up, down = sent_bytes - before[1], received_bytes - before[2]
+                self._rates = round(8 * up / passed_s), round(8 * down / passed_s)
+        return self._rates
+
+
+def own_view(
+    snapshot: NodeSnapshot, timeline: Timeline, link: Link, rates: LinkRates, controls: OwnerControls | None
+) -> OwnView:
+    """Make what only the owner of the machine sees."""
+    state = controls.state() if controls is not None else None
+    return OwnView(
+        state=NodeWord(snapshot.state.replace(" ", "-")),
+        rest=snapshot.rest.words if snapshot.rest is not None else "",
+        peer=snapshot.peer,
+        name=snapshot.name,
+        device=snapshot.device,
+        inner_step=snapshot.inner_step,
+        tokens_per_s=round(snapshot.tokens_per_s, 1),
+        tokens_total=snapshot.tokens_total,
+        step_time_s=snapshot.step_time_s,
+        loss=snapshot.loss,
+        contributions=_contributions(snapshot, timeline),
+        link=_link_view(snapshot, link, rates),
+        refusals=snapshot.refusals,
+        expelled=Counter(row.expelled for row in snapshot.peers if row.expelled is not None),
+        recent=snapshot.recent,
+        controls=offered(state),
+        limits=limits_by_name(state),
+    )
+
+
+def _contributions(snapshot: NodeSnapshot, timeline: Timeline) -> ContributionsView:
+    own = timeline.own
+    return ContributionsView(
+        merged=own.merged,
+        merged_tokens=own.merged_tokens,
+        merged_at_s=own.merged_at_s,
+        waiting=sum(bool(row.pending) for row in snapshot.fragments),
+        refused=dict(own.refused),
+        given_up=own.given_up,
+    )
+
+
+def _link_view(snapshot: NodeSnapshot, link: Link, rates: LinkRates) -> LinkView:
+    up, down = rates.of(snapshot.bytes_sent, snapshot.bytes_received)
+    return LinkView(
+        reach=snapshot.reach,
+        up_bits_per_s=up,
+        down_bits_per_s=down,
+        known_up_bits_per_s=_known(link.upload_bits_per_s),
+        known_down_bits_per_s=_known(link.download_bits_per_s),
+        sent_bytes=snapshot.bytes_sent,
+        received_bytes=snapshot.bytes_received,
+        carried=snapshot.bulk,
+        words=snapshot.link,
+    )
+
+
+def _known(bits_per_s: float) -> float | None:
+    return round(bits_per_s) if math.isfinite(bits_per_s) else None
+
+
+# Source of views on a bootstrap, which is no member: members of its runs are asked now and then.
+#
+# Whoever answers may be wrong, or lie. So several are asked, and the one in the middle, by merged tokens, is
+# believed: one liar among three is not. What the page shows of the past is kept in the run's folder, for when
+# those that were there from the start are gone.
+
+logger = logging.getLogger(__name__)
+EVERY_S, SELDOM_S = 5.0, 60.0
+"""Pauses between two rounds of questions: while somebody looks, and while nobody does."""
+LOOKED_AT_S = 30.0
+"""Time for which somebody who looked still counts."""
+MOST_ASKED, ENOUGH = 8, 3
+OLD_S = 60.0
+"""Age of an answer from which on nothing is known of a run that is looked at."""
+SAVE_EVERY_S = 600.0
+
+
+class WatchedRun:
+    """Knowledge of one run."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.report: StatusReport | None = None
+        self.credits = AskedCredits()
+        self.asked_at_s = 0.0
+
+    def take(self, report: StatusReport, now_s: float) -> None:
+        """Take in an answer."""
+        self.report, self.asked_at_s = report, now_s
+        shift_s = clock_shift_s(report, now_s)
+        points = [replace(point, at_s=point.at_s + shift_s) for point in report.curve]
+        marks = [replace(event, at_s=event.at_s + shift_s) for event in report.marks]
+        self.timeline.learn(
+            # One beyond the run's own tokens would keep out, for ever, what others tell of later.
+            [point for point in points if sane(point, now_s) and point.tokens <= report.course.tokens],
+            [mark for mark in marks if mark.at_s <= now_s + 1],
+        )
+
+
+class AskedSource:
+    """Source of a bootstrap's views."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        runs: Callable[[], Sequence[PublishedRun]],
+        data_dir: Path,
+    ) -> None:
+        """`runs`: those that are served."""
+        self._transport, self._runs, self._data_dir = transport, runs, data_dir
+        self._watched: dict[str, WatchedRun] = {}
+        self._looked_s = -LOOKED_AT_S
+        self._wanted = asyncio.Event()
+
+    def view(self, run: str) -> RunView | None:
+        """Make the view."""
+        runs = list(self._runs())
+        chosen = next((known for known in runs if not run or known.id == run), None)
+        if chosen is None and run:
+            return None
+        if time.monotonic() - self._looked_s > LOOKED_AT_S:
+            self._wanted.set()
+        self._looked_s = time.monotonic()
+        sent, received = self._transport.payload_bytes()
+        own = OwnView(
+            state=NodeWord.SERVING,
+            peer=self._transport.peer_id,
+            link=LinkView(sent_bytes=sent, received_bytes=received),
+        )
+        choices = tuple(RunChoice(run_id=known.id, run_name=known.name) for known in runs[:MAX_RUNS])
+        public = self._public(chosen) if chosen is not None else None
+        return RunView(
+            role="bootstrap", version=VERSION, public=public, own=own, runs=choices if len(runs) > 1 else ()
+        )
+
+    def _public(self, run: PublishedRun) -> PublicView:
+        now_s, known = time.time(), self._watched.get(run.id)
+        join, owner = join_view(run, self._transport.addresses()), run.signed.owner
+        if known is None or known.report is None:
+            return PublicView(
+                run_name=run.name, run_id=run.id, owner=owner, made_at_s=round(now_s, 1), join=join
+            )
+        timeline = known.timeline
+        report = replace(
+            known.report, curve=timeline.curve.points, marks=timeline.marks.events, clock_s=known.asked_at_s
+        )
+        credits = credit_views(known.credits.answer)
+        view = public_view(report, known.asked_at_s, owner, timeline.since_s, join, credits)
+        is_old = now_s - known.asked_at_s > OLD_S
+        return replace(view, made_at_s=round(now_s, 1), pulse=Pulse.UNKNOWN if is_old else view.pulse)
+
+    async def watch(self) -> None:
+        """Ask, for ever."""
+        saved_s = time.monotonic()
+        try:
+            while True:
+                for run in self._runs():
+                    try:
+                        await self._ask(run)
+                    except Exception:
+                        logger.exception("the web page cannot show %s", run.name)
+                if time.monotonic() - saved_s > SAVE_EVERY_S:
+                    saved_s = time.monotonic()
+                    self._save()
+                is_looked_at = time.monotonic() - self._looked_s < LOOKED_AT_S
+                self._wanted.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S if is_looked_at else SELDOM_S):
+                        await self._wanted.wait()
+        finally:
+            self._save()
+
+    async def _ask(self, run: PublishedRun) -> None:
+        """Ask members of a run until enough have answered."""
+        answers: list[StatusReport] = []
+        try:
+            members = await listed_members(self._transport, run.id)
+        except (RemoteError, TransportError) as error:
+            logger.debug("members of %s cannot be looked up: %s", run.name, error)
+            return
+        # Any of them: in the order of the list, whoever says that it started last would always be asked.
+        for peer, addresses in random.sample(list(members.items()), min(MOST_ASKED, len(members))):
+            try:
+                await self._transport.connect(peer, addresses)
+                answer, _ = await ask_status(self._transport, peer, run.id)
+            except (RemoteError, TransportError) as error:
+                logger.debug("%s does not say how %s is doing: %s", peer, run.name, error)
+                continue
+            answers.append(answer)
+            if len(answers) >= ENOUGH:
+                break
+        if answers:
+            self._of(run).take(middle(answers), time.time())
+            here = set(self._transport.connected())
+            asked = [peer for peer in members if peer in here]
+            await self._of(run).credits.look(self._transport, run.id, asked)
+
+    def _of(self, run: PublishedRun) -> WatchedRun:
+        known = self._watched.get(run.id)
+        if known is None:
+            known = self._watched[run.id] = WatchedRun(load_timeline(run_folder(self._data_dir, run.id)))
+        return known
+
+    def _save(self) -> None:
+        for run, known in self._watched.items():
+            save_timeline(run_folder(self._data_dir, run), known.timeline)
+
+
+def middle(answers: Sequence[StatusReport]) -> StatusReport:
+    """Choose the answer in the middle, by merged tokens, of the settled members' if there are any."""
+    settled = [answer for answer in answers if answer.state in SETTLED] or list(answers)
+    return sorted(settled, key=lambda answer: answer.course.tokens)[len(settled) // 2]

@@ -8,17 +8,132 @@ come from strangers: whoever draws them escapes them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
 
-from p2pdiloco.core.api.reasons import LossFinding
+from p2pdiloco.core.api.reasons import LossFinding, Reason
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
-from p2pdiloco.daemon.display.snapshot import MAX_EXCLUDED_ROWS, MAX_PEER_ROWS, MAX_RECENT_LINES, ExcludedRow
-from p2pdiloco.daemon.display.timeline import MAX_MARKS, MAX_POINTS, Line, Natural, Row, Text, Words
-from p2pdiloco.errors import encoded
-from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
+from p2pdiloco.daemon.display.snapshot import (
+    MAX_EXCLUDED_ROWS,
+    MAX_PEER_ROWS,
+    MAX_RECENT_LINES,
+    ExcludedRow,
+    FragmentRow,
+    NewestRow,
+    PeerRow,
+    StatusReport,
+    amendment_text,
+    sane_loss,
+)
+from p2pdiloco.daemon.display.timeline import (
+    ABOUT_PEERS,
+    MAX_AGE_S,
+    MAX_MARKS,
+    MAX_POINTS,
+    Line,
+    LossPoint,
+    Natural,
+    PastEvent,
+    Row,
+    Text,
+    Words,
+    sane,
+)
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, link_of
+from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
+from p2pdiloco.errors import ConfigError, encoded
+from p2pdiloco.util import direct_members
+
+# Words of the web page: closed lists of what a node, a member or a run can be, each with what it means.
+#
+# The value is the word that is shown and encoded; `str` explains it. docs/topics/web.md has the same lists.
+
+
+@direct_members
+class NodeWord(Reason):
+    """State of this node in one word."""
+
+    JOINING = "joining", "looks for its run and for whom to join through"
+    WAITING = "waiting", "no member of the run answers yet"
+    CATCHING_UP = "catching-up", "copies what the others hold"
+    TRAINING = "training", "makes inner steps and contributes"
+    IDLE = "idle", "a full member that makes no steps: its machine's owner, or a limit of theirs, wants it so"
+    AWAY = "away", "has left its run for now: the month's transfer is used up. It comes back by itself"
+    PAUSED = "paused", "the run's owner has paused the run"
+    ENDED = "ended", "the run is over; this node gives its result to whoever asks"
+    LEAVING = "leaving", "finishes what is in flight, saves, and ends"
+    SERVING = "serving", "a bootstrap: lists runs and helps peers to meet, trains nothing"
+
+
+@direct_members
+class Pulse(Reason):
+    """Pulse of a run: whether versions come."""
+
+    NEW = "new", "nothing is merged yet"
+    ALIVE = "alive", "versions come as they should"
+    LATE = "late", "the newest version is older than is usual here"
+    STILL = "still", "no version has come for long, though learners train"
+    PAUSED = "paused", "the run's owner has paused it"
+    ENDED = "ended", "the run is over"
+    UNKNOWN = "unknown", "no member of the run answers"
+
+
+@direct_members
+class MemberWord(Reason):
+    """State of a member as others see it."""
+
+    HERE = "here", "trains and keeps up"
+    BEHIND = "behind", "is a member, but something keeps it from contributing as it should"
+    RESTING = "resting", "a full member that makes no inner steps now"
+    SILENT = "silent", "was not heard of lately"
+
+
+@direct_members
+class Why(Reason):
+    """Reason for which a member is behind."""
+
+    NONE = "", "nothing is wrong"
+    SILENT = "silent", "no message came from it for longer than members are waited for"
+    CATCHING_UP = "catching-up", "it copies the run's state and has no confirmed versions yet"
+    OLD_VERSIONS = "old-versions", "it holds versions older than the newest"
+    NOT_MERGED = "not-merged", "it trains, but its work was in none of the last merges"
+    NO_DISK = "no-disk", "its disk takes nothing, so it has no vote"
+    THIN_UPLINK = "thin-uplink", "its uplink carries less than an office asks"
+    NOT_TRAINING = "not-training", "no learner runs there"
+    DISAGREES = "disagrees", "its work goes where no other's goes, so it weighs less than half"
+    EXPELLED = "expelled", "this node's loss audits have shown that its work does harm, or nothing"
+
+
+@direct_members
+class MarkKind(Reason):
+    """Kind of a mark on the time axis."""
+
+    JOIN = "join", "a member came"
+    LEAVE = "leave", "a member said good-bye"
+    SILENT = "silent", "a member went silent: it died, or its network did"
+    ELECTION = "election", "members elect a syncer"
+    OFFICE = "office", "a syncer took office, or laid it down"
+    SUSPICION = "suspicion", "a syncer is not counted on any more"
+    FORK = "fork", "two histories met, and one gave way"
+    EXCLUDED = "excluded", "a member is shown to have lied, and has lost its place for good"
+    COURSE = "course", "the run's owner changed something, or the run rests or ends"
+    FAULT = "fault", "something went wrong on this node: its learner, its link, its disk, its p2p process"
+
+
+@direct_members
+class Control(Reason):
+    """Deed that the owner of the machine can do from the page."""
+
+    PAUSE = "pause", "make no more steps until told to resume; what is done is handed over first"
+    RESUME = "resume", "make steps again"
+    FINISH = "finish", "hand over what is done, then leave"
+    LIMITS = "limits", "change what this node may use"
+
 
 MAX_CREDITS = 256
 MAX_RUNS = 64
@@ -302,3 +417,378 @@ _encoder = msgspec.json.Encoder()
 def encode_view(view: RunView) -> bytes:
     """Encode as JSON, as `/view` gives it."""
     return encoded(view, _encoder)
+
+
+# Members on the page: who is here, who is behind, and why.
+
+SILENT_S = 15.0
+"""Silence after which a member is silent here: after `Timing.member_ttl_s` the others do without it."""
+BEHIND_VERSIONS = 2
+"""Versions by which somebody is behind: by one, everybody is at times."""
+PATIENCE = 8.0
+"""Usual times between two versions after which whoever trains should have been in one."""
+LEAST_PATIENCE_S = 60.0
+SHOWN_SILENT_S = 900.0
+"""Time for which a member that went silent is shown, once nobody lists it any more."""
+DISAGREES_BELOW = 0.45
+"""Weight of a member's work, beside a usual one's, below which it is said to disagree; a newcomer begins with
+half."""
+ORDER = (MemberWord.HERE, MemberWord.BEHIND, MemberWord.RESTING, MemberWord.SILENT)
+
+
+def member_views(
+    rows: Iterable[PeerRow], now_s: float, usual_s: float | None, fragments: int, me: str
+) -> tuple[MemberView, ...]:
+    """Make the members' views: `me` first, then as they work. `usual_s`: between two versions of a run with
+    so many fragments."""
+    patience_s = max(LEAST_PATIENCE_S, PATIENCE * (usual_s or 0.0) * max(1, fragments))
+    views = [_member_view(row, now_s, patience_s, row.peer == me) for row in rows]
+    return tuple(sorted(views, key=lambda view: (not view.is_me, ORDER.index(view.state))))
+
+
+def _member_view(row: PeerRow, now_s: float, patience_s: float, is_me: bool) -> MemberView:
+    state, why = standing(row, patience_s)
+    return MemberView(
+        peer=row.peer,
+        name=row.name,
+        state=state,
+        why=why,
+        behind_versions=row.behind_versions,
+        in_last_merge=row.in_last_merge,
+        merged_at_s=_since(row.merged_age_s, now_s),
+        seen_at_s=_since(row.last_seen_s, now_s),
+        tokens_per_s=round(row.tokens_per_s, 1),
+        tokens_total=row.tokens_total,
+        inner_step=row.inner_step,
+        loss=sane_loss(row.loss),
+        reach=row.reach,
+        offices=row.offices,
+        weighs=row.weighs,
+        is_me=is_me,
+    )
+
+
+def silent_views(
+    marks: Iterable[PastEvent], present: set[str], shift_s: float, now_s: float
+) -> tuple[MemberView, ...]:
+    """Make views of those that went silent lately and are listed no more: a death is to be seen.
+    `shift_s`: from the marks' clock to ours."""
+    last = {event.peer: event for event in marks if event.kind in ABOUT_PEERS and event.peer not in present}
+    return tuple(
+        MemberView(
+            peer=event.peer,
+            name=event.name,
+            state=MemberWord.SILENT,
+            why=Why.SILENT,
+            seen_at_s=float(round(event.at_s + shift_s)),
+        )
+        for event in last.values()
+        if event.kind == MarkKind.SILENT.value and now_s - event.at_s - shift_s < SHOWN_SILENT_S
+    )
+
+
+def standing(row: PeerRow, patience_s: float) -> tuple[MemberWord, Why]:
+    """Find how a member stands, and why. The first reason counts: each explains those that follow."""
+    if row.last_seen_s is None or row.last_seen_s >= SILENT_S:
+        return MemberWord.SILENT, Why.SILENT
+    if not row.confirmed:
+        return MemberWord.BEHIND, Why.CATCHING_UP
+    if not row.votes:
+        return MemberWord.BEHIND, Why.NO_DISK
+    if not row.learning:
+        return MemberWord.RESTING, Why.NOT_TRAINING
+    if row.behind_versions >= BEHIND_VERSIONS:
+        return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.OLD_VERSIONS
+    if row.expelled is not None:
+        return MemberWord.BEHIND, Why.EXPELLED
+    if row.merged_age_s is not None and row.merged_age_s > patience_s:
+        return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.NOT_MERGED
+    if row.weighs is not None and row.weighs < DISAGREES_BELOW:
+        return MemberWord.HERE, Why.DISAGREES
+    return MemberWord.HERE, Why.THIN_UPLINK if row.thin else Why.NONE
+
+
+def _since(age_s: float | None, now_s: float) -> float | None:
+    """Compute the time of something, to the second: what is a little younger is nothing new."""
+    return None if age_s is None else float(round(now_s - age_s))
+
+
+# Making of the public view of a run: of a member's report, whether that is our own or another's.
+
+LATE, STILL = 6.0, 30.0
+"""Usual times between two versions after which the newest is late, and after which the run stands still."""
+LEAST_LATE_S, LEAST_STILL_S = 60.0, 600.0
+SAME_CLOCK_S = 5.0
+"""Difference up to which a clock is ours, and the message was under way."""
+
+
+def public_view(
+    report: StatusReport,
+    now_s: float,
+    owner: str = "",
+    since_s: float | None = None,
+    join: JoinView | None = None,
+    credits: tuple[CreditView, ...] = (),
+    at_s: dict[int, float] | None = None,
+) -> PublicView:
+    """Make the view. `since_s`: time since which the run is watched; `at_s`: when each fragment's head came;
+    None: not known."""
+    course, newest = report.course, report.newest
+    names = {row.peer: row.name for row in report.members}
+    usual_s = newest.usual_s if newest is not None else None
+    shift_s = clock_shift_s(report, now_s)
+    members = member_views(report.members, now_s, usual_s, len(report.fragments), report.answered_by)
+    known = {m.peer for m in members} | {row.peer for row in report.excluded}
+    members = (*members, *silent_views(report.marks, known, shift_s, now_s))
+    points = tuple(p for p in report.curve if sane(p, now_s - shift_s))
+    left_s = course.left_s or 0.0
+    ends_at_s = round(now_s + left_s, -1) if 0 < left_s < MAX_AGE_S else None
+    return PublicView(
+        run_name=report.run_name,
+        run_id=report.run_id,
+        owner=owner,
+        told_by=report.answered_by,
+        told_by_name=names.get(report.answered_by, ""),
+        made_at_s=round(now_s, 1),
+        since_s=since_s,
+        pulse=pulse_of(report, members),
+        newest=_newest_view(newest, report.fragments, now_s),
+        progress=_progress(report, members, ends_at_s),
+        heldout_loss=sane_loss(report.heldout_loss),
+        heldout_at_s=None if report.heldout_age_s is None else float(round(now_s - report.heldout_age_s)),
+        heldout_by=report.heldout_by,
+        training_loss=sane_loss(report.loss),
+        curve=LossCurve(
+            at_s=tuple(round(point.at_s + shift_s, 1) for point in points),
+            tokens=tuple(point.tokens for point in points),
+            loss=tuple(round(point.loss, 5) for point in points),
+        ),
+        forecast=forecast(points, course.tokens, course.schedule_tokens, now_s, ends_at_s),
+        members=members[: MAX_PEER_ROWS + 1],
+        members_total=max(report.members_total, len(members)),
+        excluded=report.excluded,
+        fragments=tuple(_strip(row, names, at_s or {}) for row in report.fragments),
+        marks=_marks(report, names, shift_s, now_s),
+        data=_data(report),
+        credits=credits,
+        join=join or JoinView(),
+    )
+
+
+def clock_shift_s(report: StatusReport, now_s: float) -> float:
+    """Compute what makes times by the clock of whoever reports times by ours."""
+    shift_s = now_s - report.clock_s
+    return shift_s if abs(shift_s) > SAME_CLOCK_S else 0.0
+
+
+def pulse_of(report: StatusReport, members: tuple[MemberView, ...]) -> Pulse:
+    """Find how a run is."""
+    rests, newest = report.course.rests, report.newest
+    if rests != "no":
+        return Pulse.ENDED if rests == "ended" else Pulse.PAUSED
+    if report.run_versions == 0:
+        return Pulse.NEW
+    if newest is None:
+        return Pulse.ALIVE  # none came since whoever tells it started
+    usual_s = newest.usual_s or 0.0
+    if newest.age_s > max(LEAST_STILL_S, STILL * usual_s) and _anybody_trains(members):
+        return Pulse.STILL
+    return Pulse.LATE if newest.age_s > max(LEAST_LATE_S, LATE * usual_s) else Pulse.ALIVE
+
+
+def _anybody_trains(members: tuple[MemberView, ...]) -> bool:
+    return any(member.state in (MemberWord.HERE, MemberWord.BEHIND) for member in members)
+
+
+def _newest_view(newest: NewestRow | None, rows: tuple[FragmentRow, ...], now_s: float) -> NewestView:
+    if newest is None:  # which fragment's it was is not known, but how far they are
+        return NewestView(number=max((row.number for row in rows), default=0))
+    return NewestView(
+        fragment=newest.fragment,
+        number=newest.number,
+        at_s=round(now_s - newest.age_s, 1),
+        usual_s=newest.usual_s,
+        contributors=newest.contributors,
+    )
+
+
+def _progress(report: StatusReport, members: tuple[MemberView, ...], ends_at_s: float | None) -> ProgressView:
+    course = report.course
+    rates = [m.tokens_per_s for m in members if m.state in (MemberWord.HERE, MemberWord.BEHIND)]
+    rate = sum(value for value in rates if math.isfinite(value) and value >= 0)
+    return ProgressView(
+        tokens=course.tokens,
+        schedule_tokens=course.schedule_tokens,
+        ends_at_s=ends_at_s,
+        versions=report.run_versions,
+        tokens_per_s=round(rate, 1) if rates else None,
+        amendment=course.amendment,
+        amendment_from_tokens=course.amendment_from_tokens,
+        amendment_does=amendment_text(course),
+        rate_factor=course.rate_factor,
+        message=course.message,
+    )
+
+
+def _strip(row: FragmentRow, names: dict[str, str], at_s: dict[int, float]) -> StripView:
+    came_s = at_s.get(row.index)
+    return StripView(
+        index=row.index,
+        number=row.number,
+        digest=row.digest,
+        tokens=row.tokens,
+        syncer=row.syncer,
+        syncer_name=names.get(row.syncer, ""),
+        state=row.state,
+        at_s=None if came_s is None else round(came_s, 1),
+    )
+
+
+def _marks(report: StatusReport, names: dict[str, str], shift_s: float, now_s: float) -> tuple[Mark, ...]:
+    kinds = {kind.value: kind for kind in MarkKind}
+    return tuple(
+        Mark(
+            at_s=round(event.at_s + shift_s, 1),
+            kind=kinds[event.kind],
+            words=event.words,
+            peer=event.peer,
+            name=names.get(event.peer, "") or event.name,
+            fragment=event.fragment,
+            times=event.times,
+        )
+        for event in report.marks
+        if event.kind in kinds and event.at_s + shift_s <= now_s + 1
+    )
+
+
+def _data(report: StatusReport) -> DataView | None:
+    data = report.data
+    return None if data is None else DataView(epoch=data.epoch, shards=data.shards, begun=data.begun)
+
+
+def credit_views(answer: CreditsAnswer | None, own: str = "") -> tuple[CreditView, ...]:
+    """Make the rows of a keeper's answer; none of nobody's. `own`: a peer whose row is there in any case."""
+    if answer is None:
+        return ()
+    lines = sorted(answer.rows, key=lambda line: (-line.fragment_tokens, line.peer))
+    shown = lines[:MAX_CREDITS]
+    mine = [line for line in lines[MAX_CREDITS:] if line.peer == own]
+    if mine:
+        shown = [*shown[:-1], *mine]
+    return tuple(_credit_view(line, answer.fragments) for line in shown)
+
+
+def _credit_view(line: CreditLine, fragments: int) -> CreditView:
+    return CreditView(
+        peer=line.peer,
+        name=line.name,
+        tokens=line.fragment_tokens // fragments,
+        steps=line.inner_steps,
+        contributions=line.contributions,
+        first_at_s=float(line.first_s) or None,
+        last_at_s=float(line.last_s) or None,
+    )
+
+
+# Forecast of the held-out loss: a + b · tokens^-c through the later half of what was measured.
+#
+# A cosine schedule ends lower than that says, so it is a cautious guess; the page calls it a forecast, with
+# its scatter around it.
+
+LEAST_POINTS = 8
+STEPS = 32
+EXPONENTS = tuple(step / 20 for step in range(2, 25))
+SCATTERS = 2.0
+
+
+class Fit(Struct, frozen=True):
+    """Power law through points."""
+
+    floor: float
+    factor: float
+    exponent: float
+    scatter: float
+    """Root of the mean squared distance from the points."""
+
+    def at(self, tokens: float) -> float:
+        """Compute the loss at so many tokens."""
+        return self.floor + self.factor * float(tokens**-self.exponent)
+
+
+@lru_cache(maxsize=16)
+def fit(points: tuple[LossPoint, ...]) -> Fit | None:
+    """Fit the later half of the points, by tokens; None: they are too few, or do not fall."""
+    known = [point for point in points if point.tokens > 0]
+    if len(known) < LEAST_POINTS:
+        return None
+    later = [point for point in known if point.tokens >= known[-1].tokens / 2]
+    used = later if len(later) >= LEAST_POINTS else known[-LEAST_POINTS:]
+    fits = [found for exponent in EXPONENTS if (found := _line(used, exponent)) is not None]
+    return min(fits, key=lambda found: found.scatter, default=None)
+
+
+def _line(points: Sequence[LossPoint], exponent: float) -> Fit | None:
+    xs, ys = [point.tokens**-exponent for point in points], [point.loss for point in points]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    if spread <= 0:
+        return None
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+    floor = mean_y - slope * mean_x
+    if slope <= 0 or floor < 0:
+        return None
+    squares = sum((floor + slope * x - y) ** 2 for x, y in zip(xs, ys, strict=True))
+    return Fit(floor, slope, exponent, math.sqrt(squares / len(xs)))
+
+
+def forecast(
+    points: tuple[LossPoint, ...], tokens: int, schedule_tokens: int, now_s: float, ends_at_s: float | None
+) -> Forecast | None:
+    """Forecast the curve from the last point to the end of the schedule; None: nothing is left, or known."""
+    found = fit(points)
+    if found is None or schedule_tokens <= max(tokens, points[-1].tokens):
+        return None
+    first = points[-1].tokens
+    ahead = [first + (schedule_tokens - first) * step // STEPS for step in range(STEPS + 1)]
+    expected = [found.at(token) for token in ahead]
+    # The fit need not go through the newest point, but what is drawn does: the step fades out.
+    step = points[-1].loss - expected[0]
+    loss = [value + step * (1 - place / STEPS) for place, value in enumerate(expected)]
+    band = SCATTERS * found.scatter
+    left = schedule_tokens - tokens
+    pace_s = None if ends_at_s is None else (ends_at_s - now_s) / left
+    return Forecast(
+        tokens=tuple(ahead),
+        at_s=tuple(None if pace_s is None else round(now_s + (t - tokens) * pace_s, 1) for t in ahead),
+        loss=tuple(round(value, 5) for value in loss),
+        low=tuple(round(value - band, 5) for value in loss),
+        high=tuple(round(value + band, 5) for value in loss),
+    )
+
+
+# Ways to join a run, as the page shows them: a command, a link, and its QR.
+
+
+def join_view(run: PublishedRun, addresses: Sequence[str]) -> JoinView:
+    """Make it of the addresses of whoever shows the page."""
+    if not addresses:
+        return JoinView()
+    try:
+        link = link_of(run, addresses)
+    except ConfigError:  # addresses that no link can hold
+        return JoinView(line=f"p2pdiloco node --join {addresses[0]} --run {run.id}")
+    return JoinView(line=f"p2pdiloco node {link}", link=link, qr_svg=qr_svg(link))
+
+
+@lru_cache(maxsize=64)
+def qr_svg(text: str) -> str:
+    """Draw a QR; empty: the text is too long for one, or the package is not installed."""
+    try:
+        import segno
+    except ModuleNotFoundError:  # a bootstrap needs few packages
+        return ""
+    try:
+        drawn = segno.make(text, error="l", micro=False).svg_inline(omitsize=True, border=2)
+    except segno.DataOverflowError:
+        return ""
+    return drawn if len(drawn) <= MAX_SVG else ""

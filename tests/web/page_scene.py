@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.web.view import (
     ContributionsView,
+    Control,
     CreditView,
     DataView,
     Forecast,
@@ -20,16 +21,20 @@ from p2pdiloco.web.view import (
     LinkView,
     LossCurve,
     Mark,
+    MarkKind,
     MemberView,
+    MemberWord,
     NewestView,
+    NodeWord,
     OwnView,
     ProgressView,
     PublicView,
+    Pulse,
     RunChoice,
     RunView,
     StripView,
+    Why,
 )
-from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
 
 NAMES = ("anna", "bernd's attic", "c3-lab", "dmitri", "eva", "old laptop", "fukuoka-2")
 NOW_S = 1_800_000_000.0

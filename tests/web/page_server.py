@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from p2pdiloco.web.live import STILL_HERE
-from p2pdiloco.web.page.rendering import POLICY, STATIC, Page
+from p2pdiloco.web.page import POLICY, STATIC, Page
 from p2pdiloco.web.view import RunView
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}

@@ -17,9 +17,9 @@ from p2pdiloco.daemon.display.snapshot import encode_status
 from p2pdiloco.daemon.display.timeline import LossPoint, load_timeline
 from p2pdiloco.daemon.network.discovery import ask_status
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.web import asked_source
-from p2pdiloco.web.asked_source import AskedSource
-from p2pdiloco.web.words import Pulse
+from p2pdiloco.web import sources
+from p2pdiloco.web.sources import AskedSource
+from p2pdiloco.web.view import Pulse
 
 
 class Run:
@@ -52,11 +52,11 @@ async def test_any_members_are_asked_and_a_bug_ends_nothing(
     def take(*_: Any) -> None:
         raise OverflowError("a bug")
 
-    monkeypatch.setattr(asked_source, "listed_members", listed_members)
-    monkeypatch.setattr(asked_source, "ask_status", ask_status)
-    monkeypatch.setattr(asked_source.WatchedRun, "take", take)
-    monkeypatch.setattr(asked_source, "EVERY_S", 0.0)
-    monkeypatch.setattr(asked_source, "SELDOM_S", 0.0)
+    monkeypatch.setattr(sources, "listed_members", listed_members)
+    monkeypatch.setattr(sources, "ask_status", ask_status)
+    monkeypatch.setattr(sources.WatchedRun, "take", take)
+    monkeypatch.setattr(sources, "EVERY_S", 0.0)
+    monkeypatch.setattr(sources, "SELDOM_S", 0.0)
     source = AskedSource(Near(), lambda: [Run()], tmp_path)  # type: ignore[arg-type, list-item]
     watching = asyncio.create_task(source.watch())
     either = [watching, asyncio.create_task(enough.wait())]
@@ -65,7 +65,7 @@ async def test_any_members_are_asked_and_a_bug_ends_nothing(
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching
-    assert len(set(asked)) > asked_source.MOST_ASKED, "not always those that are listed first"
+    assert len(set(asked)) > sources.MOST_ASKED, "not always those that are listed first"
 
 
 async def test_what_was_told_gets_old_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +92,11 @@ async def test_what_was_told_gets_old_and_is_kept(tmp_path: Path, monkeypatch: p
         told.set()
         return report(curve=(LossPoint(NOW_S, 0, 3.0),)), 1
 
-    monkeypatch.setattr(asked_source, "listed_members", listed_members)
-    monkeypatch.setattr(asked_source, "ask_status", ask_status)
-    monkeypatch.setattr(asked_source, "EVERY_S", 0.0)
-    monkeypatch.setattr(asked_source, "SELDOM_S", 0.0)
-    monkeypatch.setattr(asked_source.time, "time", lambda: NOW_S)
+    monkeypatch.setattr(sources, "listed_members", listed_members)
+    monkeypatch.setattr(sources, "ask_status", ask_status)
+    monkeypatch.setattr(sources, "EVERY_S", 0.0)
+    monkeypatch.setattr(sources, "SELDOM_S", 0.0)
+    monkeypatch.setattr(sources.time, "time", lambda: NOW_S)
     run: Any = SimpleNamespace(id=Run.id, name="test", signed=SimpleNamespace(owner="ann"))
     source = AskedSource(Member(), lambda: [run], tmp_path)  # type: ignore[arg-type]
 
@@ -110,7 +110,7 @@ async def test_what_was_told_gets_old_and_is_kept(tmp_path: Path, monkeypatch: p
     watching = asyncio.create_task(source.watch())
     await asyncio.wait_for(told.wait(), within_s(10))
     assert pulse() is Pulse.ALIVE
-    monkeypatch.setattr(asked_source.time, "time", lambda: NOW_S + asked_source.OLD_S + 1)
+    monkeypatch.setattr(sources.time, "time", lambda: NOW_S + sources.OLD_S + 1)
     assert pulse() is Pulse.UNKNOWN
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -10,8 +10,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.history import EVERY_S, AskedCredits, believed
 from p2pdiloco.daemon.wire import MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import PeerUnreachable, RemoteError
-from p2pdiloco.web.making import credit_views
-from p2pdiloco.web.view import MAX_CREDITS
+from p2pdiloco.web.view import MAX_CREDITS, credit_views
 
 
 def told(*tokens: int, fragments: int = 4, first_s: int = 1_800_000_000) -> CreditsAnswer:

@@ -24,13 +24,18 @@ from p2pdiloco.daemon.display.snapshot import (
 )
 from p2pdiloco.daemon.display.timeline import LossPoint, PastEvent, Timeline
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.web.asked_source import WatchedRun, middle
-from p2pdiloco.web.forecast import fit, forecast
-from p2pdiloco.web.joining import join_view
-from p2pdiloco.web.making import public_view
-from p2pdiloco.web.node_source import LinkRates, own_view
-from p2pdiloco.web.people import standing
-from p2pdiloco.web.words import MarkKind, MemberWord, Pulse, Why
+from p2pdiloco.web.sources import LinkRates, WatchedRun, middle, own_view
+from p2pdiloco.web.view import (
+    MarkKind,
+    MemberWord,
+    Pulse,
+    Why,
+    fit,
+    forecast,
+    join_view,
+    public_view,
+    standing,
+)
 
 NOW_S = 1_800_000_000.0
 

@@ -14,9 +14,8 @@ from page_looks import Looks
 from page_scene import NAMES, member, scene, several, with_public
 from page_server import PageServer
 
-from p2pdiloco.web.page.wording import age, ago
-from p2pdiloco.web.view import Mark, NewestView
-from p2pdiloco.web.words import MarkKind, MemberWord, Why
+from p2pdiloco.web.page import age, ago
+from p2pdiloco.web.view import Mark, MarkKind, MemberWord, NewestView, Why
 
 pytestmark = pytest.mark.process
 

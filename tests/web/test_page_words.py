@@ -15,10 +15,18 @@ from page_scene import scene, with_public
 
 from p2pdiloco.daemon.display.snapshot import ExcludedRow, NodeState
 from p2pdiloco.web import live
-from p2pdiloco.web.page.rendering import PARTS, Page
-from p2pdiloco.web.page.wording import MEMBER_SHAPES, TONES, WHY
-from p2pdiloco.web.view import NewestView, ProgressView, PublicView, RunView
-from p2pdiloco.web.words import MarkKind, MemberWord, NodeWord, Pulse, Why
+from p2pdiloco.web.page import MEMBER_SHAPES, PARTS, TONES, WHY, Page
+from p2pdiloco.web.view import (
+    MarkKind,
+    MemberWord,
+    NewestView,
+    NodeWord,
+    ProgressView,
+    PublicView,
+    Pulse,
+    RunView,
+    Why,
+)
 
 
 @pytest.mark.parametrize("kind", [Pulse, MemberWord, Why, NodeWord, MarkKind])

@@ -9,8 +9,7 @@ import msgspec
 from page_scene import scene
 
 from p2pdiloco.daemon.display.timeline import MAX_POINTS
-from p2pdiloco.web.view import RunView, encode_view
-from p2pdiloco.web.words import Control, MarkKind, MemberWord, NodeWord, Pulse, Why
+from p2pdiloco.web.view import Control, MarkKind, MemberWord, NodeWord, Pulse, RunView, Why, encode_view
 
 
 def test_a_view_is_the_same_after_its_journey() -> None:

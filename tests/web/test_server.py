@@ -15,12 +15,12 @@ from web_kit import served
 
 from p2pdiloco.config.values import WebAddress, parse_web
 from p2pdiloco.errors import ConfigError, UserError
-from p2pdiloco.web import connections, guard, live
+from p2pdiloco.web import live, site
 from p2pdiloco.web.keys import OwnerKeys, load_token, token_file
-from p2pdiloco.web.page.rendering import Page
+from p2pdiloco.web.page import Page
 from p2pdiloco.web.server import serving
 from p2pdiloco.web.sources import Starting
-from p2pdiloco.web.words import NodeWord
+from p2pdiloco.web.view import NodeWord
 
 pytestmark = pytest.mark.net
 
@@ -168,8 +168,8 @@ async def test_public_means_the_public_part_for_anybody_and_the_rest_for_the_own
 async def test_strangers_wait_for_their_turn_and_the_owner_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "STRANGERS_AT_ONCE", 2.0)
-    monkeypatch.setattr(guard, "STRANGERS_PER_S", 0.05)
+    monkeypatch.setattr(site, "STRANGERS_AT_ONCE", 2.0)
+    monkeypatch.setattr(site, "STRANGERS_PER_S", 0.05)
     async with served(tmp_path, is_public=True) as page:
         answers = [await page.ask("/view", authorization="") for _ in range(6)]
         assert [answer.status for answer in answers[:3]] == [200] * 3 and answers[-1].status == 503
@@ -204,7 +204,7 @@ async def test_health_is_a_word_and_a_status(tmp_path: Path) -> None:
 
 
 async def test_a_request_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    monkeypatch.setattr(site, "HEAD_S", 0.2)
     async with served(tmp_path) as page:
         for begun in (b"", b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"POST /control/pause HTTP/1.1\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
@@ -215,7 +215,7 @@ async def test_a_request_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_body_that_never_comes_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2pdiloco.web.app.BODY_S", 0.1)
+    monkeypatch.setattr("p2pdiloco.web.site.BODY_S", 0.1)
     async with served(tmp_path) as page:
         page.views.enter(page.source, Controls())
         head = f"POST /control/limits HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {page.token}\r\n"
@@ -235,7 +235,7 @@ async def test_a_head_that_is_too_long_is_refused(tmp_path: Path) -> None:
 async def test_more_connections_than_there_is_room_for_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(site, "MAX_CONNECTIONS", 3)
     async with served(tmp_path) as page:
         kept = [await asyncio.open_connection("127.0.0.1", page.port) for _ in range(4)]
         assert await asyncio.wait_for(read_to_the_end(kept[3][0]), within_s(10)) == b""
@@ -271,7 +271,7 @@ async def test_a_watcher_that_does_not_read_is_let_go_and_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "PERIOD_S", 0.005)
-    monkeypatch.setattr(connections, "STALLED_S", 0.3)
+    monkeypatch.setattr(site, "STALLED_S", 0.3)
     monkeypatch.setattr("p2pdiloco.web.sources.FRESH_S", 0.0)
     async with served(tmp_path) as page:
         slow = socket.create_connection(("127.0.0.1", page.port))

@@ -11,11 +11,11 @@ from deadlines import within_s
 from web_kit import Shown, served
 
 from p2pdiloco.config.values import WebAddress
-from p2pdiloco.web import guard
-from p2pdiloco.web.connections import origin_of
+from p2pdiloco.web import site
 from p2pdiloco.web.keys import load_token
 from p2pdiloco.web.live import ViewChannel
 from p2pdiloco.web.server import serving
+from p2pdiloco.web.site import origin_of
 
 pytestmark = pytest.mark.net
 
@@ -93,7 +93,7 @@ async def test_a_journal_gets_no_token(
 async def test_strangers_that_ask_without_end_make_no_program_look_ill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "LONGEST_WAIT_S", -10.0)  # as if ever so many waited
+    monkeypatch.setattr(site, "LONGEST_WAIT_S", -10.0)  # as if ever so many waited
     async with served(tmp_path, is_public=True) as page:
         assert (await page.ask("/view", authorization="")).status == 503
         assert (await page.ask("/healthz", authorization="")).status == 200

@@ -24,10 +24,8 @@ from p2pdiloco.daemon.wire import CreditsAnswer
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, clean, install_hint, invariant
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
-from p2pdiloco.web.asked_source import middle
-from p2pdiloco.web.joining import join_view
-from p2pdiloco.web.making import credit_views, public_view
-from p2pdiloco.web.view import JoinView, RunView, encode_view
+from p2pdiloco.web.sources import middle
+from p2pdiloco.web.view import JoinView, RunView, credit_views, encode_view, join_view, public_view
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 86400.0
 SELDOM_S = 300.0
@@ -72,7 +70,7 @@ class Board:
     def __init__(self, folder: Path, every_s: float) -> None:
         """Prepare to write. Raises: UserError (a package is missing)."""
         try:
-            from p2pdiloco.web.page.rendering import STATIC, Page
+            from p2pdiloco.web.page import STATIC, Page
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("p2pdiloco"):
                 raise

@@ -25,7 +25,7 @@ from p2pdiloco.daemon.owner.wishes import FILE
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.web.sources import Starting
-from p2pdiloco.web.words import Control, NodeWord
+from p2pdiloco.web.view import Control, NodeWord
 
 
 class FakeReins:
