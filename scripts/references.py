@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.cli.commands import bootstrap, node
-from p2pdiloco.cli.examples import EXAMPLES
 from p2pdiloco.cli.from_lab import loaded
 from p2pdiloco.cli.group import cli
+from p2pdiloco.cli.options import EXAMPLES
 from p2pdiloco.config.manifest import COMMENTS, TABLES, Manifest, ModelSection, as_toml, keys_of, tables_of
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.tasks.registry import BUILT_IN

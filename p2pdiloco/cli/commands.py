@@ -5,29 +5,54 @@ Only flags live here. Bodies import what they need when they are called, so that
 
 from __future__ import annotations
 
+import logging
+import shutil
+import signal
+import textwrap
+import threading
 from functools import partial
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import click
+from msgspec import structs
 from msgspec.structs import replace
 
-from p2pdiloco.cli.examples import example
-from p2pdiloco.cli.joining import joined_through
-from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, config_option, setting
+from p2pdiloco.cli.charts import Target, Where
+from p2pdiloco.cli.options import (
+    FILE,
+    WORDS,
+    Diagnosis,
+    Level,
+    Number,
+    SpacedLists,
+    build,
+    config_option,
+    example,
+    exit_status,
+    joined_through,
+    setting,
+)
 from p2pdiloco.config.settings import (
+    BoardSettings,
     BootstrapSettings,
     Compile,
     DemoSettings,
+    DoctorSettings,
     LogStyle,
+    LogToSettings,
     NodeSettings,
     Precision,
     Reachability,
     Shard,
     StatusSettings,
+    TopSettings,
     check_bootstrap,
     check_node,
     known_variable,
 )
+from p2pdiloco.config.values import expanded
+from p2pdiloco.errors import UserError, clean, json_line
 
 NODE = partial(setting, NodeSettings)
 BOOTSTRAP = partial(setting, BootstrapSettings)
@@ -225,7 +250,7 @@ def status(**values: Any) -> int | None:
     settings = build(StatusSettings, values)
     join, run_id = joined_through(settings.join, settings.run)
     settings = replace(settings, join=join, run=run_id)
-    from p2pdiloco.cli.status import run
+    from p2pdiloco.cli.status_command import run
 
     return run(settings)
 
@@ -244,3 +269,352 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     from p2pdiloco.demo.demo import run
 
     return run(settings)
+
+
+# `p2pdiloco top` and `p2pdiloco board`: the commands.
+
+TOP = partial(setting, TopSettings)
+BOARD = partial(setting, BoardSettings)
+
+
+@click.command(cls=SpacedLists)
+@TOP("--join", *JOIN_ALIASES, **JOIN)
+@TOP("--data-dir", **LOCAL)
+@TOP("--run", **RUN)
+@TOP("--timeout-s", type=Number(min=0.1, max=3600), help="Give up if nobody answers at first for so long.")
+@TOP("--every-s", type=Number(min=1, max=3600), help="Between two lines, where there is no terminal.")
+def top(**values: Any) -> int | None:
+    """Show the whole swarm, live: who is here and behind, speed, loss, progress, elections and faults.
+
+    Several members are asked, and others when those are gone. q leaves, ? explains, arrows and page keys move
+    in the list of members, s sorts it. Not on a terminal it writes lines. Exit statuses are those of status.
+
+    \b
+    Example: p2pdiloco top                       of the node that runs here
+             p2pdiloco top --join ADDRESS        of any bootstrap or node
+    """
+    settings = build(TopSettings, values)
+    join, run_id = joined_through(settings.join, settings.run)
+    settings = replace(settings, join=join, run=run_id)
+    from p2pdiloco.cli.watching import run
+
+    return run(settings)
+
+
+@click.command(cls=SpacedLists)
+@BOARD("--join", *JOIN_ALIASES, **JOIN)
+@BOARD("--data-dir", **LOCAL)
+@BOARD("--run", **RUN)
+@BOARD("--out", type=FILE, metavar="DIR", help="Folder of the files: index.html, view.json, static/.")
+@BOARD("--every", metavar="TIME", help="Write again and again, such as 30s, until told to stop.")
+@BOARD("--timeout-s", type=Number(min=0.1, max=3600), help="Give up if nobody answers for so long.")
+def board(**values: Any) -> int | None:
+    """Write the public page of a run as files that any web server carries.
+
+    Once, or again and again with --every. Each file is replaced whole. If nobody answers later, the files
+    stay and say their age. Exit statuses are those of status.
+
+    \b
+    Example: p2pdiloco board --join ADDRESS --out /var/www/run --every 30s
+    """
+    settings = build(BoardSettings, values)
+    join, run_id = joined_through(settings.join, settings.run)
+    settings = replace(settings, join=join, run=run_id)
+    from p2pdiloco.cli.board import run
+
+    return run(settings)
+
+
+# `p2pdiloco doctor`: the command.
+
+DOCTOR = partial(setting, DoctorSettings)
+COLOURS = {Level.GOOD: "green", Level.SKIPPED: "bright_black", Level.WARNING: "yellow", Level.BAD: "red"}
+NAME_CELLS, LEVEL_CELLS, WIDTH = 10, 8, 110
+
+
+@click.command(cls=SpacedLists)
+@DOCTOR("--join", *JOIN_ALIASES, **JOIN)
+@DOCTOR("--run", **RUN)
+@DOCTOR(
+    "--data-dir", type=FILE, help="Folder of the node that runs, or is to run, here.  [default: the usual]"
+)
+@DOCTOR("--json", is_flag=True, help="Print one JSON object a line.")
+@DOCTOR("--timeout-s", type=Number(min=5, max=3600), help="Take no longer than this.")
+@DOCTOR(
+    "--probe-python",
+    metavar="PATH",
+    help="Python of an environment with py-libp2p, with which to dial the peer, too (docs/topics/doctor.md).",
+)
+def doctor(**values: Any) -> int:
+    """Look for what keeps a node from its work: this machine, its network, the way to a run.
+
+    Each line is good, a warning, bad, or skipped with the reason, and says what to do. Exit status 0: nothing
+    is wrong; 1: there are warnings; 2: something is bad. Without --join the node that runs here is asked, and
+    those that it last joined through, or met.
+
+    \b
+    Example: p2pdiloco doctor --join /dns/example.org/tcp/31337/p2p/12D3Koo... --run NAME
+    """
+    settings = build(DoctorSettings, values)
+    from p2pdiloco.cli.doctor import examine
+    from p2pdiloco.cli.options import all_of
+    from p2pdiloco.cli.status_command import visit
+    from p2pdiloco.daemon.display.snapshot import counted
+    from p2pdiloco.daemon.run_files.known_runs import way_of
+
+    way = way_of(settings.join, settings.run)  # names are looked up later, as something to look at
+    settings = structs.replace(settings, join=tuple(way.join), run=way.run)
+    found = visit(all_of(examine(settings), settings.timeout_s, partial(_print, as_json=settings.json)))
+    status = exit_status(found)
+    if not settings.json:
+        counts = {level: sum(finding.level is level for finding in found) for level in Level}
+        warnings = counted(counts[Level.WARNING], "warning")
+        click.echo(f"{counts[Level.GOOD]} good, {warnings}, {counts[Level.BAD]} bad")
+    return status
+
+
+def _print(finding: Diagnosis, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_line(finding))
+        return
+    level = click.style(f"{finding.level.value:<{LEVEL_CELLS}}", fg=COLOURS[finding.level])
+    indent = " " * (LEVEL_CELLS + NAME_CELLS + 2)
+    width = max(WIDTH // 2, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+    for number, text in enumerate(filter(None, (finding.words, finding.todo and f"-> {finding.todo}"))):
+        lines = textwrap.wrap(
+            clean(text), width - len(indent), break_long_words=False, break_on_hyphens=False
+        )
+        first = f"{level} {finding.check:<{NAME_CELLS}} " if number == 0 else indent
+        click.echo(f"\n{indent}".join([first + (lines or [""])[0], *lines[1:]]))
+
+
+# `p2pdiloco log-to`: the command.
+
+LOG_TO = partial(setting, LogToSettings)
+
+
+@click.command("log-to")
+@click.argument("target", type=click.Choice(get_args(Target)))
+@LOG_TO("--data-dir", type=FILE, help="Folder of the node, which may run meanwhile, or be gone.")
+@LOG_TO("--follow/--no-follow", field="follow", help="Go on as the log grows, until told to stop.")
+@LOG_TO(
+    "--out",
+    type=FILE,
+    metavar="DIR",
+    help="Folder of the charts' files.  [default: TARGET in the data folder; trackio has its own]",
+)
+@LOG_TO("--project", help="Project, for wandb and trackio.")
+@LOG_TO("--name", help="Name of the run in the charts.  [default: that of the data folder]")
+@LOG_TO("--again", is_flag=True, help="From the beginning, although points were carried before.")
+def log_to(target: Target, **values: Any) -> int:
+    """Carry a node's figures to TensorBoard, Weights & Biases or Trackio.
+
+    They are read from events.jsonl and drawn over the tokens that the run has consumed. Another call goes on
+    where the last one stopped. Each needs its package: pip install '.[tensorboard]', '.[wandb]' or
+    '.[trackio]'.
+
+    \b
+    Example: p2pdiloco log-to tensorboard --follow
+             tensorboard --logdir ~/.p2pdiloco/node/tensorboard
+    """
+    settings = build(LogToSettings, values)
+    from p2pdiloco.cli.charts import carry
+    from p2pdiloco.daemon.display.snapshot import counted
+
+    folder = expanded(settings.data_dir)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}", "name a node's data folder with --data-dir")
+    out = expanded(settings.out, "--out") if settings.out is not None else folder / target
+    where = Where(out, settings.project, settings.name or folder.absolute().name or "node")
+    stop = threading.Event()
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in ends}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop.set())
+    try:
+        carried = carry(
+            folder,
+            target,
+            where,
+            follows=settings.follow,
+            again=settings.again,
+            stop=stop,
+            say=lambda text: click.echo(clean(text), err=True),
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    torn = (
+        f", passed over: {counted(carried.skipped, 'line')} that nobody can read" if carried.skipped else ""
+    )
+    look = f"; look at them: tensorboard --logdir {out}" if target == "tensorboard" else ""
+    text = f"{counted(carried.points, 'point')} of {counted(carried.events, 'event')} carried to {target}"
+    click.echo(clean(f"{text}{torn}{look}"), err=True)
+    return 0
+
+
+# `p2pdiloco credits`: the command.
+
+BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
+
+
+@click.command("credits", cls=SpacedLists)
+@click.option("--join", multiple=True, type=WORDS, metavar="MULTIADDR", help="Peer to ask; may be repeated.")
+@click.option("--run", default="", metavar="ID|NAME", help="Id of the run, or its name.")
+@click.option("--data-dir", type=FILE, help="A node's folder: asked without --join; its key signs.")
+@click.option("--verify", is_flag=True, help="Count it here, and check every learner's signature.")
+@click.option(
+    "--by", type=click.Choice(["hour", "day"]), default=None, help="Tell hours or days apart (UTC)."
+)
+@click.option("--top", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="Rows to show.")
+@click.option("--csv", "style", flag_value="csv", help="Print CSV, all rows.")
+@click.option("--json", "style", flag_value="json", help="Print JSON, all rows.")
+@click.option(
+    "--history", type=FILE, metavar="DIR", help="Keep there what is fetched: next time only the rest is."
+)
+@click.option("--certificate", type=FILE, metavar="FILE", help="Write a signed certificate of --peer.")
+@click.option(
+    "--peer", default="", metavar="ID|NAME", help="Learner of --certificate: id, its end, or a name."
+)
+@click.option("--check", type=FILE, metavar="FILE", help="Check a certificate; asks nobody.")
+@click.option(
+    "--prove", default="", metavar="WORD", help="With --check: sign that word as the peer it is of."
+)
+@click.option(
+    "--word", default="", metavar="WORD", help="With --check and --proof: the word that was to be signed."
+)
+@click.option("--proof", default="", metavar="HEX", help="With --check: what --prove printed.")
+@click.option(
+    "--timeout-s",
+    type=Number(min=0.1, max=3600),
+    default=20.0,
+    show_default=True,
+    help="Give up if nobody answers for so long.",
+)
+def credits_command(
+    join: tuple[str, ...],
+    run: str,
+    data_dir: Path | None,
+    by: Literal["hour", "day"] | None,
+    certificate: Path | None,
+    peer: str,
+    check: Path | None,
+    **more: object,
+) -> int:
+    """Show who did how much of a run: tokens, inner steps and merged contributions of every learner.
+
+    The figures are from labels that learners signed, departed members included. Members that run with
+    --keep-history are asked; --verify counts everything on this machine.
+
+    \b
+    Example: p2pdiloco credits --join ADDRESS --verify --csv > credits.csv
+             p2pdiloco credits --peer ada --certificate ada.json --data-dir ~/.p2pdiloco/node
+             p2pdiloco credits --check ada.json
+    """
+    from p2pdiloco.cli import credits_report
+
+    prove, word, proof = str(more["prove"]), str(more["word"]), str(more["proof"])
+    if check is not None:
+        if prove:
+            click.echo(credits_report.proof_for(check, prove, data_dir))
+            return 0
+        if bool(word) != bool(proof):
+            raise UserError("--word and --proof belong together")
+        return credits_report.check(check, word, proof)
+    if prove or word or proof:
+        raise UserError("--prove, --word and --proof are about a certificate: --check FILE")
+    if bool(certificate) != bool(peer):
+        raise UserError(
+            "a certificate is of one learner: --certificate FILE --peer ID|NAME",
+            "--peer picks no rows: without it all learners are shown, and --csv or --json can be searched",
+        )
+    return _ask(join, run, data_dir, by, (certificate, peer), more)
+
+
+def _ask(
+    join: tuple[str, ...],
+    run: str,
+    data_dir: Path | None,
+    by: str | None,
+    paper: tuple[Path | None, str],
+    more: dict[str, object],
+) -> int:
+    from rich.console import Console
+
+    from p2pdiloco.cli import credits_report
+    from p2pdiloco.cli.credits_report import CreditsWish, collect
+    from p2pdiloco.cli.status_command import local_addresses, visit
+    from p2pdiloco.config.values import expanded
+
+    addresses, wanted = joined_through(join, run)
+    certificate, peer = paper
+    history = more["history"]
+    wish = CreditsWish(
+        join=addresses or local_addresses(data_dir),
+        run=wanted,
+        bucket_s=BUCKETS[by or ""],
+        verify=bool(more["verify"]) or certificate is not None,
+        history=expanded(history, "--history") if isinstance(history, Path) else None,
+        timeout_s=float(str(more["timeout_s"])),
+    )
+    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
+    found = visit(collect(wish))
+    if certificate is not None:
+        credits_report.certify(found, peer, certificate, data_dir)
+    elif more["style"] == "csv":
+        click.echo(credits_report.as_csv(found), nl=False)
+        for line, _ in credits_report.words(found):
+            click.echo(line, err=True)
+    elif more["style"] == "json":
+        click.echo(credits_report.as_json(found))
+    else:
+        Console().print(credits_report.render(found, int(str(more["top"])), bool(by)))
+    return 0
+
+
+# `p2pdiloco join`: asks what a node needs, shows what the run will do here, saves it, and starts.
+
+INSTEAD = (
+    "p2pdiloco node LINK, with --name, --data, --max-upload, --max-download, --max-disk as wanted; it starts "
+    "by itself with the unit in node/RUNBOOK.md"
+)
+
+
+@click.command("join", epilog=example("join"))
+@click.argument("link", metavar="[LINK|INVITE|ADDRESS]", required=False, default="")
+@click.option(
+    "--data-dir", type=FILE, default=NodeSettings().data_dir, show_default=True, help="Folder of the node."
+)
+def join(link: str, data_dir: Path) -> int | None:
+    """Take part in a run, step by step: asks for what a node needs, shows what the run will do on this
+    machine, saves the settings and starts.
+
+    Nothing is written before the last question. Asked again, the answers of before are the defaults.
+    """
+    from p2pdiloco.cli.guide import Guide, need_terminal
+    from p2pdiloco.config.values import expanded
+
+    need_terminal("join", INSTEAD)
+    guide = Guide(expanded(data_dir).absolute())
+    values, then = guide.ask(link)
+    if then == "quit":
+        click.echo("nothing was saved", err=True)
+        return None
+    return _begin(guide.data_dir, values, then)
+
+
+def _begin(data_dir: Path, values: dict[str, Any], then: str) -> int | None:
+    from p2pdiloco.cli.guide import save_settings, start_by_itself
+
+    path = save_settings(data_dir, values)
+    click.echo(f"saved; the node starts with: p2pdiloco node --config {path}", err=True)
+    if then == "service":
+        for line in start_by_itself(path):
+            click.echo(line, err=True)
+        return None
+    if then == "save":
+        return None
+    # It was shown and agreed to.
+    result = node.main(["--config", str(path), "--yes"], "p2pdiloco node", standalone_mode=False)
+    return result if isinstance(result, int) else None

@@ -19,23 +19,25 @@ from pathlib import Path
 
 import click
 
-from p2pdiloco.cli.commands import bootstrap, demo, node, status
-from p2pdiloco.cli.credits.command import credits_command
-from p2pdiloco.cli.doctor.command import doctor
-from p2pdiloco.cli.examples import COMPLETION
+from p2pdiloco.cli.commands import (
+    board,
+    bootstrap,
+    credits_command,
+    demo,
+    doctor,
+    join,
+    log_to,
+    node,
+    status,
+    top,
+)
 from p2pdiloco.cli.from_lab import CHAOS, SIMULATE, installed
-from p2pdiloco.cli.guided.join import join
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
-from p2pdiloco.cli.logto.command import log_to
-from p2pdiloco.cli.membership.can_join import can_join
-from p2pdiloco.cli.membership.invite import invite
-from p2pdiloco.cli.membership.notices import COMMANDS
-from p2pdiloco.cli.options import known_variables
-from p2pdiloco.cli.owner.controls import COMMANDS as CONTROLS
-from p2pdiloco.cli.plan import plan
-from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
-from p2pdiloco.cli.runs import run_group
-from p2pdiloco.cli.watching.command import board, top
+from p2pdiloco.cli.options import COMPLETION, known_variables
+from p2pdiloco.cli.owner_commands import COMMANDS, can_join, invite
+from p2pdiloco.cli.owner_commands import OWNER_COMMANDS as CONTROLS
+from p2pdiloco.cli.result_commands import checkpoint, evaluate, export, generate
+from p2pdiloco.cli.run_commands import plan, run_group
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX, check_environment
 from p2pdiloco.config.values import read_toml
 from p2pdiloco.errors import UserError, clean, without_torch

@@ -12,8 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED, _end, interrupt, terminate
-from p2pdiloco.cli.streams import make_usable
+from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED, _end, interrupt, make_usable, terminate
 
 
 def main() -> None:

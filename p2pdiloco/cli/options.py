@@ -6,9 +6,11 @@ click lacks: strict files, a refusal of unknown variables, and lists that split 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +18,10 @@ import click
 import msgspec
 from msgspec import Struct
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.config.manifest import keys_of
 from p2pdiloco.config.settings import known_variable, load_settings_table
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, first_line
 
 S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
@@ -163,3 +166,147 @@ def known_variables(group: click.Group) -> frozenset[str]:
             found |= known_variables(command)
         found |= {option.envvar for option in command.params if isinstance(option.envvar, str)}
     return frozenset(found)
+
+
+# Examples of commands, one line that can be typed at the end of their `--help`, where the text has none.
+
+LINK = "p2pdiloco:1s3cc..."
+EXAMPLES = {
+    "run new": "run new shakespeare --preset small --admission invite",
+    "run check": "run check run.toml",
+    "run link": "run link shakespeare --qr-file shakespeare.svg",
+    "run amend": "run amend shakespeare --pause --message 'back on monday'",
+    "plan": "plan run.toml --upload 20Mbit",
+    "bootstrap": "bootstrap --run run.toml --listen /ip4/0.0.0.0/tcp/31337",
+    "node": f"node {LINK} --name anna --max-upload 20Mbit",
+    "join": f"join {LINK}",
+    "status": f"status --join {LINK}",
+    "demo": "demo --nodes 3 --seconds 60",
+    "chaos": "chaos --nodes 5 --minutes 10 --out chaos",
+    "simulate": "simulate --seeds 100",
+    "invite": "invite shakespeare --uses 5 --expires 7d --name anna --link",
+    "ban": "ban shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "unban": "unban shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "revoke": "revoke shakespeare anna",
+    "admit": "admit shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "dismiss": "dismiss shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "vouch": "vouch shakespeare",
+    "can-join": f"can-join {LINK}",
+    "export": f"export --join {LINK} --out my-model",
+    "generate": f"generate --join {LINK} --prompt 'To be'",
+    "eval": f"eval --join {LINK}",
+    "checkpoint": f"checkpoint --join {LINK} --out theta.safetensors",
+}
+"""Commands by what is typed after `p2pdiloco`."""
+COMPLETION = (
+    '\b\nWords are completed by TAB, in bash, after\n  eval "$(_P2PDILOCO_COMPLETE=bash_source p2pdiloco)"'
+)
+
+
+def example(path: str) -> str:
+    """Word the end of a command's help."""
+    return f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"
+
+
+# Ways into a swarm as commands take them: `--join` is an address, a DNS name, a run link or an invite.
+
+
+def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...], str]:
+    """Read `--join` and `--run`: the peers to join through, names looked up, and the run that is meant.
+
+    Raises:
+        ConfigError: an address or a word is malformed, or a word is to another run than `run`.
+        UserError: nothing is found behind names.
+    """
+    from p2pdiloco.daemon.run_files.known_runs import way_of  # --help needs none of it
+
+    way = way_of(join, run)
+    return peers_behind(way.join), way.run
+
+
+# Findings of the doctor: each good, worth a warning, bad, or not to be had, with what to do.
+
+
+class Level(Enum):
+    """Levels of a finding."""
+
+    GOOD = "good"
+    SKIPPED = "skipped"
+    """Level of what could not be looked at; the words say why."""
+    WARNING = "warning"
+    BAD = "bad"
+
+
+class Diagnosis(Struct, frozen=True):
+    """Finding on one thing."""
+
+    check: str
+    level: Level
+    words: str
+    todo: str = ""
+    """Sentence on what to do; empty: nothing."""
+
+
+EXIT_STATUSES = {Level.GOOD: 0, Level.SKIPPED: 0, Level.WARNING: 1, Level.BAD: 2}
+
+
+def good(check: str, words: str) -> Diagnosis:
+    """Make a finding that all is well."""
+    return Diagnosis(check, Level.GOOD, words)
+
+
+def warning(check: str, words: str, todo: str) -> Diagnosis:
+    """Make a finding of what works, but not well."""
+    return Diagnosis(check, Level.WARNING, words, todo)
+
+
+def bad(check: str, words: str, todo: str) -> Diagnosis:
+    """Make a finding of what keeps a node from its work."""
+    return Diagnosis(check, Level.BAD, words, todo)
+
+
+def skipped(check: str, why: str, todo: str = "") -> Diagnosis:
+    """Make a finding that something could not be looked at."""
+    return Diagnosis(check, Level.SKIPPED, why, todo)
+
+
+def exit_status(findings: Iterable[Diagnosis]) -> int:
+    """Return 0 if nothing is wrong, 1 with warnings, 2 if something is bad."""
+    return max((EXIT_STATUSES[finding.level] for finding in findings), default=0)
+
+
+# Looking at one thing after the other: each with a bound in time, and all of them together.
+
+Looked = Awaitable[Iterable[Diagnosis]]
+
+
+async def looked(check: str, look: Callable[[], Looked], within_s: float) -> AsyncIterator[Diagnosis]:
+    """Look at one thing. Whatever goes wrong with that is a finding, too."""
+    try:
+        async with asyncio.timeout(within_s):
+            found = list(await look())
+    except TimeoutError:
+        found = [skipped(check, f"this took longer than {within_s:g} s")]
+    except UserError as error:
+        found = [bad(check, str(error), error.hint)]
+    except Exception as error:  # noqa: BLE001  (a doctor looks at broken machines)
+        found = [skipped(check, f"this could not be looked at: {type(error).__name__}: {first_line(error)}")]
+    for finding in found:
+        yield finding
+
+
+async def all_of(
+    found: AsyncIterator[Diagnosis], within_s: float, tell: Callable[[Diagnosis], None]
+) -> list[Diagnosis]:
+    """Tell of each finding when it is there; list them. What is not looked at in time is one more."""
+    findings: list[Diagnosis] = []
+    try:
+        async with asyncio.timeout(within_s):
+            async for finding in found:
+                findings.append(finding)
+                tell(finding)
+    except TimeoutError:
+        rest = f"what is left was not looked at: {within_s:g} s are over"
+        findings.append(skipped("time", rest, "raise --timeout-s"))
+        tell(findings[-1])
+    return findings

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 import p2pdiloco
+from p2pdiloco.cli.board import run as write_board
 from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.main import main
 from p2pdiloco.cli.main import run as run_command
-from p2pdiloco.cli.status import run as ask_status
-from p2pdiloco.cli.watching.board import run as write_board
+from p2pdiloco.cli.status_command import run as ask_status
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.bootstrap import run_bootstrap
 from p2pdiloco.daemon.learner_host import LearnerHost

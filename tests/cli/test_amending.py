@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from p2pdiloco.cli.group import cli
-from p2pdiloco.cli.membership.amending import LEAD_SHARE, Whereabouts, Wish, amendment
+from p2pdiloco.cli.owner_notice import LEAD_SHARE, Whereabouts, Wish, amendment
 from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment, Going, amended, in_force

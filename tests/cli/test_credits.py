@@ -14,10 +14,10 @@ from daemon_kit import Neighbourhood
 from msgspec.structs import replace
 from rich.console import Console
 
+from p2pdiloco.cli import credits_report
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.cli.credits import collecting, papers, view
-from p2pdiloco.cli.credits.collecting import RunCredits
-from p2pdiloco.cli.membership.reaching import reach
+from p2pdiloco.cli.credits_report import RunCredits
+from p2pdiloco.cli.owner_notice import reach
 from p2pdiloco.credits import CreditRow, Credits, is_proven, read_certificate, signed_certificate, text_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
@@ -52,17 +52,17 @@ async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
         assert sum(row.fragment_tokens for row in days.credits.rows) == tokens
         assert all(row.begins_s for row in days.credits.rows) and list((tmp_path / "kept").rglob("*.log"))
         # The output, in its three forms.
-        lines = list(csv.DictReader(io.StringIO(view.as_csv(found))))
+        lines = list(csv.DictReader(io.StringIO(credits_report.as_csv(found))))
         assert {line["peer"]: int(line["fragment_tokens"]) for line in lines} == {
             row.peer: row.fragment_tokens for row in found.credits.rows
         }
-        report = json.loads(view.as_json(found))
+        report = json.loads(credits_report.as_json(found))
         assert report["signatures_checked"] == found.checked and report["missing_before"] == {}
         console = Console(record=True, width=100, file=io.StringIO())
-        console.print(view.render(found, 1, False))
+        console.print(credits_report.render(found, 1, False))
         text = console.export_text()
         console = Console(record=True, width=80, file=io.StringIO())
-        console.print(view.render(days, 1, True))
+        console.print(credits_report.render(days, 1, True))
         assert "…" not in console.export_text().replace(" …", ""), "nothing is cut at 80 columns"
         assert "1 more: --top 2" in text and "signatures of learners and syncers checked" in text
 
@@ -79,7 +79,7 @@ async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
         assert not found.keepers and found.credits.missing[0] > 1
         rest = sum(row.fragment_tokens for row in found.credits.rows)
         assert rest and rest + found.credits.before_fragment_tokens == found.credits.fragment_tokens
-        words = " ".join(line for line, _ in view.words(found))
+        words = " ".join(line for line, _ in credits_report.words(found))
         assert "No member that answers keeps the history" in words and "are missing" in words
 
 
@@ -100,13 +100,15 @@ def test_who_has_seen_more_versions_does_not_disagree() -> None:
     early = CreditsAnswer(1, 80, 0, 0, 2, (), (), bytes(32), rows)
     more = (replace(rows[0], fragment_tokens=80), rows[1])
     later = replace(early, fragment_tokens=120, tips=b"x" * 32, rows=more)
-    assert not collecting._disagreement(early, later) and not collecting._disagreement(later, early)
-    assert collecting._disagreement(replace(later, rows=rows), replace(later, tips=bytes(32)))
+    assert not credits_report._disagreement(early, later) and not credits_report._disagreement(later, early)
+    assert credits_report._disagreement(replace(later, rows=rows), replace(later, tips=bytes(32)))
 
 
 def test_names_are_no_formulas_of_a_spreadsheet() -> None:
     names = {"12D3KooA": "=1+1", "12D3KooB": "@x", "12D3KooC": 'a,"b"\n', "12D3KooD": "-2", "12D3KooE": "Ada"}
-    lines = list(csv.DictReader(io.StringIO(view.as_csv(collected(names, Identity.generate(), None)))))
+    lines = list(
+        csv.DictReader(io.StringIO(credits_report.as_csv(collected(names, Identity.generate(), None))))
+    )
     assert [line["name"] for line in lines] == ["'=1+1", "'@x", 'a,"b"·', "'-2", "Ada"]
     assert lines[0]["first"] == "2027-01-15T08:00Z"
 
@@ -121,14 +123,14 @@ async def test_a_certificate_is_checked_and_proven(
     ada = Identity.load_or_create(volunteer / "identity.key")
     found = collected({ada.peer_id: "ada", key.peer_id: "host"}, key, run.signed)
     out = tmp_path / "ada.json"
-    papers.certify(found, "ada", out, volunteer)
+    credits_report.certify(found, "ada", out, volunteer)
     assert cli_main.run(["credits", "--check", str(out)]) == 0
     told = capsys.readouterr()
     assert "by that peer itself: nobody else vouches" in told.out and "by that peer itself" in told.err
     with pytest.raises(UserError, match="exists already"):
-        papers.certify(found, "ada", out, folder)
+        credits_report.certify(found, "ada", out, folder)
     out.unlink()
-    papers.certify(found, "ada", out, folder)
+    credits_report.certify(found, "ada", out, folder)
     assert cli_main.run(["credits", "--check", str(out)]) == 0
     said = capsys.readouterr().out
     assert (
@@ -157,9 +159,11 @@ async def test_a_certificate_is_checked_and_proven(
     assert cli_main.run(["credits", "--check", str(out)]) == 1
     assert "did not sign this" in capsys.readouterr().out
     out.unlink()
-    papers.certify(found, "ada", out, folder)
+    credits_report.certify(found, "ada", out, folder)
     forged = replace(
-        read_certificate(out.read_bytes()), role="owner", manifest=papers.encode_signed(run.signed).hex()
+        read_certificate(out.read_bytes()),
+        role="owner",
+        manifest=credits_report.encode_signed(run.signed).hex(),
     )
     out.write_text(text_of(signed_certificate(forged, key)))
     assert cli_main.run(["credits", "--check", str(out)]) == 1
@@ -179,30 +183,30 @@ async def test_an_owners_certificate_proves_itself(
     owner, ada = Identity.load_or_create(tmp_path / "o" / "owner.key"), Identity.generate()
     signed = papers_manifest(signed, owner)
     found = collected({ada.peer_id: "ada"}, owner, signed)
-    found.run = papers.run_id(signed)
-    papers.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
+    found.run = credits_report.run_id(signed)
+    credits_report.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
     assert cli_main.run(["credits", "--check", str(tmp_path / "c.json")]) == 0
     assert f"by the run's owner {owner.peer_id}" in capsys.readouterr().out
     known, other = found.credits, tmp_path / "d.json"
     found.credits = replace(known, missing={0: 7, 2: 9})
-    papers.certify(found, "ada", other, tmp_path / "o")
-    assert "counted from version 9 on" in papers.words_of(papers.load(other))
+    credits_report.certify(found, "ada", other, tmp_path / "o")
+    assert "counted from version 9 on" in credits_report.words_of(credits_report.load(other))
     # The owner of this run is none of another, and who has its manifest is not its owner.
-    honest = papers.load(other)
+    honest = credits_report.load(other)
     for forged, key in ((replace(honest, run="cd" * 32), owner), (honest, ada)):
         other.write_text(text_of(signed_certificate(forged, key)))
         assert cli_main.run(["credits", "--check", str(other)]) == 1
     other.unlink()
     for found.is_disputed, found.credits in ((True, known), (False, replace(known, doubts={"odd": 1}))):
         with pytest.raises(UserError, match="nothing is certified of a history with doubts"):
-            papers.certify(found, "ada", other, tmp_path / "o")
+            credits_report.certify(found, "ada", other, tmp_path / "o")
     found.is_disputed, found.credits = False, known
     found.names["12D3KooWthatEndsInada"] = "bob"  # ids that end so are found in a moment: they are no name
     rows = tuple(replace(row, peer="12D3KooWthatEndsInada") for row in found.credits.rows)
     found.credits = replace(found.credits, rows=rows)
     for word in ("nobody", "ada"):
         with pytest.raises(UserError, match="nobody is called"):
-            papers.certify(found, word, tmp_path / "d.json", tmp_path / "o")
+            credits_report.certify(found, word, tmp_path / "d.json", tmp_path / "o")
 
 
 def papers_manifest(signed: Any, owner: Identity) -> Any:

@@ -10,7 +10,7 @@ from asking_kit import Liar, asked, quick_keepers, settled
 from daemon_kit import Neighbourhood
 from msgspec.structs import replace
 
-from p2pdiloco.cli.credits import view
+from p2pdiloco.cli import credits_report
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.credits import HistoryRecord, framed
 from p2pdiloco.daemon import wire
@@ -145,4 +145,4 @@ async def test_one_keeper_of_three_that_tells_more_is_not_believed(
         )
         told = await asked(monkeypatch, await hood.rogue(), one, two, liar)
         assert sum(row.fragment_tokens for row in told.credits.rows) == tokens
-        assert "one member of 3 that keep" in " ".join(line for line, _ in view.words(told))
+        assert "one member of 3 that keep" in " ".join(line for line, _ in credits_report.words(told))

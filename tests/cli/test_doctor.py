@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 from p2pdiloco.adapters.data_dir import DataDir
-from p2pdiloco.cli.doctor import examining, machine, names, peers, probe, run_checks
-from p2pdiloco.cli.doctor.findings import Diagnosis, Level, exit_status, good
-from p2pdiloco.cli.doctor.looking import all_of, looked
+from p2pdiloco.cli import doctor
+from p2pdiloco.cli.options import Diagnosis, Level, all_of, exit_status, good, looked
 from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.config.settings import DoctorSettings
 from p2pdiloco.config.values import peer_in
@@ -77,19 +76,19 @@ async def test_all_of_it_ends_in_time() -> None:
 
 
 def test_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert level(list(machine.python_here())) == ["good", "good"]
+    assert level(list(doctor.python_here())) == ["good", "good"]
     for files, wanted in ((100, "bad"), (512, "warning"), (1024, "good"), (resource.RLIM_INFINITY, "good")):
         monkeypatch.setattr(resource, "getrlimit", lambda _kind, files=files: (files, 4096))
-        assert level(list(machine.files_limit())) == [wanted], files
-    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(machine, "free_disk_bytes", lambda folder: 1 << 40 if folder == tmp_path else 0)
-    assert level(list(machine.memory_and_disk(tmp_path / "not" / "there"))) == ["warning", "good"]
-    assert "first start makes it" in next(iter(machine.data_folder(tmp_path / "new"))).words
-    assert "free for a node" in next(iter(machine.data_folder(tmp_path))).words
+        assert level(list(doctor.files_limit())) == [wanted], files
+    monkeypatch.setattr(doctor, "free_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(doctor, "free_disk_bytes", lambda folder: 1 << 40 if folder == tmp_path else 0)
+    assert level(list(doctor.memory_and_disk(tmp_path / "not" / "there"))) == ["warning", "good"]
+    assert "first start makes it" in next(iter(doctor.data_folder(tmp_path / "new"))).words
+    assert "free for a node" in next(iter(doctor.data_folder(tmp_path))).words
     with DataDir(tmp_path):
-        assert "a node or bootstrap runs with it" in next(iter(machine.data_folder(tmp_path))).words
+        assert "a node or bootstrap runs with it" in next(iter(doctor.data_folder(tmp_path))).words
     with pytest.raises(UserError):
-        list(machine.data_folder(Path(__file__)))
+        list(doctor.data_folder(Path(__file__)))
 
 
 def test_processes_that_a_node_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,27 +101,27 @@ def test_processes_that_a_node_left_behind(monkeypatch: pytest.MonkeyPatch) -> N
         {"pid": 11, "name": "p2pdiloco", "ppid": 1, "cmdline": ["python", "p2pdiloco", "node"], "uids": uids},
     ]  # the last is a service
     monkeypatch.setattr(psutil, "process_iter", lambda _keys: [SimpleNamespace(info=p) for p in processes])
-    (found,) = machine.leftovers()
+    (found,) = doctor.leftovers()
     assert found.level is Level.WARNING and found.todo == "end them: kill 7"
     del processes[0]
-    (found,) = machine.leftovers()
+    (found,) = doctor.leftovers()
     assert found.level is Level.GOOD and found.words.endswith("run here: 1")
 
 
 @pytest.mark.process
 async def test_a_torch_that_does_not_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ASK_TORCH", "raise ImportError('libcudart.so: no such file')")
-    (found,) = await machine.torch_here()
+    monkeypatch.setattr(doctor, "ASK_TORCH", "raise ImportError('libcudart.so: no such file')")
+    (found,) = await doctor.torch_here()
     assert found.level is Level.BAD and "libcudart.so" in found.words
-    monkeypatch.setattr(machine, "find_spec", lambda _name: None)
-    (found,) = await machine.torch_here()
+    monkeypatch.setattr(doctor, "find_spec", lambda _name: None)
+    (found,) = await doctor.torch_here()
     assert found.level is Level.SKIPPED and "a bootstrap needs none" in found.words
     said = {"version": "2", "threads": 2, "device": "cpu", "works": True, "built": "", "names": []}
     said |= {"free": 0, "same": True}
-    monkeypatch.setattr(machine, "NVIDIA", Path(__file__))
-    assert level(list(machine._of_torch(said))) == ["good", "warning"]
-    assert level(list(machine._of_torch({**said, "device": "cuda", "works": False}))) == ["good", "bad"]
-    odd = list(machine._of_torch({**said, "same": False}))
+    monkeypatch.setattr(doctor, "NVIDIA", Path(__file__))
+    assert level(list(doctor._of_torch(said))) == ["good", "warning"]
+    assert level(list(doctor._of_torch({**said, "device": "cuda", "works": False}))) == ["good", "bad"]
+    odd = list(doctor._of_torch({**said, "same": False}))
     assert level(odd) == ["good", "bad", "warning"] and "is no syncer" in odd[1].words
 
 
@@ -152,8 +151,8 @@ async def test_pitfalls_of_names_and_ipv6(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     families = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}
-    monkeypatch.setattr(names, "has_way", lambda family: families[family] in ways)
-    found, behind = await names.check_addresses([f"{address}/p2p/{PEER}"])
+    monkeypatch.setattr(doctor, "has_way", lambda family: families[family] in ways)
+    found, behind = await doctor.check_given_addresses([f"{address}/p2p/{PEER}"])
     assert behind == (f"{address}/p2p/{PEER}",)
     assert found[0].level is (Level.GOOD if ways else Level.WARNING)
     assert (found[1].level.value, words in found[1].words) == (wanted, True), found
@@ -198,11 +197,11 @@ class Peers:
     ("ahead_s", "wanted"), [(0.2, "good"), (-2.0, "warning"), (3.5, "bad"), (-1000.0, "bad")]
 )
 async def test_the_clock_is_compared_with_the_peers(ahead_s: float, wanted: str) -> None:
-    (found,) = await peers.check_clock(Peers(ahead_s), ["mute", "a", "b"])  # type: ignore[arg-type]
+    (found,) = await doctor.check_clock(Peers(ahead_s), ["mute", "a", "b"])  # type: ignore[arg-type]
     assert found.level.value == wanted
     if wanted != "good":
         assert ("behind" in found.words) is (ahead_s > 0) and "set-ntp" in found.todo
-    (found,) = await peers.check_clock(Peers(), ["mute"])  # type: ignore[arg-type]
+    (found,) = await doctor.check_clock(Peers(), ["mute"])  # type: ignore[arg-type]
     assert found.level is Level.SKIPPED
 
 
@@ -215,53 +214,53 @@ async def test_versions_are_compared_with_the_members() -> None:
         ([WIRE_VERSION - 1], "bad", "ask the others"),
     ):
         transport.versions = versions
-        (found,) = await peers.check_versions(transport, "ab" * 32)  # type: ignore[arg-type]
+        (found,) = await doctor.check_versions(transport, "ab" * 32)  # type: ignore[arg-type]
         assert found.level.value == wanted and todo in found.todo
 
 
 async def test_peers_are_asked_whether_they_can_dial_us(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"ip4": ["192.168.1.7", "127.0.0.1"], "ip6": ["fe80::1"]}
-    monkeypatch.setattr(peers.multiaddrs, "interface_addresses", own.__getitem__)
-    found = await peers.check_reach(Peers(), ["mute", "a"])  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor.multiaddrs, "interface_addresses", own.__getitem__)
+    found = await doctor.check_reach(Peers(), ["mute", "a"])  # type: ignore[arg-type]
     assert level(found) == ["good", "good"] and "203.0.113.9" in found[1].words
-    found = await peers.check_reach(Peers(ip="192.168.1.3"), ["a"])  # type: ignore[arg-type]
+    found = await doctor.check_reach(Peers(ip="192.168.1.3"), ["a"])  # type: ignore[arg-type]
     assert level(found) == ["good", "good", "skipped"], "a neighbour knows nothing of the Internet"
-    (found_1,) = await peers.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
+    (found_1,) = await doctor.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
     assert found_1.level is Level.WARNING and "forward the port" in found_1.todo
     own["ip4"] = ["100.80.0.1"]
-    (found_1,) = await peers.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
+    (found_1,) = await doctor.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
     assert "provider's own NAT" in found_1.todo
     own["ip4"] = ["8.8.4.4"]
-    (found_1,) = await peers.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
+    (found_1,) = await doctor.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
     assert "a firewall" in found_1.todo
-    (found_1,) = await peers.check_reach(Peers(), ["mute"])  # type: ignore[arg-type]
+    (found_1,) = await doctor.check_reach(Peers(), ["mute"])  # type: ignore[arg-type]
     assert found_1.level is Level.SKIPPED and "too-often" in found_1.words
 
 
 async def test_peers_that_are_not_there_are_named_with_the_reason() -> None:
     other = PEER[:-1] + "r"
     addresses = [f"/ip4/203.0.113.1/tcp/9/p2p/{PEER}", f"/ip4/203.0.113.1/tcp/8/p2p/{other}"]
-    found, reached = await peers.dial(Peers(), addresses)  # type: ignore[arg-type]
+    found, reached = await doctor.dial(Peers(), addresses)  # type: ignore[arg-type]
     assert level(found) == ["warning", "good"] and reached == [other], "one is enough to join through"
     assert "connection refused" in found[0].words
-    found, _ = await peers.dial(Peers(), addresses, {PEER, other})  # type: ignore[arg-type]
+    found, _ = await doctor.dial(Peers(), addresses, {PEER, other})  # type: ignore[arg-type]
     assert level(found) == ["skipped", "good"] and "met before" in found[0].words
     for met in (set(), {PEER}):
-        found, _ = await peers.dial(Peers(), addresses[:1], met)  # type: ignore[arg-type]
+        found, _ = await doctor.dial(Peers(), addresses[:1], met)  # type: ignore[arg-type]
         assert level(found) == ["bad"]
 
 
 def test_whom_the_folder_was_told_to_join_through_is_looked_at_too(tmp_path: Path) -> None:
     own, told, member = (f"/ip4/203.0.113.{n}/tcp/9/p2p/{Identity.generate().peer_id}" for n in range(1, 4))
     asked = DoctorSettings(data_dir=tmp_path)
-    assert examining.whom_to_dial(asked, tmp_path, ()) == ((), frozenset())
+    assert doctor.whom_to_dial(asked, tmp_path, ()) == ((), frozenset())
     keep_joined_through(tmp_path, ["/dnsaddr/boot.example", told])
     peers_file(tmp_path).write_text(f"{told}\n{member}\n")
-    addresses, met = examining.whom_to_dial(asked, tmp_path, [own])
+    addresses, met = doctor.whom_to_dial(asked, tmp_path, [own])
     assert addresses == (own, "/dnsaddr/boot.example", told, member)
     assert met == {peer_in(own), peer_in(member)}, "who was told has to be there"
     given = DoctorSettings(data_dir=tmp_path, join=(member,))
-    assert examining.whom_to_dial(given, tmp_path, [own]) == ((member,), frozenset())
+    assert doctor.whom_to_dial(given, tmp_path, [own]) == ((member,), frozenset())
 
 
 def test_what_a_run_takes_is_compared_with_what_is_free(
@@ -273,9 +272,9 @@ def test_what_a_run_takes_is_compared_with_what_is_free(
         (1 << 20, 10, ["bad", "bad"]),
         (600 << 20, 1 << 40, ["warning", "good"]),
     ):
-        monkeypatch.setattr(run_checks, "free_memory_bytes", lambda memory=memory: memory)
-        monkeypatch.setattr(run_checks, "free_disk_bytes", lambda _folder, disk=disk: disk)
-        assert level(list(run_checks.footprint(manifest, tmp_path / "new"))) == wanted
+        monkeypatch.setattr(doctor, "free_memory_bytes", lambda memory=memory: memory)
+        monkeypatch.setattr(doctor, "free_disk_bytes", lambda _folder, disk=disk: disk)
+        assert level(list(doctor.footprint(manifest, tmp_path / "new"))) == wanted
 
 
 @pytest.mark.parametrize(
@@ -288,9 +287,9 @@ async def test_what_the_link_carries(
     async def measure(_transport: Any, _peer: str) -> MeasuredLink:
         return MeasuredLink(0.01, rate, rate, 1, 1.0)
 
-    monkeypatch.setattr(run_checks, "measure", measure)
+    monkeypatch.setattr(doctor, "measure", measure)
     transport: Any = None
-    (found,) = await run_checks.link(transport, PEER, for_bytes(for_run("tiny", "tiny")))
+    (found,) = await doctor.link(transport, PEER, for_bytes(for_run("tiny", "tiny")))
     assert found.level.value == wanted and words in found.words
 
 
@@ -314,16 +313,16 @@ async def test_what_another_implementation_says(tmp_path: Path, says: Any, wante
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n" if says is None else f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
     python.chmod(0o755)
-    (found,) = await probe.probed(str(python), f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}")
+    (found,) = await doctor.probed(str(python), f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}")
     assert (found.level.value, words in found.words) == (wanted, True), found
 
 
 @pytest.mark.process
 async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
     for python in ("", str(tmp_path / "none")):
-        (found,) = await probe.probed(python, "/ip4/127.0.0.1/tcp/9/p2p/x")
+        (found,) = await doctor.probed(python, "/ip4/127.0.0.1/tcp/9/p2p/x")
         assert found.level is Level.SKIPPED and "pip install libp2p" in found.todo
-    (found,) = await probe.probed(sys.executable, "/ip4/127.0.0.1/tcp/9/p2p/x")
+    (found,) = await doctor.probed(sys.executable, "/ip4/127.0.0.1/tcp/9/p2p/x")
     assert found.level is Level.SKIPPED and "does not run" in found.words
 
 
@@ -374,13 +373,13 @@ async def test_the_word_of_the_node_that_runs_here_counts(
         asked.append(peer)
         return told, 1
 
-    monkeypatch.setattr(examining, "ask_status", ask)
-    visit = examining.Visit(Peers(), DoctorSettings(), Path(), [own])  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "ask_status", ask)
+    visit = doctor.Visit(Peers(), DoctorSettings(), Path(), [own])  # type: ignore[arg-type]
     visit._run, visit._reached = "ab", [PEER if joined == "own" else "other"]
     (found,) = await visit._reach()
     assert (found.level, found.words) == (Level.GOOD, "the node that runs here is reached: direct")
     assert asked == [PEER]
-    gone = examining.Visit(Peers(), DoctorSettings(), Path(), ["/ip4/127.0.0.1/tcp/9/p2p/" + PEER])  # type: ignore[arg-type]
+    gone = doctor.Visit(Peers(), DoctorSettings(), Path(), ["/ip4/127.0.0.1/tcp/9/p2p/" + PEER])  # type: ignore[arg-type]
     gone._run, gone._reached = "ab", ["other"]
     (found,) = await gone._reach()
     assert found.level is Level.SKIPPED and "does not say" in found.words

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from p2pdiloco.cli.examples import EXAMPLES
 from p2pdiloco.cli.from_lab import loaded
 from p2pdiloco.cli.group import cli
+from p2pdiloco.cli.options import EXAMPLES
 
 
 def commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -41,7 +41,7 @@ def examples(command: click.Command) -> list[list[str]]:
 def test_the_help_has_an_example_that_parses(path: str) -> None:
     command, name = ALL[path], path.split()
     own = [words for words in examples(command) if words[: len(name)] == name]
-    assert own, "write an example into its docstring, or p2pdiloco/cli/examples.py"
+    assert own, "write an example into its docstring, or p2pdiloco/cli/options.py"
     for words in own:
         command.make_context(path, words[len(name) :])
 

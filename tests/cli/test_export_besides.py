@@ -11,8 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from p2pdiloco.cli.given import besides
-from p2pdiloco.cli.given.besides import with_besides
+from p2pdiloco.cli import given_files
+from p2pdiloco.cli.given_files import with_besides
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import (
     MAX_EXPORT_TEXT,
@@ -209,7 +209,7 @@ def test_what_a_type_does_not_hold_is_said(tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_the_type_is_stated_by_several_names(config: dict[str, object], dtype: str) -> None:
-    assert besides.dtype_in(config) == dtype
+    assert given_files.dtype_in(config) == dtype
 
 
 def test_a_stranger_s_words_name_no_files() -> None:
@@ -289,7 +289,7 @@ def test_what_is_damaged_too_large_or_a_class_of_its_own_is_left_out(
     assert "the chat template in" in capsys.readouterr().err
     # All of it has to travel with the manifest.
     room = MAX_MANIFEST_BYTES - len(canonical_bytes(MICRO))
-    monkeypatch.setattr(besides, "MAX_EXPORT_TEXT", room)
+    monkeypatch.setattr(given_files, "MAX_EXPORT_TEXT", room)
     (tmp_path / "chat_template.jinja").write_text("z" * room)
     assert len(canonical_bytes(with_besides(MICRO, tmp_path))) < MAX_MANIFEST_BYTES
 

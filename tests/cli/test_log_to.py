@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 
 from p2pdiloco.adapters.data_dir import EventsLog
+from p2pdiloco.cli import charts
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.cli.logto import charts, reading
-from p2pdiloco.cli.logto.carrying import PlaceFile, carry
-from p2pdiloco.cli.logto.charts import Trackio, Wandb, Where, open_charts
-from p2pdiloco.cli.logto.points import Point, Points
-from p2pdiloco.cli.logto.reading import EventReader
+from p2pdiloco.cli.charts import (
+    EventReader,
+    PlaceFile,
+    Point,
+    Points,
+    Trackio,
+    Wandb,
+    Where,
+    carry,
+    open_charts,
+)
 from p2pdiloco.errors import UserError
 
 
@@ -152,15 +159,15 @@ def test_what_is_written_just_before_a_renaming_is_read(
             diary.progress(1)
         return real(descriptor)
 
-    monkeypatch.setattr(reading, "os", SimpleNamespace(fstat=between, pread=os.pread))
+    monkeypatch.setattr(charts, "os", SimpleNamespace(fstat=between, pread=os.pread))
     assert [event["inner_step"] for event in reader.events(9)] == [2, 3]
 
 
 def test_lines_that_are_torn_or_too_long_or_nonsense_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 16)
-    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 64)
+    monkeypatch.setattr(charts, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(charts, "MAX_LINE_BYTES", 64)
     path, line = tmp_path / "events.jsonl", b'{"t":1,"kind":"progress","inner_step":%d}\n'
     path.write_bytes(
         line % 0 + b'[1]\nnot json\n{"kind":7}\n' + b"x" * 500 + b"\n" + line % 1 + (line % 2)[:9]

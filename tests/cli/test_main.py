@@ -329,7 +329,7 @@ main.main()
 def test_a_visit_that_is_told_to_stop_clears_up(
     number: signal.Signals, status: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from p2pdiloco.cli.visitor import visit
+    from p2pdiloco.cli.status_command import visit
 
     cleared: list[str] = []
     tasks: list[asyncio.Task[None]] = []
@@ -366,7 +366,7 @@ def test_a_visit_that_is_told_to_stop_clears_up(
 
 
 def test_a_visit_goes_on_where_a_closed_terminal_is_ignored() -> None:
-    from p2pdiloco.cli.visitor import visit
+    from p2pdiloco.cli.status_command import visit
 
     async def body() -> str:
         signal.raise_signal(signal.SIGHUP)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.cli.membership import naming
-from p2pdiloco.cli.membership.naming import ENDING, SURE_ENDING, InviteEnd, PeerChange
-from p2pdiloco.cli.membership.notices import COMMANDS
-from p2pdiloco.cli.membership.reaching import Reached
+from p2pdiloco.cli import owner_notice
+from p2pdiloco.cli.owner_commands import COMMANDS
+from p2pdiloco.cli.owner_notice import ENDING, SURE_ENDING, InviteEnd, PeerChange, Reached
 from p2pdiloco.daemon.papers import Notice
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
@@ -43,7 +42,7 @@ def refused(what: Any, *given: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naming, "at_terminal", lambda: False)
+    monkeypatch.setattr(owner_notice, "at_terminal", lambda: False)
 
 
 def test_who_is_meant_is_shown_with_name_and_whole_id(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,8 +68,8 @@ def test_at_a_terminal_a_person_is_asked_once(agreed: bool, monkeypatch: pytest.
         asked.append(question)
         return agreed
 
-    monkeypatch.setattr(naming, "at_terminal", lambda: True)
-    monkeypatch.setattr(naming, "ask_terminal", ask)
+    monkeypatch.setattr(owner_notice, "at_terminal", lambda: True)
+    monkeypatch.setattr(owner_notice, "ask_terminal", ask)
     for word in ("bob", BOB):
         if agreed:
             assert ban(word, NAMES).banned == (BOB,)
@@ -87,8 +86,8 @@ def test_whoever_revokes_is_asked_as_whoever_bans(
     async def ask(_question: str) -> bool:
         return bool(agreed)
 
-    monkeypatch.setattr(naming, "at_terminal", lambda: bool(there))
-    monkeypatch.setattr(naming, "ask_terminal", ask)
+    monkeypatch.setattr(owner_notice, "at_terminal", lambda: bool(there))
+    monkeypatch.setattr(owner_notice, "ask_terminal", ask)
     revoke = InviteEnd(ANN, "friends", bool(yes))
     if there and not agreed and not yes:
         assert "nothing is signed / --yes" in refused(

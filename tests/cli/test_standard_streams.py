@@ -29,7 +29,7 @@ def test_a_command_with_an_event_loop_runs_with_closed_streams(closed: str) -> N
 
 @pytest.mark.parametrize("name", ["Zo\\xeb", "Zo\\udceb"])
 def test_what_the_encoding_cannot_show_is_escaped(name: str) -> None:
-    program = f"from p2pdiloco.cli.streams import make_usable; make_usable(); print('{name}')"
+    program = f"from p2pdiloco.cli.interrupt import make_usable; make_usable(); print('{name}')"
     ascii_only = os.environ | {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ascii_only)
     assert shown.stdout == f"{name}\n", shown.stderr

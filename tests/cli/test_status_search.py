@@ -14,8 +14,8 @@ import pytest
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.hivemind_net import MAX_REASON, why_unreached
-from p2pdiloco.cli import result_live, status
-from p2pdiloco.cli.status import NoNodes, Search, Unreachable
+from p2pdiloco.cli import live_result, status_command
+from p2pdiloco.cli.status_command import NoNodes, Search, Unreachable
 from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
@@ -135,17 +135,17 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
 
     async def said(wanted: str) -> list[str]:
         with pytest.raises(Exception, match=r"within 1 s|the peers know no run"):
-            await result_live._copied((), wanted, 1.0)
+            await live_result._copied((), wanted, 1.0)
         return capsys.readouterr().err.splitlines()
 
-    monkeypatch.setattr(result_live, "visitor", visitor)
-    monkeypatch.setattr(status, "SAY_AFTER_S", 0.3)
+    monkeypatch.setattr(live_result, "visitor", visitor)
+    monkeypatch.setattr(status_command, "SAY_AFTER_S", 0.3)
     assert await said("") == ["no run is listed by these peers yet: waiting, for at most 1 s"]
     await network.add(None)
     assert await said("") == ["no member of run test answers yet: waiting, for at most 1 s"]
     (line,) = await said("other")
     assert line.startswith(f'no run "other" is listed by these peers yet, but test ({RUN[:12]}): waiting')
-    monkeypatch.setattr(status, "SAY_AFTER_S", 30.0)
+    monkeypatch.setattr(status_command, "SAY_AFTER_S", 30.0)
     assert await said("") == []
 
 
@@ -154,30 +154,30 @@ def test_the_node_of_this_machine_is_asked_if_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}"
-    monkeypatch.setattr(status, "visit", lambda body: body.close())
-    monkeypatch.setattr(status, "_report", asked := AsyncMock())
-    monkeypatch.setattr(status, "status_json", lambda report: "{}")
+    monkeypatch.setattr(status_command, "visit", lambda body: body.close())
+    monkeypatch.setattr(status_command, "_report", asked := AsyncMock())
+    monkeypatch.setattr(status_command, "status_json", lambda report: "{}")
     with pytest.raises(StorageError, match="does not exist"):
-        status.run(StatusSettings(data_dir=tmp_path / "no" / "folder"))
+        status_command.run(StatusSettings(data_dir=tmp_path / "no" / "folder"))
     save_own_addresses(tmp_path, [address])
     with pytest.raises(Unreachable, match="no node and no bootstrap runs here") as told:
-        status.run(StatusSettings(data_dir=tmp_path))
+        status_command.run(StatusSettings(data_dir=tmp_path))
     assert told.value.exit_status == 4 and "--data-dir" in told.value.hint
     with DataDir(tmp_path):
-        assert status.run(StatusSettings(data_dir=tmp_path, json=True)) == 0
+        assert status_command.run(StatusSettings(data_dir=tmp_path, json=True)) == 0
         assert asked.call_args[0][0].join == (address,)
         other = ("/ip4/192.0.2.1/tcp/1/p2p/x",)
-        status.run(StatusSettings(data_dir=tmp_path, join=other, json=True))
+        status_command.run(StatusSettings(data_dir=tmp_path, join=other, json=True))
         assert asked.call_args[0][0].join == other, "who is named is asked"
     # Where no folder is named: the usual ones, of which there may be one.
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     usual = BootstrapSettings().data_dir.expanduser()
     usual.mkdir(parents=True)
     with pytest.raises(Unreachable, match=f"with the data folder {usual}$"):
-        status.run(StatusSettings())
+        status_command.run(StatusSettings())
     save_own_addresses(usual, [address])
     with DataDir(usual):
-        status.run(StatusSettings(json=True))
+        status_command.run(StatusSettings(json=True))
     assert asked.call_args[0][0].join == (address,)
 
 
@@ -186,7 +186,7 @@ def test_nobody_there_and_nobody_in_time_have_one_exit_status() -> None:
     nobody = (f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}",)
     for timeout_s, words in ((20.0, "None of the initial peers"), (0.001, "could be reached within 0.001 s")):
         with pytest.raises(Unreachable, match=words) as told:
-            status.run(StatusSettings(join=nobody, timeout_s=timeout_s))
+            status_command.run(StatusSettings(join=nobody, timeout_s=timeout_s))
         assert told.value.exit_status == 4
 
 
@@ -197,11 +197,11 @@ def test_what_is_written_to_a_pipe_is_not_cut(
     report = StatusReport(
         run_name="test", run_id=RUN, answered_by="x", state="training", recent=(start,), link="l " * 80
     )
-    monkeypatch.setattr(status, "visit", lambda body: (body.close(), report)[1])
+    monkeypatch.setattr(status_command, "visit", lambda body: (body.close(), report)[1])
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert status.run(StatusSettings(join=("/ip4/192.0.2.1/tcp/1/p2p/x",))) == 0
+    assert status_command.run(StatusSettings(join=("/ip4/192.0.2.1/tcp/1/p2p/x",))) == 0
     lines = capsys.readouterr().out.splitlines()
     assert start.rstrip() in [line.rstrip() for line in lines] and max(map(len, lines)) < 250
     monkeypatch.setenv("COLUMNS", "100")
-    status.run(StatusSettings(join=("/ip4/192.0.2.1/tcp/1/p2p/x",)))
+    status_command.run(StatusSettings(join=("/ip4/192.0.2.1/tcp/1/p2p/x",)))
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100

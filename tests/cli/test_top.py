@@ -16,21 +16,25 @@ from msgspec import structs
 from rich.cells import cell_len
 from rich.console import Console
 
-from p2pdiloco.cli.status import Search
-from p2pdiloco.cli.watching import asking, top
-from p2pdiloco.cli.watching.asking import AskedMembers, HeardReport
-from p2pdiloco.cli.watching.happenings import Happenings
-from p2pdiloco.cli.watching.picture import SwarmPicture, picture_of
-from p2pdiloco.cli.watching.swarm_view import (
+from p2pdiloco.cli import watching
+from p2pdiloco.cli import watching as asking
+from p2pdiloco.cli.status_command import Search
+from p2pdiloco.cli.watching import (
+    AskedMembers,
     Chosen,
+    Happenings,
+    HeardReport,
     ListOrder,
+    SwarmPicture,
     SwarmView,
+    Watch,
+    obeyed,
     ordered,
     page_rows,
+    picture_of,
     plain_line,
     swarm_lines,
 )
-from p2pdiloco.cli.watching.top import Watch, obeyed
 from p2pdiloco.config.settings import TopSettings
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import wire
@@ -371,8 +375,8 @@ async def test_lines_are_written_where_there_is_no_terminal_until_nobody_reads(
     async def joined(_join: tuple[str, ...]) -> AsyncIterator[MemoryTransport]:
         yield visitor
 
-    monkeypatch.setattr("p2pdiloco.cli.status.visitor", joined)
-    monkeypatch.setattr(top, "PERIOD_S", 0.001)
+    monkeypatch.setattr("p2pdiloco.cli.status_command.visitor", joined)
+    monkeypatch.setattr(watching, "PERIOD_S", 0.001)
     written: list[str] = []
 
     def write(text: str, flush: bool = False) -> None:
@@ -383,7 +387,7 @@ async def test_lines_are_written_where_there_is_no_terminal_until_nobody_reads(
     monkeypatch.setattr("builtins.print", write)
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"
     with pytest.raises(BrokenPipeError):
-        await top._top(TopSettings(join=(address,), every_s=0.0), top._plain)
+        await watching._top(TopSettings(join=(address,), every_s=0.0), watching._plain)
     assert all("run test  members 1" in line for line in written)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from daemon_kit import served_runs
 
-from p2pdiloco.cli.membership import vouching
+from p2pdiloco.cli import owner_notice
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.types import Vouch
@@ -48,14 +48,14 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedRun:
         return {STRANGER: wire.Presence(1, 1, "eve\x1b", ("nonsense", "/ip4/127.0.0.1/tcp/4001"))}
 
     for name, fake in (("visitor", visitor), ("ask", ask), ("presences", presences)):
-        monkeypatch.setattr(vouching, name, fake)
+        monkeypatch.setattr(owner_notice, name, fake)
     return run
 
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     runs: list[str] = []
-    monkeypatch.setattr(vouching, "publish", lambda run, *_: runs.append(run))
+    monkeypatch.setattr(owner_notice, "publish", lambda run, *_: runs.append(run))
     return runs
 
 
@@ -70,7 +70,7 @@ def test_the_node_of_the_usual_folder_is_the_owner_s_also_beside_a_bootstrap_s(
     tmp_path: Path, run: PublishedRun, published: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start_own_node(run)
-    vouching.vouch_for("test", (), tmp_path / "boot")
+    owner_notice.vouch_for("test", (), tmp_path / "boot")
     assert published == ["test"] and "fragment 0: version 3" in capsys.readouterr().out
 
 
@@ -78,9 +78,9 @@ def test_a_stranger_is_named_and_not_vouched_for(
     tmp_path: Path, run: PublishedRun, published: list[str]
 ) -> None:
     with pytest.raises(UserError, match="no node of yours that has trained") as caught:
-        vouching.vouch_for("test", (), tmp_path / "boot")
+        owner_notice.vouch_for("test", (), tmp_path / "boot")
     assert caught.value.hint == "name the node whose state you trust: --join ADDRESS"
     assert list(caught.value.details) == [f"eve· is at {address(STRANGER)}"]
     assert not published
-    vouching.vouch_for("test", (address(STRANGER),), tmp_path / "boot")
+    owner_notice.vouch_for("test", (address(STRANGER),), tmp_path / "boot")
     assert published == ["test"], "the owner has named it"

@@ -247,7 +247,7 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[1]))
     from loop_guard import guarded
 
-    import p2pdiloco.cli.status
+    import p2pdiloco.cli.status_command
     import p2pdiloco.daemon.start  # noqa: F401
     from p2pdiloco.cli.group import run
 

@@ -13,7 +13,7 @@ from system_kit import Swarm
 
 from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.cli.group import cli
-from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.core.api.messages import Announce, Message, OfficeQuery, Progress, VoteRequest
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
 from p2pdiloco.daemon import wire

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pdiloco.cli.given.model import with_given_model
+from p2pdiloco.cli.given_model import with_given_model
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon import wire

@@ -11,7 +11,7 @@ import pytest
 import torch
 from one_rank import assert_same_gradients, one_rank
 
-from p2pdiloco.cli.given.model import with_given_model
+from p2pdiloco.cli.given_model import with_given_model
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import ADAMW_RATE, for_run

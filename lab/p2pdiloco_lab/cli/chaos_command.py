@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from p2pdiloco.cli.examples import example
-from p2pdiloco.cli.options import FILE, Number, build, setting
+from p2pdiloco.cli.options import FILE, Number, build, example, setting
 from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
 
 CHAOS = partial(setting, ChaosSettings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from p2pdiloco.cli.examples import example
+from p2pdiloco.cli.options import example
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from attacks.excluding import excluded_after, honest_excluded
 from attacks.outcome import Seen
 from p2pdiloco.adapters.run_store import RunStore
-from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import decode_status
 from p2pdiloco.demo.event_log import Line, of_kind, read_log

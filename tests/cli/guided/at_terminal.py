@@ -9,7 +9,7 @@ import tomllib
 import types
 
 from p2pdiloco.adapters.multiaddrs import Nearby
-from p2pdiloco.cli.guided import guide
+from p2pdiloco.cli import guide
 from p2pdiloco.cli.main import main
 from p2pdiloco.config.manifest import run_id, sign_manifest
 from p2pdiloco.config.presets import for_run

@@ -17,10 +17,9 @@ from terminal_kit import Terminal
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.run_store import run_folder
+from p2pdiloco.cli import guide
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.cli.guided import guide, questions
-from p2pdiloco.cli.guided.autostart import UNIT, shipped_unit, start_by_itself, user_unit
-from p2pdiloco.cli.guided.saved import save_settings
+from p2pdiloco.cli.guide import UNIT, save_settings, shipped_unit, start_by_itself, user_unit
 from p2pdiloco.config.settings import load_settings_table
 from p2pdiloco.daemon.papers import Invite, encode_invite, grant
 from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link
@@ -38,7 +37,7 @@ Join = Callable[..., tuple[int, str]]
 def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
     """`p2pdiloco join` for the folder `my node`, in this process, as it is to somebody at a terminal: gives
     these answers, each to the question with these words, and returns the status, and what was shown."""
-    monkeypatch.setattr(questions, "at_terminal", lambda: True)
+    monkeypatch.setattr(guide, "at_terminal", lambda: True)
     monkeypatch.setattr(guide, "look_at", look_at)
     monkeypatch.setattr(guide, "look_nearby", lambda: [NEARBY])
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)

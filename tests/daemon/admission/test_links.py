@@ -15,7 +15,7 @@ from test_invites import ADDRESSES, KEY, OWNER, RUN, TEXT, owned, settings
 
 from p2pdiloco.adapters import dns
 from p2pdiloco.cli.group import cli
-from p2pdiloco.cli.joining import joined_through
+from p2pdiloco.cli.options import joined_through
 from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.daemon.admission import (
     check_owner,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.adapters.data_dir import EventsLog
-from p2pdiloco.cli import group, results
-from p2pdiloco.cli.status_view import status_json
+from p2pdiloco.cli import group, result_commands
+from p2pdiloco.cli.status_command import status_json
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.daemon.display.snapshot import StatusReport
@@ -87,7 +87,7 @@ def test_a_models_text_is_raw_only_where_no_terminal_obeys_it(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    results._show("one\n\ttwo\x1b[2J")
+    result_commands._show("one\n\ttwo\x1b[2J")
     told = capsys.readouterr()
     assert told.out == ("one\n\ttwo·[2J\n" if terminal else "one\n\ttwo\x1b[2J\n")
     assert ("shown as ·" in told.err) == terminal

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
 
 from p2pdiloco.adapters.data_dir import EventsLog
-from p2pdiloco.cli.status_view import render_status, status_json
+from p2pdiloco.cli.status_command import render_status, status_json
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display import snapshot as snapshot_module

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
 
-from p2pdiloco.cli.status_view import render_status
+from p2pdiloco.cli.status_command import render_status
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon.display.snapshot import (
     CourseRow,

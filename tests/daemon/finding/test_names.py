@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from daemon_kit import Neighbourhood, until
 
-from p2pdiloco.cli.membership.reaching import reach
+from p2pdiloco.cli.owner_notice import reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.network.discovery import LATELY_S, MAX_NAMED, Names
 from p2pdiloco.errors import RemoteError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2pdiloco.adapters.framing import refused_by_peer
-from p2pdiloco.cli.measure import listed_manifest
+from p2pdiloco.cli.live_result import listed_manifest
 from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LINK_OVERHEAD

@@ -115,7 +115,7 @@ def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_star
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = msgspec.structs.replace(for_run("micro", "r"), data=DataSection(source="files"))
-    monkeypatch.setattr("p2pdiloco.cli.runs.for_run", lambda *_: own)
+    monkeypatch.setattr("p2pdiloco.cli.run_commands.for_run", lambda *_: own)
     file = tmp_path / "run.toml"
     assert cli_main.run(["run", "new", "r", "--out", str(file)]) == 0
     assert "LINK-PRINTED-BY-BOOTSTRAP --data PATH\n" in capsys.readouterr().err

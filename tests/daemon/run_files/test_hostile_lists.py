@@ -14,7 +14,7 @@ from daemon_kit import signed_run, until
 from deadlines import within_s
 from test_runs import ignore, newcomer, server
 
-from p2pdiloco.cli.status import Search
+from p2pdiloco.cli.status_command import Search
 from p2pdiloco.config import manifest
 from p2pdiloco.config.manifest import SignedManifest, encode_signed, run_id
 from p2pdiloco.daemon import wire

@@ -1,0 +1,587 @@
+"""Points of charts, from events: figures, their names, at how many tokens (docs/topics/watching.md)."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, get_args
+
+import msgspec
+from msgspec import Struct, structs
+
+from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX, Files, storage_error
+from p2pdiloco.errors import UserError, first_line, install_hint
+from p2pdiloco.util import read_note
+
+MOST_TOKENS = 1 << 62
+PROGRESS = {
+    "loss": "train/loss",
+    "learning_rate": "train/learning_rate",
+    "tokens_per_s": "train/tokens_per_s",
+    "step_time_s": "train/step_time_s",
+    "longest_gap_s": "train/longest_gap_s",
+    "inner_step": "node/inner_step",
+    "tokens_total": "node/tokens",
+    "deferred_copies": "node/deferred_copies",
+    "pushed_bytes": "node/pushed_bytes",
+    "updates_given_bytes": "node/updates_given_bytes",
+    "updates_passed_on_bytes": "node/updates_passed_on_bytes",
+}
+"""Figure of an event `progress` -> name of its chart."""
+COUNTED = {
+    "election": "run/elections",
+    "suspicion": "run/suspicions",
+    "silent": "run/silent",
+    "refusal": "run/refusals",
+    "fork": "run/forks",
+}
+CONTRIBUTIONS = {"attempts": "node/merged", "syncer": "node/refused", "lost": "node/given_up"}
+"""Field that only one outcome of a contribution has -> name of the chart in which that is counted."""
+VERSIONS = ("publish", "apply", "catchup")
+
+
+class Point(Struct, frozen=True):
+    """Values at one number of tokens."""
+
+    tokens: int
+    t: float
+    """Unix time."""
+    values: dict[str, float]
+
+
+class LogTally(Struct, frozen=True):
+    """Memory of what was read so far, which goes with the place: the next reader counts on from it."""
+
+    tokens: int = 0
+    """Tokens that the run has consumed, as the learner last said: where all that follows is drawn."""
+    counts: dict[str, int] = {}
+    version: int = 0
+
+
+class Points:
+    """Maker of points out of events, in their order."""
+
+    def __init__(self, tally: LogTally | None = None) -> None:
+        """`tally`: of an earlier reader."""
+        self._tally = tally or LogTally()
+
+    @property
+    def tally(self) -> LogTally:
+        """Tally up to the last event that was taken."""
+        return self._tally
+
+    def of(self, event: dict[str, Any]) -> Point | None:
+        """Take an event; None: there is nothing to draw."""
+        kind, values = event["kind"], {}
+        if kind == "progress":
+            tokens = _number(event.get("run_tokens"))
+            if tokens is not None and 0 <= tokens <= MOST_TOKENS:
+                self._tally = structs.replace(self._tally, tokens=int(tokens))
+            values = {
+                name: found
+                for key, name in PROGRESS.items()
+                if (found := _number(event.get(key))) is not None
+            }
+        elif kind == "evaluation":
+            values = _evaluation(event)
+        elif kind == "merge":
+            names = {"contributors": "run/contributors", "live": "run/live"}
+            values = {
+                name: found for key, name in names.items() if (found := _number(event.get(key))) is not None
+            }
+        elif kind in VERSIONS:
+            values = self._version(event)
+        elif kind == "link":
+            rates = {key: _number(event.get(f"{key}_bits_per_s")) for key in ("upload", "download")}
+            values = {f"node/{key}_bits_per_s": rate for key, rate in rates.items() if rate is not None}
+        elif kind in COUNTED:
+            values = self._count(COUNTED[kind])
+        elif kind == "contribution":
+            name = next((name for field, name in CONTRIBUTIONS.items() if field in event), "")
+            values = self._count(name) if name else {}
+        if not values:
+            return None
+        t = _number(event.get("t"))
+        return Point(self._tally.tokens, time.time() if t is None else t, values)
+
+    def _count(self, name: str) -> dict[str, float]:
+        number = self._tally.counts.get(name, 0) + 1
+        self._tally = structs.replace(self._tally, counts={**self._tally.counts, name: number})
+        return {name: number}
+
+    def _version(self, event: dict[str, Any]) -> dict[str, float]:
+        """Draw the newest version of any fragment, when there is a newer one."""
+        number = _number(event.get("number"))
+        if number is None or number <= self._tally.version:
+            return {}
+        self._tally = structs.replace(self._tally, version=int(number))
+        return {"run/newest_version": number}
+
+
+def _evaluation(event: dict[str, Any]) -> dict[str, float]:
+    metrics = event.get("metrics")
+    named = metrics.items() if isinstance(metrics, dict) else ()
+    found = {f"eval/{name}": _number(value) for name, value in named}
+    found["eval/loss"] = _number(event.get("loss"))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(value: object) -> float | None:
+    """Take a finite number; None: there is none (a loss that is no number is null)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+# Reading events.jsonl as it grows, over its renaming, from the place where an earlier reader stopped.
+
+CHUNK_BYTES = 1 << 18
+MAX_LINE_BYTES = 1 << 18
+"""Longest line that is one: a longer one is passed over, as one that does not parse."""
+MARK_BYTES = 128
+"""Beginning of a file by which it is known again: its first line has the time at which it was begun."""
+
+
+class LogPlace(Struct, frozen=True):
+    """Place up to which an event log was read."""
+
+    inode: int = 0
+    mark: str = ""
+    """Digest of the file's beginning; empty: nothing was read yet."""
+    mark_bytes: int = 0
+    offset: int = 0
+
+
+class EventReader:
+    """Reader of the lines of an event log, those of the file before it too.
+
+    A last line without an end is left for the next time: its writer is at it, or a crash tore it, and then
+    the next start of the node ends it.
+    """
+
+    def __init__(self, path: Path, place: LogPlace | None = None) -> None:
+        """`place`: what an earlier reader stopped at."""
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._offset = 0
+        self._rest = b""
+        self._too_long = False
+        self._wanted = place or LogPlace()
+        self.skipped = 0
+        """Lines that are no events: torn, or not ours."""
+        self.is_lost = False
+        """True: the file in which an earlier reader stopped is gone, so lines of it may be missing."""
+
+    def place(self) -> LogPlace:
+        """Tell where the next line begins."""
+        if self._file is None:
+            return self._wanted
+        found = os.fstat(self._file.fileno())
+        size = min(MARK_BYTES, found.st_size)
+        begun = os.pread(self._file.fileno(), size, 0)
+        return LogPlace(found.st_ino, _digest(begun), len(begun), self._offset)
+
+    def events(self, most: int) -> list[dict[str, Any]]:
+        """Read the next events, so many at most; none: all that is there has been read.
+
+        Raises: StorageError.
+        """
+        found: list[dict[str, Any]] = []
+        try:
+            for line in self._lines():
+                event = _event(line)
+                if event is None:
+                    self.skipped += bool(line.strip())
+                else:
+                    found.append(event)
+                if len(found) >= most:
+                    break
+        except OSError as error:
+            raise storage_error(error, "read", self._path) from error
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _lines(self) -> Iterator[bytes]:
+        if self._file is None and not self._begin():
+            return
+        while True:
+            while (end := self._rest.find(b"\n")) >= 0:
+                line, self._rest = self._rest[:end], self._rest[end + 1 :]
+                self._offset += end + 1
+                if self._too_long:
+                    self._too_long, self.skipped = False, self.skipped + 1
+                else:
+                    yield line
+            if len(self._rest) > MAX_LINE_BYTES:
+                self._offset += len(self._rest)
+                self._rest, self._too_long = b"", True
+            assert self._file is not None
+            more = self._file.read(CHUNK_BYTES)
+            if not more and not self._go_on():
+                return
+            self._rest += more
+
+    def _begin(self) -> bool:
+        """Open the file in which to go on. False: there is none yet."""
+        before = self._path.with_name(self._path.name + ROTATED_SUFFIX)
+        if not self._wanted.mark:
+            return self._open(before) or self._open(self._path)
+        for path in (self._path, before):
+            if self._open(path):
+                if self._is_wanted():
+                    self._seek(self._wanted.offset)
+                    return True
+                self.close()
+        self.is_lost = True
+        return self._open(before) or self._open(self._path)
+
+    def _open(self, path: Path) -> bool:
+        try:
+            self._file = path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return False
+        self._seek(0)
+        return True
+
+    def _seek(self, offset: int) -> None:
+        assert self._file is not None
+        self._file.seek(offset)
+        self._offset, self._rest, self._too_long = offset, b"", False
+
+    def _is_wanted(self) -> bool:
+        assert self._file is not None
+        begun = os.pread(self._file.fileno(), self._wanted.mark_bytes, 0)
+        return _digest(begun) == self._wanted.mark and len(begun) == self._wanted.mark_bytes
+
+    def _go_on(self) -> bool:
+        """Go on with the next file, if ours has been renamed and read to its end; or from its beginning, if
+        somebody emptied it."""
+        assert self._file is not None
+        ours = os.fstat(self._file.fileno())
+        if ours.st_size < self._offset:
+            self._seek(0)
+            return ours.st_size > 0
+        try:
+            now = self._path.stat()
+        except FileNotFoundError:
+            return False
+        if now.st_ino == ours.st_ino and now.st_dev == ours.st_dev:
+            return False
+        # What was written between our last read and the renaming.
+        more = self._file.read(CHUNK_BYTES)
+        if more:
+            self._rest += more
+            return True
+        self.skipped += bool(self._rest)
+        self.close()
+        return self._open(self._path)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None
+
+
+# Chart libraries to which points go. Each is imported when it is wanted; none is needed otherwise.
+
+Target = Literal["tensorboard", "wandb", "trackio"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+TOKENS = "tokens"
+"""Name of the axis along which everything is drawn."""
+
+
+class Where(Struct, frozen=True):
+    """Destination of the points of a node."""
+
+    folder: Path
+    """Folder of tensorboard's files; of what wandb keeps here."""
+    project: str
+    name: str
+    """Name of the run there."""
+    id: str = ""
+    """Id of the run there, by which it is gone on with; wandb's only."""
+
+
+class Charts(Protocol):
+    """Charts that are open."""
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Hand points over, and have them written as far as the library lets us."""
+
+    def close(self) -> None:
+        """End in order: all is written."""
+
+
+class TensorBoard:
+    """Files of TensorBoard, written by its own writer, which needs neither TensorFlow nor torch."""
+
+    def __init__(self, where: Where) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(where.folder / where.name))
+
+    def write(self, points: Sequence[Point]) -> None:
+        """See `Charts`."""
+        for point in points:
+            values = [
+                self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
+            ]
+            summary = self._summary(value=values)
+            self._writer.add_event(self._event(wall_time=point.t, step=point.tokens, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Charts`."""
+        self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in the folder, for `wandb sync`."""
+
+    def __init__(self, where: Where) -> None:
+        import wandb
+
+        where.folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=where.project,
+            id=where.id,
+            name=where.name,
+            dir=str(where.folder),
+            resume="allow",
+            # What this process prints and takes is not the learner's.
+            settings=wandb.Settings(console="off", x_disable_stats=True),
+        )
+        # Not wandb's own step: what comes late, or after a chain that was lost, would be dropped by that.
+        self._run.define_metric(TOKENS, hidden=True)
+        self._run.define_metric("*", step_metric=TOKENS)
+
+    def write(self, points: Sequence[Point]) -> None:
+        """See `Charts`."""
+        for point in points:
+            self._run.log({**point.values, TOKENS: point.tokens, "_timestamp": point.t})
+
+    def close(self) -> None:
+        """See `Charts`."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run of Trackio, on this machine or in a Space of Hugging Face (`TRACKIO_SPACE_ID`)."""
+
+    def __init__(self, where: Where) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project=where.project,
+            name=where.name,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def write(self, points: Sequence[Point]) -> None:
+        """See `Charts`."""
+        for point in points:
+            self._run.log(dict(point.values), step=point.tokens)
+
+    def close(self) -> None:
+        """See `Charts`."""
+        self._run.finish()
+
+
+KINDS: dict[Target, Callable[[Where], Charts]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
+
+
+def open_charts(target: Target, where: Where) -> Charts:
+    """Open charts. Raises: UserError (not installed, no account, no place)."""
+    try:
+        return KINDS[target](where)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{target} is not installed here ({error})", install_hint(target)) from error
+    except OSError as error:
+        raise UserError(
+            f"the charts in {where.folder} cannot be written: {error.strerror}", "choose another --out"
+        ) from error
+    except Exception as error:
+        raise UserError(f"{target} does not open a run: {first_line(error)}", HINTS[target]) from error
+
+
+HINTS: dict[Target, str] = {
+    "tensorboard": "choose another --out",
+    "wandb": "wandb login, or without an account: WANDB_MODE=offline",
+    "trackio": "see what TRACKIO_SPACE_ID and TRACKIO_SERVER_URL are set to, and --project",
+}
+
+
+def new_id() -> str:
+    """Draw the id of a new run."""
+    return secrets.token_hex(4)
+
+
+def written(target: Target, charts: Charts, work: Callable[[Charts], Any]) -> None:
+    """Do something with charts. Raises: UserError (whatever the library raises)."""
+    try:
+        work(charts)
+    except Exception as error:
+        raise UserError(f"{target} does not take points: {first_line(error)}", HINTS[target]) from error
+
+
+# Carrying points from an event log to charts, so that each arrives once at most.
+#
+# A place file beside the log has what was read, and for which charts. It is written before the points are
+# handed over: a reader that is killed just then leaves a second or so out, and never draws anything twice.
+
+EVENTS_AT_ONCE = 500
+PERIOD_S = 1.0
+"""Pause between two looks at a log that is followed."""
+
+
+class Noted(Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of a place file."""
+
+    place: LogPlace
+    tally: LogTally
+    id: str
+    """Id of the run in the charts, and its name there."""
+    name: str
+
+
+class PlaceFile:
+    """File of the place up to which a log was carried to certain charts, and the lock of who carries."""
+
+    def __init__(self, data_dir: Path, target: Target, where: Where) -> None:
+        """Raises: UserError (another process carries the same), StorageError."""
+        there = f"{where.folder.absolute()}\0{where.project}\0{where.name}"
+        digest = hashlib.sha256(there.encode(errors="surrogateescape")).hexdigest()[:8]
+        self._path = data_dir / f"log-to-{target}-{digest}.json"
+        lock = self._path.with_suffix(".lock")
+        try:
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise UserError(
+                f"another process carries the events in {data_dir} to these charts already",
+                "end that one first, or name others with --name, --project or --out",
+            ) from error
+        except OSError as error:
+            raise storage_error(error, "open", lock) from error
+
+    def load(self, tell: Callable[[str], None]) -> Noted | None:
+        """Load what was noted last; None: nothing."""
+        return read_note(self._path, lambda content: msgspec.json.decode(content, type=Noted), tell)
+
+    def save(self, noted: Noted) -> None:
+        """Note something. Raises: StorageError."""
+        Files().save(self._path, [msgspec.json.encode(noted)], durable=False, private=True)
+
+    def close(self) -> None:
+        """Let others carry."""
+        os.close(self._lock)
+
+
+class Carried(Struct):
+    """Count of what was carried."""
+
+    events: int = 0
+    points: int = 0
+    skipped: int = 0
+
+
+def carry(
+    data_dir: Path,
+    target: Target,
+    where: Where,
+    *,
+    follows: bool,
+    again: bool,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    open_with: Callable[[Target, Where], Charts] = open_charts,
+) -> Carried:
+    """Carry what is in the log and was not carried yet; with `follows` on and on, until `stop` is set.
+
+    `again`: from the beginning, into a run of its own.
+
+    Raises: UserError, StorageError.
+    """
+    file = PlaceFile(data_dir, target, where)
+    try:
+        noted = None if again else file.load(say)
+        if noted is None:
+            run = new_id()
+            noted = Noted(LogPlace(), LogTally(), run, f"{where.name}-{run}" if again else where.name)
+        reader = EventReader(data_dir / "events.jsonl", noted.place)
+        charts = open_with(target, structs.replace(where, id=noted.id, name=noted.name))
+        carrier = _Carrier(target, file, reader, charts, noted)
+        try:
+            carrier.carry(follows, stop)
+        finally:
+            reader.close()
+            written(target, charts, lambda open_ones: open_ones.close())
+        if reader.is_lost:
+            say("the log was renamed twice since the last time: lines between are missing in the charts")
+        return carrier.carried
+    finally:
+        file.close()
+
+
+class _Carrier:
+    """Carries the points of one log to one place."""
+
+    def __init__(
+        self, target: Target, file: PlaceFile, reader: EventReader, charts: Charts, noted: Noted
+    ) -> None:
+        self._target, self._file, self._noted = target, file, noted
+        self._reader, self._points, self._charts = reader, Points(noted.tally), charts
+        self.carried = Carried()
+
+    def carry(self, follows: bool, stop: threading.Event) -> None:
+        """Carry all that is there; with `follows` what comes, too."""
+        while True:
+            while self._some():
+                if stop.is_set():
+                    return
+            if not follows or stop.wait(PERIOD_S):
+                return
+
+    def _some(self) -> bool:
+        """Carry some events. False: there are none."""
+        events = self._reader.events(EVENTS_AT_ONCE)
+        self.carried.skipped = self._reader.skipped
+        if not events:
+            return False
+        points = [point for event in events if (point := self._points.of(event)) is not None]
+        self.carried.events += len(events)
+        self.carried.points += len(points)
+        place, tally = self._reader.place(), self._points.tally
+        self._file.save(structs.replace(self._noted, place=place, tally=tally))
+        written(self._target, self._charts, lambda charts: charts.write(points))
+        return True

@@ -1,0 +1,754 @@
+"""`p2pdiloco doctor`: what is wrong with this machine, or between it and a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import platform
+import resource
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, is_in_use
+from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
+from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.cli.options import Diagnosis, bad, good, looked, skipped, warning
+from p2pdiloco.cli.status_command import visitor
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.settings import ANY_ADDRESS, DoctorSettings, NodeSettings
+from p2pdiloco.config.values import DNSADDR, expanded, peer_in, rate_text, size_text
+from p2pdiloco.core.api.types import WORDS, Reach
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission import joined_through_before
+from p2pdiloco.daemon.budgets import free_disk_bytes, free_memory_bytes
+from p2pdiloco.daemon.display.snapshot import counted
+from p2pdiloco.daemon.network.discovery import ask_status, listen_again, presences
+from p2pdiloco.daemon.network.reach import measure, tcp_ports
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, RunSearch, load_own_addresses, load_peers
+from p2pdiloco.errors import (
+    RemoteError,
+    StorageError,
+    TransportError,
+    UserError,
+    clean,
+    install_hint,
+    without_torch,
+)
+from p2pdiloco.ports import Transport
+from p2pdiloco.release import VERSION, WIRE_VERSION
+
+# Examining a machine, and the way from it to a run: one check after the other, each with a bound in time.
+
+CHECK_S = 20.0
+LINK_S = 45.0
+MEMBERS = 3
+"""Members met before that are dialled."""
+
+
+def _all(look: Callable[[], Iterable[Diagnosis]]) -> list[Diagnosis]:
+    return list(look())
+
+
+async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
+    """Look at everything, and tell of each thing when it was looked at."""
+    data_dir = expanded(settings.data_dir or NodeSettings().data_dir)
+    local: dict[str, Callable[[], Iterable[Diagnosis]]] = {
+        "python": python_here,
+        "memory": partial(memory_and_disk, data_dir),
+        "limits": files_limit,
+        "folder": partial(data_folder, data_dir),
+        "processes": leftovers,
+    }
+    for check, look in local.items():
+        async for found in looked(check, partial(asyncio.to_thread, _all, look), CHECK_S):
+            yield found
+    async for found in looked("torch", torch_here, TORCH_S):
+        yield found
+    with contextlib.suppress(StorageError):  # said above
+        runs_here = data_dir.is_dir() and is_in_use(data_dir)
+        own = load_own_addresses(data_dir)[:1] if runs_here else []
+    given, met = whom_to_dial(settings, data_dir, own)
+    addresses: list[str] = []
+
+    async def check_addresses() -> list[Diagnosis]:
+        found, behind = await check_given_addresses(given)
+        addresses.extend(behind)
+        return found if given else [*found, none_given()]
+
+    async for found in looked("addresses", check_addresses, 2 * CHECK_S):
+        yield found
+    if not addresses:
+        return
+    logging.getLogger().setLevel(logging.CRITICAL)  # what is worth a line becomes a finding
+    try:
+        async with dialler(data_dir, listens=not runs_here) as transport:
+            visit = Visit(transport, settings, data_dir, own, met)
+            async for found in visit.examine(addresses):
+                yield found
+    except UserError as error:
+        yield bad("network", str(error), error.hint)
+    async for found in looked(
+        "libp2p", partial(probed, settings.probe_python, addresses[0]), WITHIN_S + 2 * LOAD_S
+    ):
+        yield found
+
+
+def whom_to_dial(
+    settings: DoctorSettings, data_dir: Path, own: Sequence[str]
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """List the addresses to look at: those that are given, else the node's own that runs here, those that it
+    was last told to join through, and those of members that it met. Of all but the told ones the peer ids,
+    too: a node's own address may lead nowhere from inside its network, and members leave."""
+    if settings.join or not data_dir.is_dir():
+        return settings.join, frozenset()
+    told = joined_through_before(NodeSettings(data_dir=data_dir, run=settings.run))
+    members = [address for address in load_peers(data_dir)[-MEMBERS:] if address not in told]
+    met = frozenset(map(peer_in, (*own, *members))) - frozenset(map(peer_in, told))
+    return tuple(dict.fromkeys([*own, *told, *members])), met
+
+
+class Visit:
+    """Examination of peers, and of a run by way of them."""
+
+    def __init__(
+        self,
+        transport: HivemindTransport,
+        settings: DoctorSettings,
+        data_dir: Path,
+        own: Sequence[str],
+        met: Collection[str] = (),
+    ) -> None:
+        """`own`: address of the node that runs here. `met`: peers that were met before, and not named."""
+        self._met = met
+        self._transport, self._settings, self._data_dir = transport, settings, data_dir
+        self._own_addresses = own
+        self._own = [address.rpartition("/p2p/")[2] for address in own]
+        self._reached: list[str] = []
+        self._run = ""
+        self._manifest: Manifest | None = None
+
+    async def examine(self, addresses: Sequence[str]) -> AsyncIterator[Diagnosis]:
+        """Look at one thing after the other."""
+        async for found in looked("peers", partial(self._dial, addresses), CHECK_S):
+            yield found
+        if not self._reached:
+            return
+        for check, look, within_s in (
+            ("clock", self._clock, CHECK_S),
+            ("run", self._find, CHECK_S),
+            ("versions", self._versions, CHECK_S),
+            ("memory", self._footprint, CHECK_S),
+            ("port", self._reach, CHECK_S),
+            ("link", self._link, LINK_S),
+        ):
+            async for found in looked(check, look, within_s):
+                yield found
+
+    async def _dial(self, addresses: Sequence[str]) -> list[Diagnosis]:
+        found, self._reached = await dial(self._transport, addresses, self._met)
+        return found
+
+    async def _clock(self) -> list[Diagnosis]:
+        return await check_clock(self._transport, self._reached)
+
+    async def _find(self) -> list[Diagnosis]:
+        found, listed, self._manifest = await find(self._transport, self._settings.run, self._reached)
+        self._run = listed.run if listed is not None else ""
+        return [found]
+
+    async def _versions(self) -> list[Diagnosis]:
+        if not self._run:
+            return [skipped("versions", "the run was not found")]
+        return await check_versions(self._transport, self._run)
+
+    async def _footprint(self) -> list[Diagnosis]:
+        if self._manifest is None:
+            return [skipped("memory", "what a run takes is not known: it was not found")]
+        try:
+            return await asyncio.to_thread(
+                lambda manifest: list(footprint(manifest, self._data_dir)), self._manifest
+            )
+        except ModuleNotFoundError as error:
+            missing = without_torch(error)
+            if missing is None:
+                raise
+            return [skipped("memory", f"what the run takes: {missing}", missing.hint)]
+
+    async def _reach(self) -> list[Diagnosis]:
+        if not self._own:
+            return await check_reach(self._transport, self._reached)
+        try:
+            if self._own[0] not in self._reached:  # others were named
+                await self._transport.connect(self._own[0], self._own_addresses)
+            report, _ = await ask_status(self._transport, self._own[0], self._run)
+        except (TransportError, RemoteError):  # a bootstrap, or a node of another run
+            silent = "a node or bootstrap runs here, and does not say whether others reach it"
+            return [skipped("port", silent)]
+        words = f"the node that runs here is reached: {report.members[0].reach or 'not known yet'}"
+        if report.members[0].reach == WORDS[Reach.DIRECT]:
+            return [good("port", words)]
+        return [warning("port", words, f"between is {between()}")]
+
+    async def _link(self) -> list[Diagnosis]:
+        others = [peer for peer in self._reached if peer not in self._own]
+        if not others:
+            return [
+                skipped("link", "the only peer that was named runs on this machine", "--join another one")
+            ]
+        return await link(self._transport, others[0], self._manifest)
+
+
+# Checks of this machine alone, without a network.
+
+OLDEST, NEWEST = (3, 11), (3, 14)
+LEAST_MEMORY, LEAST_DISK = 1 << 30, 1 << 30
+FEW_FILES, TOO_FEW_FILES = 1024, 256
+NVIDIA = Path("/proc/driver/nvidia/version")
+TORCH_S = 90.0
+ASK_TORCH = """
+import json, torch
+from p2pdiloco.learner.ranks import accelerators
+from p2pdiloco.tensors.outer_update import steps_as_everywhere
+found = list(accelerators())
+device = found[0] if found else "cpu"
+works = (torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)).sum().item() == 64.0**3
+names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if device == "cuda" else []
+free = torch.cuda.mem_get_info()[0] if device == "cuda" else 0
+print(json.dumps({"version": torch.__version__, "device": device, "names": names, "free": free,
+                  "works": works, "threads": torch.get_num_threads(), "built": torch.version.cuda or "",
+                  "same": steps_as_everywhere()}))
+"""
+"""Program that looks at torch, in a process of its own: a broken driver may end it, or hang."""
+
+
+def python_here() -> Iterator[Diagnosis]:
+    """Check Python, and say what this is."""
+    yield good("p2pdiloco", f"version {VERSION}, protocol version {WIRE_VERSION}")
+    version, here = platform.python_version(), f"{platform.system()} {platform.machine()}"
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        yield bad("python", f"{version} on {here}", "use Python 3.11 to 3.14")
+    elif sys.platform not in ("linux", "darwin"):
+        yield warning("python", f"{version} on {here}", "nodes were tested on Linux only")
+    else:
+        yield good("python", f"{version} on {here}, {os.cpu_count()} processors")
+
+
+async def torch_here() -> list[Diagnosis]:
+    """Check PyTorch, and the device that a learner would take."""
+    if find_spec("torch") is None:
+        return [
+            skipped("torch", "PyTorch is not installed: a bootstrap needs none, a node does", install_hint())
+        ]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ASK_TORCH, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        words = err.decode(errors="replace").strip().splitlines()[-1:] or [
+            f"it ends with {process.returncode}"
+        ]
+        return [
+            bad(
+                "torch", f"PyTorch does not work here: {words[0][:200]}", f"install it anew; {install_hint()}"
+            )
+        ]
+    return list(_of_torch(json.loads(out.splitlines()[-1])))
+
+
+def _of_torch(said: dict[str, object]) -> Iterator[Diagnosis]:
+    yield good("torch", f"{said['version']}, {said['threads']} threads")
+    if not said["same"]:
+        words = "merges have other bits here than on all others: this node audits nobody, and is no syncer"
+        yield bad("merges", words, f"install PyTorch anew; {install_hint()}")
+    device = str(said["device"])
+    if not said["works"]:
+        yield bad("device", f"{device} multiplies wrongly", "update its driver, or choose --device cpu")
+    elif device == "cpu" and NVIDIA.exists():
+        yield warning(
+            "device",
+            "cpu, although this system has NVIDIA's driver",
+            "install a PyTorch for CUDA (docs/topics/devices.md)"
+            if not said["built"]
+            else "run nvidia-smi, and restart",
+        )
+    elif device == "cuda":
+        names = said["names"] if isinstance(said["names"], list) else []
+        free = said["free"] if isinstance(said["free"], int) else 0
+        yield good("device", f"cuda: {', '.join(map(str, names))}; {size_text(free)} free")
+    else:
+        yield good("device", device)
+
+
+def memory_and_disk(data_dir: Path) -> Iterator[Diagnosis]:
+    """Say what is left; whether it suffices for a run is looked at with the run."""
+    memory = free_memory_bytes()
+    if memory < LEAST_MEMORY:
+        todo = "close other programs, or raise the container's limit"
+        yield warning("memory", f"{size_text(memory)} free", todo)
+    else:
+        yield good("memory", f"{size_text(memory)} free")
+    disk, where = free_disk_bytes(existing(data_dir)), f"free for {data_dir}"
+    if disk < LEAST_DISK:
+        yield warning(
+            "disk", f"{size_text(disk)} {where}", "make room, or choose another disk with --data-dir"
+        )
+    else:
+        yield good("disk", f"{size_text(disk)} {where}")
+
+
+def existing(folder: Path) -> Path:
+    """Find the folder, or the nearest above it that is there."""
+    return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+
+
+def files_limit() -> Iterator[Diagnosis]:
+    """Check how many files, and so connections, a process may have open."""
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    words, todo = f"{most} files and connections open at once", f"ulimit -n {min(4096, max(hard, most))}"
+    if most == resource.RLIM_INFINITY or most >= FEW_FILES:
+        yield good("limits", words)
+    elif most >= TOO_FEW_FILES:
+        yield warning("limits", f"{words} at most", todo)
+    else:
+        yield bad("limits", f"{words} at most", todo)
+
+
+def data_folder(data_dir: Path) -> Iterator[Diagnosis]:
+    """Check the data folder, and who has it. Raises: StorageError."""
+    if not data_dir.exists():
+        yield good("folder", f"{data_dir} is not there yet: the first start makes it")
+        return
+    folder = DataDir(data_dir, create=False)
+    try:
+        folder.lock()
+    except DataDirInUse:
+        yield good("folder", f"{data_dir}, and a node or bootstrap runs with it")
+        return
+    folder.unlock()
+    yield good("folder", f"{data_dir}, free for a node to start")
+
+
+def leftovers() -> Iterator[Diagnosis]:
+    """Look for processes of nodes that are gone: p2pd and learners end with their node."""
+    alone, others = [], 0
+    for process in psutil.process_iter(["pid", "name", "ppid", "cmdline", "uids"]):
+        said = process.info
+        if said["uids"] is None or said["uids"].real != os.getuid():
+            continue
+        words = " ".join(said["cmdline"] or [])
+        is_p2pd = said["name"] == "p2pd"
+        is_learner = "p2pdiloco.learner" in words
+        if (is_p2pd or is_learner) and said["ppid"] == 1:
+            alone.append(said["pid"])
+        elif "p2pdiloco" in words and (" node " in f"{words} " or " bootstrap " in f"{words} "):
+            others += 1
+    if alone:
+        pids = " ".join(map(str, alone[:8]))
+        yield warning("processes", f"left behind by a node that is gone: {pids}", f"end them: kill {pids}")
+    else:
+        yield good("processes", f"none left behind; nodes and bootstraps of yours that run here: {others}")
+
+
+# Checks of addresses before anybody dials: names, and IPv6 where there is none.
+
+NAME_S = 5.0
+FAR = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
+"""Addresses of documentation: nothing is sent there, it is only asked which way it would go."""
+CHECK = "addresses"
+
+
+def has_way(family: socket.AddressFamily) -> bool:
+    """Tell whether this machine has a way to the world of IPv4 or of IPv6. Nothing is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect(FAR[family])
+            return not ipaddress.ip_address(asked.getsockname()[0].partition("%")[0]).is_link_local
+    except OSError:
+        return False
+
+
+async def check_given_addresses(join: Sequence[str]) -> tuple[list[Diagnosis], tuple[str, ...]]:
+    """Check the addresses to join through; returns findings, and the addresses behind the names."""
+    found: list[Diagnosis] = []
+    ways = [name for family, name in WAYS.items() if has_way(family)]
+    if ways:
+        found.append(good("network", f"this machine has a way out by {' and '.join(ways)}"))
+    else:
+        todo = "connect this machine; on a network without a way out, peers of that network can be joined"
+        found.append(warning("network", "this machine has no way out", todo))
+    addresses: list[str] = []
+    for address in join:
+        try:
+            behind = await asyncio.to_thread(peers_behind, [address])
+        except UserError as error:
+            found.append(bad(CHECK, str(error), error.hint))
+            continue
+        if address.startswith(DNSADDR):
+            found.append(good(CHECK, f"{address} leads to {counted(len(set(map(peer_in, behind))), 'peer')}"))
+        addresses += behind
+    for address in dict.fromkeys(addresses):
+        found += await _check_one(address, ways)
+    return found, tuple(dict.fromkeys(addresses))
+
+
+WAYS = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}
+KINDS = {"dns4": ("IPv4",), "dns6": ("IPv6",), "dns": ("IPv4", "IPv6")}
+
+
+async def _check_one(address: str, ways: Sequence[str]) -> list[Diagnosis]:
+    kind, host = multiaddrs.parse(address)[0]
+    if kind in ("ip4", "ip6"):
+        wanted = "IPv4" if kind == "ip4" else "IPv6"
+        ip = ipaddress.ip_address(host)
+        if wanted not in ways and ip.is_global:
+            return [bad(CHECK, f"{host} is an {wanted} address, and this machine has no {wanted}", NO_WAY)]
+        return []
+    if kind not in KINDS:
+        return []
+    try:
+        async with asyncio.timeout(NAME_S):
+            infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        return [
+            bad(CHECK, f"no name server answers for {host}", "look at /etc/resolv.conf, or use an IP address")
+        ]
+    except OSError as error:
+        return [bad(CHECK, f"the name {host} leads nowhere: {error.strerror or error}", SPELLING)]
+    return [_judge(address, kind, host, [str(info[4][0]) for info in infos], ways)]
+
+
+NO_WAY = "ask for an address of the other kind, or a name that has both"
+SPELLING = "check its spelling, or use an IP address"
+
+
+def _judge(address: str, kind: str, host: str, ips: Sequence[str], ways: Sequence[str]) -> Diagnosis:
+    """Judge what a name leads to."""
+    known = {"IPv6" if ":" in ip else "IPv4" for ip in ips}
+    usable = known.intersection(KINDS[kind])
+    if not usable:
+        only = " and ".join(sorted(known)) or "no"
+        todo = f"write /dns/ instead of /{kind}/"
+        return bad(
+            CHECK, f"/{kind}/{host} asks for {KINDS[kind][0]}, and the name has {only} addresses only", todo
+        )
+    if not usable.intersection(ways) and any(
+        ipaddress.ip_address(ip.partition("%")[0]).is_global for ip in ips
+    ):
+        only = " and ".join(sorted(usable))
+        return bad(CHECK, f"{host} has {only} addresses only, and this machine has no {only}", NO_WAY)
+    if all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in ips) and host != "localhost":
+        todo = "look at /etc/hosts: other machines would look for the peer on themselves"
+        return warning(CHECK, f"{host} leads to this machine itself", todo)
+    return good(CHECK, f"{host} leads to {', '.join(sorted(set(ips))[:4])}")
+
+
+def none_given() -> Diagnosis:
+    """Make the finding where there is nobody to join."""
+    return skipped(CHECK, "nobody to join was named", "for checks with a peer: --join ADDRESS")
+
+
+# Checks with the peers to join through: reached, clock, versions, and whether they reach us.
+
+ASK_S = 5.0
+NEAR_S, FAR_S = 1.0, 3.0
+"""Difference of clocks that is worth a word, and that from which on the DHT lets nobody in."""
+MAX_ASKED = 4
+MEANWHILE = "the node takes part over connections that it makes itself"
+PRIVATE = f"a NAT or firewall: forward the port in the router (docs/topics/doctor.md); until then {MEANWHILE}"
+SHARED = ipaddress.ip_network("100.64.0.0/10")
+
+
+@contextlib.asynccontextmanager
+async def dialler(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransport]:
+    """Start a visitor who joins nobody by itself, and can be dialled.
+
+    `listens`: on the port that a node with this data folder would have.
+
+    Raises: UserError.
+    """
+    listen: Sequence[str] = ANY_ADDRESS
+    if listens and await asyncio.to_thread(data_dir.is_dir):
+        listen = await listen_again(data_dir, ANY_ADDRESS)
+    async with visitor((), listen, P2PDOptions(relay=False)) as transport:
+        yield transport
+
+
+async def dial(
+    transport: Transport, addresses: Sequence[str], met: Collection[str] = ()
+) -> tuple[list[Diagnosis], list[str]]:
+    """Dial the peers to join through; returns findings, and who was reached.
+
+    `met`: those that were met before, and may have left since; the others were named. One peer is enough to
+    join through.
+    """
+    by_peer: dict[str, list[str]] = {}
+    for address in addresses:
+        by_peer.setdefault(multiaddrs.split_peer(address)[1], []).append(address)
+    found: list[Diagnosis] = []
+    reached = []
+    began = time.monotonic()
+    results = await asyncio.gather(
+        *(transport.connect(peer, of_peer) for peer, of_peer in by_peer.items()), return_exceptions=True
+    )
+    nobody = all(isinstance(result, BaseException) for result in results)
+    for (peer, of_peer), result in zip(by_peer.items(), results, strict=True):
+        if isinstance(result, TransportError):
+            words = f"{' and '.join(of_peer)} cannot be reached ({why_unreached([result], of_peer)})"
+            if peer not in met or nobody:
+                of_it = bad if nobody else warning
+                todo = "is it running, is its address right, is a firewall between?"
+                found.append(of_it("peers", words, todo))
+            else:
+                found.append(skipped("peers", f"met before, perhaps gone since: {words}"))
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            reached.append(peer)
+            took_s = time.monotonic() - began
+            found.append(good("peers", f"…{peer[-6:]} is reached, and is who it should be ({took_s:.1f} s)"))
+    return found, reached
+
+
+async def check_clock(transport: HivemindTransport, peers: Sequence[str]) -> list[Diagnosis]:
+    """Compare our clock with the peers' (the middle one, of several)."""
+    ahead = []
+    for peer in peers[:MAX_ASKED]:
+        with contextlib.suppress(TransportError, TimeoutError):
+            ahead.append(await transport.meet(peer))
+    if not ahead:
+        return [skipped("clock", "no peer says what time it is")]
+    middle = sorted(ahead)[len(ahead) // 2]
+    words = f"{abs(middle):.1f} s {'behind' if middle > 0 else 'ahead of'} the peers'"
+    todo = "synchronise it: timedatectl set-ntp true (if several peers agree; else it may be theirs)"
+    if abs(middle) >= FAR_S:
+        return [bad("clock", f"{words}: nodes within {FAR_S:g} s of each other are let in", todo)]
+    if abs(middle) >= NEAR_S:
+        return [warning("clock", words, todo)]
+    return [good("clock", f"within {max(0.1, abs(middle)):.1f} s of the peers'")]
+
+
+async def check_versions(transport: Transport, run: str) -> list[Diagnosis]:
+    """Compare our protocol version with that of the run's members."""
+    counts = Counter(record.wire_version for record in (await presences(transport, run)).values())
+    if not counts:
+        return [skipped("versions", "no member of the run is listed")]
+    others = {version: number for version, number in counts.items() if version != WIRE_VERSION}
+    if not others:
+        listed = counted(counts.total(), "listed member")
+        return [good("versions", f"{listed}, of protocol version {WIRE_VERSION} as this program")]
+    words = ", ".join(f"{number} speak version {version}" for version, number in sorted(counts.items()))
+    newest = max(others)
+    todo = (
+        "update this p2pdiloco" if newest > WIRE_VERSION else "ask the others to update, or use their version"
+    )
+    if WIRE_VERSION not in counts:
+        return [bad("versions", f"members: {words}; we speak {WIRE_VERSION}", todo)]
+    return [warning("versions", f"members: {words}; we speak {WIRE_VERSION}", todo)]
+
+
+async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagnosis]:
+    """Ask peers to dial us, and tell by that what is between."""
+    ports = tcp_ports(transport.addresses())[: wire.MAX_PORTS]
+    query = wire.QUERY + wire.encode(wire.ReachQuery(tuple(ports)))
+    own = {*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")}
+    places: set[tuple[str, int]] = set()
+    near: list[bool] = []
+    why = ""
+    for peer in peers[:MAX_ASKED]:
+        try:
+            answer = wire.decode(await transport.send(peer, query, ASK_S), wire.ReachAnswer)
+            link = await transport.link(peer)
+        except (RemoteError, TransportError) as error:
+            why = f"…{peer[-6:]}: {error}"
+            continue
+        places |= {(str(ip), port) for ip, port in answer.reached}
+        ips = link.ips if link is not None else ()
+        near.append(not any(ipaddress.ip_address(ip).is_global for ip in ips))
+    if not near:
+        return [skipped("port", f"no peer tells whether it can dial us ({why})")]
+    asker = "a peer in our own network" if all(near) else counted(len(near), "peer")
+    shown = ", ".join(map(str, ports))
+    if places:
+        seen = ", ".join(f"{ip} port {port}" for ip, port in sorted(places)[:4])
+        found = [good("port", f"{asker} can dial us at {seen}")]
+        outside = [ip for ip, _ in places if ip not in own]
+        kind = (
+            f"a NAT that forwards the port, as {outside[0]}" if outside else "none, as far as these peers see"
+        )
+        found.append(good("NAT", kind))
+        if all(near):
+            todo = "ask a peer on the Internet: --join ADDRESS"
+            found.append(skipped("NAT", "whether the Internet can dial us, nobody there was asked", todo))
+        return found
+    return [warning("port", f"{asker} cannot dial us at port {shown}", f"between is {between()}")]
+
+
+def between() -> str:
+    """Word what is likely between us and those who cannot dial us."""
+    own = [*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")]
+    ips = [ipaddress.ip_address(ip.partition("%")[0]) for ip in own]
+    if any(ip in SHARED for ip in ips if ip.version == 4):
+        return f"the provider's own NAT, where no port can be forwarded: {MEANWHILE}"
+    if any(ip.is_global for ip in ips):
+        return f"a firewall: let the port through; until then {MEANWHILE}"
+    return PRIVATE
+
+
+# Checks of a run: what it takes of this machine, and what the link to its peers carries of it.
+
+STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
+MEMBERS_CHECKED = 8
+"""Number of members that is reckoned with where the run does not say."""
+
+
+async def find(
+    transport: Transport, wanted: str, peers: Sequence[str]
+) -> tuple[Diagnosis, ListedRun | None, Manifest | None]:
+    """Find the run. Raises: UserError (several fit), RemoteError."""
+    search = RunSearch(transport, wanted, peers)
+    listed = await search.look()
+    if listed is None:
+        known = search.known
+        todo = f"they know: {known}" if known else "a bootstrap serves one with --run run.toml"
+        name = f'run "{wanted}"' if wanted else "run"
+        return bad("run", f"these peers list no {name}", todo), None, None
+    found = await search.manifest(listed)
+    if found is None:
+        return bad("run", f"nobody gives the manifest of {clean(listed.name)}", "try again"), listed, None
+    manifest = found[1]
+    admission = (
+        ""
+        if manifest.admission.mode == "open"
+        else f", by {manifest.admission.mode}: p2pdiloco can-join says more"
+    )
+    words = f"{clean(manifest.run.name)} ({listed.run[:12]}), task {clean(manifest.run.task)}{admission}"
+    return good("run", words), listed, manifest
+
+
+def footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
+    """Compare what the run takes with what is free. Raises: UserError, ModuleNotFoundError (no torch)."""
+    from p2pdiloco.daemon.run_files.run import DAEMON_BYTES, LEARNER_BYTES, footprint_of
+
+    takes = footprint_of(manifest)
+    daemon = takes.daemon_bytes + takes.payload_bytes
+    everything = daemon + takes.learner_bytes + takes.loss_audit_bytes + DAEMON_BYTES + LEARNER_BYTES
+    memory, disk = free_memory_bytes(), free_disk_bytes(existing(data_dir))
+    least = f"the run takes at least {size_text(everything)} with its learner on the CPU"
+    words = f"{least}, {size_text(memory)} are free"
+    if daemon + takes.loss_audit_bytes + DAEMON_BYTES > memory:
+        yield bad("memory", words, "close other programs, or choose another machine")
+    elif everything > memory:
+        todo = "with a GPU whose memory holds the learner it fits: " + size_text(takes.learner_bytes)
+        yield warning("memory", words, todo)
+    else:
+        yield good("memory", words)
+    words = f"the run takes about {size_text(takes.disk_bytes)}, {size_text(disk)} are free"
+    if takes.disk_bytes > disk:
+        yield bad("disk", words, "make room, or choose another disk with --data-dir")
+    else:
+        yield good("disk", words)
+
+
+async def link(transport: Transport, peer: str, manifest: Manifest | None) -> list[Diagnosis]:
+    """Measure the link, and say what `plan` makes of it."""
+    try:
+        measured = await measure(transport, peer)
+    except UserError as error:  # a peer that measures with somebody else is nothing bad
+        return [skipped("link", str(error), error.hint)]
+    up, down = rate_text(measured.upload_bits_per_s), rate_text(measured.download_bits_per_s)
+    words = f"{up}bit/s up, {down}bit/s down, round trip {measured.round_trip_s * 1e3:.3g} ms to …{peer[-6:]}"
+    if manifest is None:
+        return [good("link", words)]
+    from p2pdiloco.daemon.network.link import demand
+
+    members = manifest.group.expected_members or MEMBERS_CHECKED
+    demands = [demand(manifest, measured.link, members, step_s) for step_s in STEP_TIMES_S]
+    carried = next((needed for needed in demands if needed.carried and needed.every == 1), None)
+    more = "p2pdiloco plan --join ADDRESS says more"
+    if carried is None:
+        few = demands[-1]
+        todo = f"{more}; the run's owner can choose settings for slower links"
+        return [warning("link", f"{words}: too slow for every merge, {few.participation:.0%} at best", todo)]
+    shown = f"{words}: enough for every merge from {carried.step_s:g} s for an inner step on"
+    if carried.step_s > 1.0:
+        return [warning("link", shown, f"a faster machine contributes less often; {more}")]
+    return [good("link", shown)]
+
+
+# Probe of a peer with py-libp2p, in a process of its own, and by a Python of its own.
+#
+# Its dependencies and hivemind's exclude each other (protobuf below 7, and from 7.35 on), so it lives in an
+# environment of its own, which `--probe-python` names.
+
+PROBE_CHECK = "libp2p"
+PROGRAM = Path(__file__).with_name("probe_program.py")
+WITHIN_S, LOAD_S = 20.0, 15.0
+"""Time of the probe, and more for Python to load the library."""
+OURS = "p2pdiloco/"
+"""Beginning of the names of our own protocols."""
+INSTALL = "python3 -m venv probe && probe/bin/pip install libp2p, then --probe-python probe/bin/python"
+
+
+async def probed(python: str, address: str) -> list[Diagnosis]:
+    """Dial a peer with py-libp2p."""
+    if not python:
+        return [skipped(PROBE_CHECK, "no Python with py-libp2p is named", f"optional: {INSTALL}")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            python,
+            str(PROGRAM),
+            address,
+            str(WITHIN_S),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+    except OSError as error:
+        return [skipped(PROBE_CHECK, f"{python} cannot be started: {error.strerror}", INSTALL)]
+    try:
+        async with asyncio.timeout(WITHIN_S + LOAD_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        return [skipped(PROBE_CHECK, f"py-libp2p did not end within {WITHIN_S + LOAD_S:g} s")]
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        return [judge(json.loads(out))]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        last = (err.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+        return [skipped(PROBE_CHECK, f"py-libp2p does not run with {python}: {clean(last[:200])}", INSTALL)]
+
+
+def judge(said: dict[str, Any]) -> Diagnosis:
+    """Judge what the program says. Raises: KeyError, TypeError, AttributeError (it says something else)."""
+    if not said["ok"]:
+        todo = "if our own dial went well, the two implementations do not agree: please report it"
+        return bad(PROBE_CHECK, f"py-libp2p does not get through: {clean(str(said['error']))}", todo)
+    how = f"py-libp2p {clean(said['library'])} gets through by TCP, Noise and yamux"
+    words = f"{how}: ping {said['round_trip_ms']:g} ms, it is {clean(said['agent'])}"
+    if not any(protocol.startswith(OURS) for protocol in said["protocols"]):
+        return warning(PROBE_CHECK, f"{words}, which is no p2pdiloco", "check the address")
+    return good(PROBE_CHECK, words)

@@ -1,1 +1,0 @@
-"""`p2pdiloco doctor`: what is wrong with this machine, or between it and a run."""

@@ -1,1 +1,0 @@
-"""Runs from what exists: a model, its files, its tokenizer (`run new --from`, `--tokenizer`)."""

@@ -1,0 +1,645 @@
+"""Guide of somebody who joins a run: the questions, and the settings that the answers are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.adapters.data_dir import DataDir, Files, is_in_use
+from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.adapters.multiaddrs import look_nearby
+from p2pdiloco.adapters.run_store import run_folder
+from p2pdiloco.cli.given_wish import HUB, data_source
+from p2pdiloco.cli.status_command import visit, visitor
+from p2pdiloco.config.manifest import Name, as_toml, run_id
+from p2pdiloco.config.presets import LENGTHS, PRESETS
+from p2pdiloco.config.settings import NodeSettings, OwnLimits, bounds_of, load_settings_table
+from p2pdiloco.config.values import check_join_address, expanded, parse_rate, parse_size
+from p2pdiloco.daemon.admission import check_owner, owns
+from p2pdiloco.daemon.display.logs import YES, at_terminal
+from p2pdiloco.daemon.member import Approval
+from p2pdiloco.daemon.owner.pauses import mains
+from p2pdiloco.daemon.papers import INVITE
+from p2pdiloco.daemon.run_files.known_runs import (
+    PublishedRun,
+    RunSearch,
+    Way,
+    is_word,
+    peers_of,
+    read_word,
+    way_of,
+)
+from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError, clean
+from p2pdiloco.ports import Transport
+
+MAX_NAME = 63
+LIMITS = ("max_transfer", "hours", "not_on_battery")
+
+
+class Guide:
+    """Guide for one data folder."""
+
+    def __init__(self, data_dir: Path) -> None:
+        """Raises: UserError (a node runs with this folder)."""
+        self.data_dir = data_dir
+        self._before = saved_settings(data_dir)
+        self._run: PublishedRun | None = None
+
+    def ask(self, given: str) -> tuple[dict[str, Any], str]:
+        """Ask. `given`: a link, an invite or an address that is already known.
+
+        Returns the settings, and what to do: "start", "service", "save" or "quit".
+
+        Raises: click.Abort; UserError (what was given is wrong).
+        """
+        known: Answers = {"way": _way(given)} if given else {}
+        if given:
+            self._look_at_word(known)
+        answers = ask_all([*([] if given else [self._way_in()]), *self._questions()], known)
+        return self._values(answers), answers["then"]
+
+    def _was(self, key: str) -> str:
+        """Tell what was answered before."""
+        return str(self._before.get(key) or "")
+
+    def _way_in(self) -> Question:
+        before = " ".join(self._before.get("join", ())).partition(" ")[0]
+        way = self._was("invite") or self._nearby() or before
+        words = "Run link, invite, or address of a peer"
+        return Question("way", words, way, read=_way, then=self._look_at_word)
+
+    def _questions(self) -> list[Question]:
+        was = self._was
+        ends = ("start", "service", "save", "quit") if can_start_by_itself() else ("start", "save", "quit")
+        service = "; service: now, and by itself from then on" if "service" in ends else ""
+
+        return [
+            Question(
+                "run",
+                "Name or id of the run",
+                was("run"),
+                "the one that this peer serves",
+                wanted=lambda a: not a["way"].run,
+                then=lambda a: self._look(a["way"], a["run"]),
+            ),
+            Question("name", "Name that others see beside this node", was("name"), "none", _name),
+            Question(
+                "data",
+                "File or folder of your data, on which this run trains",
+                was("data"),
+                read=_path,
+                wanted=lambda _: self._run is not None and self._run.manifest.data.is_each_nodes_own,
+            ),
+            Question(
+                "max_upload", "At most so much to send, such as 20Mbit", was("max_upload"), "no limit", _rate
+            ),
+            Question("max_download", "At most so much to receive", was("max_download"), "no limit", _rate),
+            Question(
+                "max_disk",
+                "At most so much of the disk, such as 20GiB",
+                was("max_disk"),
+                "what is free",
+                _size,
+            ),
+            *self._limits(),
+            Question(
+                "then",
+                f"What now? start: save and start here{service}; save: only save; quit: nothing",
+                "start",
+                read=one_of(ends),
+                before=self._show,
+            ),
+        ]
+
+    def _nearby(self) -> str:
+        """Look for runs in the local network, if the library is here: an address of the first, or nothing."""
+        try:
+            found = look_nearby()
+        except UserError:
+            return ""
+        for near in found:
+            click.echo(f"in this network: run {', '.join(near.runs)} at {near.addresses[0]}", err=True)
+        return found[0].addresses[0] if found else ""
+
+    def _limits(self) -> list[Question]:
+        """List the questions about how much of this machine the run may have, and when."""
+        was, has_battery = self._was, mains() is not None
+        return [
+            Question(
+                "max_transfer",
+                "At most so much to send and receive in a month, such as 200GB/month",
+                was("max_transfer"),
+                "no limit",
+                _limit("max_transfer"),
+            ),
+            Question(
+                "hours",
+                "Hours in which it trains, such as 22-7",
+                was("hours"),
+                "at all times",
+                _limit("hours"),
+            ),
+            Question(
+                "not_on_battery",
+                "Train on mains power only? y or n",
+                "n" if self._before and not self._before.get("not_on_battery") else "y",
+                read=yes_or_no,
+                wanted=lambda _: has_battery,
+            ),
+        ]
+
+    def _look_at_word(self, answers: Answers) -> None:
+        """Look at the run of a link or invite; that of an address is asked for first."""
+        if answers["way"].run:
+            self._look(answers["way"], "")
+
+    def _look(self, way: Way, run: str) -> None:
+        self._run = None
+        click.echo("looking at the run …", err=True)
+        settings = NodeSettings(join=way.join, run=way.run or run, invite=way.word, data_dir=self.data_dir)
+        found = look_at(settings)
+        self._check_admission(found, way)
+        self._run = found
+        click.echo(f"found run {found.title}", err=True)
+
+    def _check_admission(self, run: PublishedRun, way: Way) -> None:
+        mode = run.manifest.admission.mode
+        if mode == "open" or (run_folder(self.data_dir, run.id) / "admission").exists():
+            return
+        if owns(self.data_dir, run.signed.owner):
+            return
+        if mode == "list":
+            click.echo(
+                "note: its owner has to put this node on a list; it prints its id when it starts", err=True
+            )
+        elif way.link is None or way.link.invite is None:
+            raise UserError(
+                f"run {run.name} takes members by invite, and there is none in this",
+                "ask its owner for an invite, or a link with one in it",
+            )
+
+    def _show(self, answers: Answers) -> None:
+        values = self._values(answers)
+        click.echo("", err=True)
+        if self._run is not None:
+            known = {key: value for key, value in values.items() if key in NodeSettings.__struct_fields__}
+            settings = msgspec.convert(
+                known | {"data_dir": self.data_dir}, NodeSettings, dec_hook=lambda _kind, value: value
+            )
+            for line in takes(settings, self._run):
+                click.echo(clean(f"  {line}"), err=True)
+
+    def _values(self, answers: Answers) -> dict[str, Any]:
+        """Make the settings: what was there before, and the answers in its place."""
+        way: Way = answers["way"]
+        values = {key: value for key, value in self._before.items() if key not in ("invite", "join", "run")}
+        if way.word:
+            values["invite"] = "".join(way.word.split())
+        else:
+            values |= {"join": way.join, "run": self._run.id if self._run is not None else way.run}
+        asked = ("name", "data", "max_upload", "max_download", "max_disk", *LIMITS)
+        return values | {key: answers[key] for key in asked if key in answers}
+
+
+def _way(word: str) -> Way:
+    """Read a link, an invite or an address. Raises: ConfigError."""
+    if not is_word(word):
+        check_join_address(word)
+    return way_of((word,))
+
+
+def _name(word: str) -> str:
+    if len(word) > MAX_NAME:
+        raise UserError(f"a name has {MAX_NAME} letters at most")
+    return word
+
+
+def _path(word: str) -> Path:
+    path = expanded(Path(word))
+    if not word or not path.exists():
+        raise UserError(f"{path} does not exist")
+    return path.absolute()
+
+
+def _rate(word: str) -> str:
+    parse_rate(word, "the limit")
+    return word
+
+
+def _limit(key: str) -> Callable[[str], str]:
+    """Make a reader of one of the owner's limits."""
+
+    def read(word: str) -> str:
+        bounds_of(msgspec.structs.replace(OwnLimits(), **{key: word}))
+        return word
+
+    return read
+
+
+def _size(word: str) -> str:
+    parse_size(word, "the limit")
+    return word
+
+
+# Questions at a terminal: each has a default, and an answer can be taken back.
+
+BACK = "back"
+NO = ("n", "no")
+Answers = dict[str, Any]
+
+
+def _always(_answers: Answers) -> bool:
+    return True
+
+
+class Question(Struct, frozen=True):
+    """One question."""
+
+    key: str
+    """Key of its answer."""
+    text: str
+    default: str = ""
+    """Answer of somebody who only presses Enter."""
+    none: str = ""
+    """Words for that, where it is empty."""
+    read: Callable[[str], Any] = str
+    """Reader of an answer. Raises UserError: it is asked again."""
+    wanted: Callable[[Answers], bool] = _always
+    """Condition under which it is asked, by what was answered before."""
+    before: Callable[[Answers], None] = lambda _answers: None
+    """Words to be said before it. Raises UserError: that is said, and it is asked all the same."""
+    then: Callable[[Answers], None] = lambda _answers: None
+    """Work between this answer and the next question, such as to look at what was named. Raises as `read`."""
+
+
+def need_terminal(command: str, instead: str) -> None:
+    """Check that somebody can be asked. Raises: UserError."""
+    if not at_terminal():
+        raise UserError(f"p2pdiloco {command} asks questions, and there is nobody at a terminal", instead)
+
+
+def ask_all(questions: Sequence[Question], known: Answers | None = None) -> Answers:
+    """Ask one after the other; "back" goes to the one before. `known`: answers that were given already.
+
+    Raises: click.Abort (Ctrl-C, or the input's end).
+    """
+    click.echo(f"Enter takes what is in brackets; {BACK} goes to the question before; Ctrl-C ends.", err=True)
+    answers: Answers = dict(known or {})
+    asked: list[int] = []
+    index = 0
+    while index < len(questions):
+        question = questions[index]
+        if not question.wanted(answers):
+            answers.pop(question.key, None)
+            index += 1
+            continue
+        _say(question, answers)
+        word = _typed(question)
+        if word.lower() == BACK:
+            index = asked.pop() if asked else index
+            continue
+        try:
+            answers[question.key] = question.read(word)
+            question.then(answers)
+        except UserError as error:
+            _complain(error)
+            continue
+        asked.append(index)
+        index += 1
+    return answers
+
+
+def _say(question: Question, answers: Answers) -> None:
+    try:
+        question.before(answers)
+    except UserError as error:
+        _complain(error)
+
+
+def _complain(error: UserError) -> None:
+    click.echo(clean(f"  {error}" + (f" ({error.hint})" if error.hint else "")), err=True)
+
+
+def _typed(question: Question) -> str:
+    bracket = question.default or question.none
+    text = f"{question.text} [{bracket}]" if bracket else question.text
+    word = click.prompt(clean(text), default=question.default, show_default=False, err=True)
+    return str(word).strip()
+
+
+def yes_or_no(word: str) -> bool:
+    """Read a yes or a no. Raises: UserError."""
+    if word.lower() in YES:
+        return True
+    if word.lower() in NO:
+        return False
+    raise UserError("answer y or n")
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """Make a reader of one of these, or the beginning of one."""
+
+    def read(word: str) -> str:
+        fits = [choice for choice in choices if choice == word] or [
+            choice for choice in choices if word and choice.startswith(word.lower())
+        ]
+        if len(fits) != 1:
+            raise UserError(f"answer one of {', '.join(choices)}")
+        return fits[0]
+
+    return read
+
+
+# Looking at a run before joining it: its manifest, and what it would take of this machine.
+
+PATIENCE_S = 30.0
+PAUSE_S = 0.5
+
+
+def look_at(settings: NodeSettings) -> PublishedRun:
+    """Fetch the manifest of the run that these settings mean, from the peers that they name.
+
+    Raises: UserError (nobody answers, or nobody knows the run; or it is of another owner than the link says).
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # what is worth a line becomes an error here
+    join = peers_behind(settings.join)
+    if not join:
+        raise UserError("there is no peer to ask")
+    try:
+        run = visit(_look(join, settings.run))
+    except TimeoutError:
+        raise UserError(f"nobody told about the run within {PATIENCE_S:g} s") from None
+    except (RemoteError, TransportError) as error:
+        raise UserError(f"the run cannot be looked at: {error}") from error
+    check_owner(settings, run)
+    return run
+
+
+async def _look(join: tuple[str, ...], wanted: str) -> PublishedRun:
+    async with asyncio.timeout(PATIENCE_S), visitor(join) as transport:
+        return await _manifest(transport, RunSearch(transport, wanted, peers_of(join)))
+
+
+async def _manifest(transport: Transport, search: RunSearch) -> PublishedRun:
+    while True:
+        chosen = await search.look()
+        found = await search.manifest(chosen) if chosen is not None else None
+        if found is not None:
+            signed, manifest = found
+            return PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
+        await asyncio.sleep(PAUSE_S)
+
+
+def takes(settings: NodeSettings, run: PublishedRun) -> list[str]:
+    """Say in lines what a run takes of this machine.
+
+    Raises: UserError (more than is here, or than the settings permit).
+    """
+    place = next(path for path in (settings.data_dir, *settings.data_dir.parents) if path.exists())
+    settings = msgspec.structs.replace(settings, data_dir=place)  # of the folder that will be made there
+    approval = Approval(settings, lambda _text, _figures: None, None)
+    lines = approval.describe(run)
+    approval.check(run.manifest)
+    return lines
+
+
+# Guide of somebody who describes a run: the flags of `run new` as questions (`run new --guide`).
+
+INSTEAD = (
+    "p2pdiloco run new NAME, with --preset, --data, --length, --expected-members and --admission as wanted"
+)
+AS_PRESET = "preset"
+MOST_MEMBERS = 16_384
+NAME_WORDS = "1 to 63 of a-z 0-9 . _ - and begins with a letter or digit"
+
+
+def ask_for_run(name: str, preset: str) -> dict[str, Any]:
+    """Ask for what `run new` takes; returns its arguments.
+
+    Raises: UserError (nobody is there), click.Abort.
+    """
+    need_terminal("run new --guide", INSTEAD)
+    lengths = ", ".join(f"{key} ({length.steps} steps)" for key, length in LENGTHS.items())
+    answers = ask_all(
+        [
+            Question("name", "Name of the run, for people", name, read=_run_name),
+            Question(
+                "preset",
+                f"Model to start from ({', '.join(PRESETS)}; README says what they are)",
+                preset,
+                read=one_of(list(PRESETS)),
+            ),
+            Question(
+                "data",
+                "Data: embedded (what the model's task brings), files, jsonl or parquet (each node's own, "
+                f"--data), or {HUB}OWNER/NAME (a data set of Hugging Face)",
+                "embedded",
+                read=data_source,
+            ),
+            Question(
+                "length",
+                f"Length, in inner steps of each node: {lengths}, or {AS_PRESET} (the model's own)",
+                AS_PRESET,
+                read=one_of([*LENGTHS, AS_PRESET]),
+            ),
+            Question("expected_members", "Members at the start, about (0: not known)", "0", read=_members),
+            Question(
+                "admission",
+                "Who may be a member: open (anybody), invite (who has one of yours), list (whom you list)",
+                "invite",
+                read=one_of(["open", "invite", "list"]),
+            ),
+        ]
+    )
+    if answers["length"] == AS_PRESET:
+        del answers["length"]
+    return answers
+
+
+def _run_name(word: str) -> str:
+    try:
+        return msgspec.convert(word, Name)
+    except msgspec.ValidationError as error:
+        raise UserError(f"a name has {NAME_WORDS}") from error
+
+
+def _members(word: str) -> int:
+    if not word.isdecimal() or int(word) > MOST_MEMBERS:
+        raise UserError(f"answer a number from 0 to {MOST_MEMBERS}")
+    return int(word)
+
+
+# Settings file of a guided node, `<data_dir>/node.toml`: what `p2pdiloco node --config` reads.
+
+NAME = "node.toml"
+_HEAD = """\
+# Settings of this node, written by `p2pdiloco join`, which asks for them again. It starts with
+#   p2pdiloco node --config {path}
+# Every flag of `p2pdiloco node` may be a key, with dashes as underscores.
+[node]
+"""
+
+
+def saved_settings(data_dir: Path) -> dict[str, Any]:
+    """Read what an earlier guide saved; empty: nothing.
+
+    Raises: UserError (a node runs there), ConfigError.
+    """
+    if data_dir.is_dir() and is_in_use(data_dir):
+        raise UserError(
+            f"a node runs with the data folder {data_dir}",
+            "stop it first (Ctrl-C there, or systemctl --user stop p2pdiloco-node), or name another folder "
+            "with --data-dir",
+        )
+    path = data_dir / NAME
+    return load_settings_table(path, "node") if path.exists() else {}
+
+
+def save_settings(data_dir: Path, values: dict[str, Any]) -> Path:
+    """Save settings, all or nothing, for nobody else to read; what is empty is left out.
+
+    Raises: StorageError.
+    """
+    path = data_dir / NAME
+    lines = [f'data_dir = "."  # {str(data_dir)!r}\n']
+    for key, value in values.items():
+        if value not in ("", (), None, False) and key != "data_dir":
+            note = f"  # {_kind_of(value)}" if key == "invite" else ""
+            lines.append(f"{key} = {as_toml(str(value) if isinstance(value, Path) else value)}{note}\n")
+    text = _HEAD.format(path=path) + "".join(lines)
+    with DataDir(data_dir, parents=True):
+        Files().save(path, [text.encode()], durable=True, private=True)
+    return path
+
+
+def _kind_of(word: str) -> str:
+    """Say what a word is, and whether it is a secret. Raises: ConfigError."""
+    if INVITE.fits(word):
+        return "an invite: a secret"
+    if read_word(word).invite is not None:
+        return "a run link with an invite in it: a secret"
+    return "a run link, which is no secret"
+
+
+# Start of a node with this user's session or this machine: a user unit, made of the shipped one.
+#
+# The shipped unit is the system manager's. A user's manager has neither the privileges that its mount and
+# capability settings need, nor its folders: what remains are the settings below.
+
+UNIT = "p2pdiloco-node.service"
+KEPT = {
+    "Description",
+    "Type",
+    "NotifyAccess",
+    "TimeoutStartSec",
+    "WatchdogSec",
+    "Restart",
+    "RestartSec",
+    "RestartPreventExitStatus",
+    "KillMode",
+    "OOMPolicy",
+    "TimeoutStopSec",
+    "NoNewPrivileges",
+    "RestrictAddressFamilies",
+    "RestrictNamespaces",
+    "RestrictRealtime",
+    "RestrictSUIDSGID",
+    "LockPersonality",
+    "UMask",
+    "SystemCallArchitectures",
+    "SystemCallFilter",
+    "SystemCallErrorNumber",
+}
+"""Settings of the shipped unit that a user's manager can keep."""
+SYSTEMCTL = ("systemctl", "--user")
+TIMEOUT_S = 60.0
+
+
+def can_start_by_itself() -> bool:
+    """Tell whether this machine has systemd, and the shipped unit is here."""
+    return sys.platform == "linux" and shutil.which("systemctl") is not None and shipped_unit() is not None
+
+
+def shipped_unit() -> Path | None:
+    """Find the unit that is shipped: beside the package in a clone, under share where it is installed."""
+    places = (Path(__file__).parents[3] / "node", Path(sys.prefix) / "share/p2pdiloco/node")
+    return next((place / UNIT for place in places if (place / UNIT).is_file()), None)
+
+
+def unit_path() -> Path:
+    """Path of this user's unit."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "systemd/user" / UNIT
+
+
+def user_unit(shipped: str, config: Path) -> str:
+    """Make the user's unit of the shipped one; it starts the node with this settings file."""
+    lines = [f"# {UNIT} of this user, written by `p2pdiloco join`", "[Unit]"]
+    for line in shipped.splitlines():
+        key = line.partition("=")[0]
+        if line == "[Service]":
+            command = " ".join(
+                map(_quoted, (sys.executable, "-m", "p2pdiloco", "node", "--config", str(config)))
+            )
+            lines += ["", line, f"ExecStart={command}"]
+        elif key in KEPT:
+            lines.append(line)
+    return "\n".join([*lines, "", "[Install]", "WantedBy=default.target", ""])
+
+
+def _quoted(word: str) -> str:
+    """Quote a word of ExecStart."""
+    for character, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(character, written)
+    return f'"{word}"'
+
+
+def start_by_itself(config: Path) -> list[str]:
+    """Write the unit, enable it, and start it now. Returns what to know of it, in lines.
+
+    Raises: UserError (the user's manager refuses, with what it says), StorageError.
+    """
+    shipped, path = shipped_unit(), unit_path()
+    if shipped is None:
+        raise UserError("the unit p2pdiloco-node.service is not here", "see node/RUNBOOK.md in the clone")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = user_unit(shipped.read_text(encoding="utf-8"), config)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    Files().save(path, [text.encode()], durable=True)
+    for words in (("daemon-reload",), ("enable", "--now", UNIT)):
+        _systemctl(*words)
+    return [
+        f"the node runs as {UNIT} of this user, and starts with your session ({path})",
+        "watch it:       journalctl --user -u p2pdiloco-node -f, or p2pdiloco status",
+        "stop it:        systemctl --user stop p2pdiloco-node",
+        "without login:  loginctl enable-linger (it then starts with the machine, and outlives your session)",
+        f"take it away:   systemctl --user disable --now p2pdiloco-node && rm {path}",
+    ]
+
+
+def _systemctl(*words: str) -> None:
+    command = (*SYSTEMCTL, *words)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        said, failed = (done.stderr or done.stdout).strip(), done.returncode != 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said, failed = str(error), True
+    if failed:
+        raise UserError(
+            f"{' '.join(command)} failed: {' '.join(said.split())[:200]}",
+            f"the unit is written; in a session of yours: systemctl --user daemon-reload && systemctl --user "
+            f"enable --now {UNIT}",
+        )

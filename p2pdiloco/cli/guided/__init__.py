@@ -1,1 +1,0 @@
-"""Guided commands: questions at a terminal, whose answers become settings or a run.toml."""

@@ -1,0 +1,293 @@
+"""The global parameters of a live run, copied by somebody who only asks.
+
+Every fragment comes from a member that says that it holds the newest version, in pieces also from others
+that hold the same one, with the code by which newcomers copy (`daemon.bulk.states.copying`). Signatures and
+digests decide what is taken. Fragments are of the versions that there are when it is their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import click
+import msgspec
+
+from p2pdiloco.cli.status_command import Search, visit, visitor
+from p2pdiloco.config.manifest import Manifest, run_id
+from p2pdiloco.config.values import peer_in
+from p2pdiloco.core.api.effects import FetchState
+from p2pdiloco.core.api.types import signed_bytes
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.states import Copying
+from p2pdiloco.daemon.display.logs import TICK_S, Tell, lasting
+from p2pdiloco.daemon.display.snapshot import StatusReport
+from p2pdiloco.daemon.network.reach import PAUSE_S, MeasuredLink, measure
+from p2pdiloco.daemon.payloads import Compute
+from p2pdiloco.daemon.run_files.known_runs import (
+    ListedRun,
+    RunSearch,
+    choose_run,
+    peers_of,
+    pull_manifest,
+    run_names,
+)
+from p2pdiloco.daemon.run_files.run import (
+    Run,
+    constants_in,
+    fresh_vault,
+    given_constants,
+    given_parameters,
+    room_for,
+)
+from p2pdiloco.daemon.run_files.saved_state import RunResult, result_of
+from p2pdiloco.daemon.run_files.shared_files import fetched_tokenizer
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, clean
+from p2pdiloco.identity import verify as verify_signature
+from p2pdiloco.ports import Transport
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.layout import plan_fragments
+from p2pdiloco.tensors.vault import Vault
+
+AT_ONCE = 4
+"""Fragments that are copied at one time."""
+ROUNDS = 3
+"""Number of times that all members are asked for a fragment before it is given up."""
+RETRY_S = 1.0
+
+
+def result_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunResult:
+    """Copy the global parameters from the members of a run.
+
+    Raises:
+        UserError: no peer can be reached, no such run or several, nobody gives it in time.
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
+    return visit(_copied(join, wanted, timeout_s))
+
+
+async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunResult:
+    search = Search(wanted, peers_of(join))
+    found: list[Run] = []
+    try:
+        async with asyncio.timeout(timeout_s), visitor(join) as transport:
+            with search.said(timeout_s, lambda text: click.echo(clean(text), err=True)):
+                reports = await search.reports(transport)
+            run = await _run(transport, reports[0], search.joined)
+            found.append(run)
+            if run.manifest.admission.mode != "open":
+                raise UserError(
+                    f"the parameters of run {run.name} are for its members",
+                    "take the newest file of a member's --result-dir: --checkpoint FILE; or the folder of a "
+                    "member that has ended: --data-dir DIR",
+                )
+            members = [report.answered_by for report in reports]
+            tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)
+            given = None
+            if any(row.number == 0 for report in reports for row in report.fragments):
+                given = await given_parameters(transport, None, run.id, run.manifest, members)
+                constants = constants_in(given, run.manifest)
+            else:
+                constants = await given_constants(transport, run.id, run.manifest, members)
+            result = await _Visit(run, transport, reports, given).result()
+            return msgspec.structs.replace(result, tokenizer=tokenizer, constants=constants)
+    except TransportError as error:
+        raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
+    except TimeoutError:
+        if not found:
+            raise search.failure(timeout_s) from None
+        raise UserError(
+            f"the parameters of {found[0].name} were not all here after {timeout_s:g} s",
+            "a slow link needs a larger --timeout-s",
+        ) from None
+
+
+async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str]) -> Run:
+    """The run, from whoever has its true manifest. Raises: UserError."""
+    name = clean(report.run_name)
+    search = RunSearch(transport, report.run_id, [report.answered_by, *hosts])
+    try:
+        listed = await search.look()
+        found = await search.manifest(listed) if listed is not None else None
+        if found is None:
+            raise UserError(f"nobody gives the manifest of {name}", "try again")
+        signed, manifest = found
+        layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
+    except (RemoteError, ConfigError) as error:
+        raise UserError(f"the manifest of {name} is not valid: {error}") from error
+    return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts)
+
+
+class _Visit:
+    """Copies all fragments of one run."""
+
+    def __init__(
+        self,
+        run: Run,
+        transport: Transport,
+        reports: Sequence[StatusReport],
+        given: Mapping[str, Any] | None,
+    ) -> None:
+        """`given`: version 0 of a run that starts from given parameters, if somebody is still there."""
+        self._run = run
+        self._given = given
+        self._reports = reports
+        self._whole: set[int] = set()
+        """Fragments that are here."""
+        with room_for(run.manifest):
+            self._vault = Vault.of(run.manifest, run.layouts)
+        self._compute = Compute(self._vault, None)
+        self._copying = Copying(self, transport, self._compute, asyncio.get_running_loop().time)
+
+    @property
+    def run(self) -> str:
+        """See `chain_view.Versions`."""
+        return self._run.id
+
+    async def result(self) -> RunResult:
+        """Fetch the global parameters of all fragments. Raises: UserError."""
+        turns = asyncio.Semaphore(AT_ONCE)
+        try:
+            async with self._shown(), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._fragment(f.index, turns)) for f in self._run.layouts]
+        except* UserError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._compute.close()
+        return result_of(self._run, self._vault, [task.result() for task in tasks])
+
+    @contextlib.asynccontextmanager
+    async def _shown(self) -> AsyncIterator[None]:
+        """Show how much is here, meanwhile."""
+        sizes = [self.state_bytes(layout.index) for layout in self._run.layouts]
+
+        async def show(tell: Tell) -> None:
+            while True:
+                here = [
+                    size if f in self._whole else self._copying.here_bytes(f) for f, size in enumerate(sizes)
+                ]
+                tell(sum(here), sum(sizes))
+                await asyncio.sleep(TICK_S)
+
+        with lasting(f"copying the parameters of run {self._run.name}") as tell:
+            showing = asyncio.create_task(show(tell))
+            try:
+                yield
+            finally:
+                showing.cancel()
+
+    async def _fragment(self, fragment: int, turns: asyncio.Semaphore) -> SignedVersion:
+        why = ""
+        async with turns:
+            for attempt in range(ROUNDS):
+                for peer in self._by_version(fragment):
+                    try:
+                        header = await self._copying.fetch(FetchState(fragment, 0, peer))
+                    except (RemoteError, TransportError) as error:
+                        why = f"…{peer[-6:]}: {error}"[:160]
+                        continue
+                    version = header.version
+                    expected = version.header.state_digest
+                    await self._compute.run(self._vault.commit, fragment, version.header.number, expected)
+                    self._whole.add(fragment)
+                    return version
+                await asyncio.sleep(RETRY_S * (attempt + 1 < ROUNDS))
+        raise UserError(f"nobody gives fragment {fragment} of {self._run.name} ({why})", "try again")
+
+    def _by_version(self, fragment: int) -> list[str]:
+        """Members, those with the most tokens in this fragment first; equals take turns."""
+
+        def rank(place: int) -> tuple[int, int]:
+            rows = self._reports[place].fragments
+            tokens = rows[fragment].tokens if fragment < len(rows) else 0
+            return -tokens, (place + fragment) % len(self._reports)
+
+        return [self._reports[place].answered_by for place in sorted(range(len(self._reports)), key=rank)]
+
+    def state_bytes(self, fragment: int) -> int:
+        """See `chain_view.Versions`."""
+        return 8 * self._run.layouts[fragment].numel
+
+    def holders(self, fragment: int, digest: bytes) -> list[str]:
+        """See `chain_view.Versions`."""
+        short = digest.hex()[:8]
+        return [
+            report.answered_by
+            for report in self._reports
+            if fragment < len(report.fragments) and report.fragments[fragment].digest == short
+        ]
+
+    def signed(self, version: SignedVersion) -> bool:
+        """See `chain_view.Versions`; of version 0, whether it is the one that everybody can compute."""
+        header = version.header
+        if header.run != self._run.id:
+            return False
+        if header.number:
+            return verify_signature(header.syncer, signed_bytes("version", header), version.signature)
+        return header.state_digest == self._version_0[header.fragment]
+
+    @cached_property
+    def _version_0(self) -> list[bytes]:
+        """State digests of version 0, which need no signature: everybody can compute them."""
+        if self._run.manifest.run.initial and self._given is None:
+            return [b""] * len(self._run.layouts)
+        layouts, vault = fresh_vault(self._run.manifest, self._given)
+        return [vault.state_digest_of(layout.index, 0) for layout in layouts]
+
+
+# `plan --join`: what the link to a live peer carries, and the manifest that this peer lists.
+
+TIMEOUT_S = 45.0
+"""Time of the whole measurement: more than its parts take on the slowest link that can be measured."""
+
+
+def measured_link(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
+    """The link to a peer (a checked multiaddr), and, if wanted, the manifest of the run that it lists.
+
+    Raises:
+        UserError: the peer is not there, refuses, is too old, lists no such run or several.
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # what is worth a line becomes an error here
+    return visit(_visit(join, run, with_manifest))
+
+
+async def _visit(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
+    peer = peer_in(join)
+    try:
+        async with asyncio.timeout(TIMEOUT_S), visitor((join,)) as transport:
+            manifest = await listed_manifest(transport, peer, run) if with_manifest else None
+            return await measure(transport, peer), manifest
+    except TimeoutError:
+        raise UserError(
+            f"{peer} did not answer within {TIMEOUT_S:g} s", "give the link's rate with --upload"
+        ) from None
+
+
+async def listed_manifest(transport: Transport, peer: str, wanted: str) -> Manifest:
+    """The manifest of the run of that name or id that the peer lists; where it lists one only, of that.
+
+    Raises:
+        UserError: none fits, or several do, or the peer does not give it.
+    """
+    try:
+        reply = await transport.send(peer, wire.QUERY + wire.encode(wire.RunsQuery()), PAUSE_S)
+        runs = wire.decode(reply, wire.RunList).runs
+    except (RemoteError, TransportError) as error:
+        raise UserError(f"{peer} does not say which runs it knows: {error}", "give a run.toml") from error
+    found = {summary.run: ListedRun(summary.run, [summary.name], [peer]) for summary in runs}
+    chosen = choose_run(found, wanted)
+    if chosen is None:
+        names = run_names(found.values()) or "none"
+        raise UserError(f'{peer} knows no run "{wanted}"', f"it knows: {names}; or give a run.toml")
+    try:
+        signed = await pull_manifest(transport, chosen)
+    except RemoteError as error:
+        raise UserError(f"the manifest of {chosen.name} is not valid: {error}") from error
+    if signed is None:
+        raise UserError(f"{peer} does not give the manifest of {chosen.name}", "give the run.toml")
+    return signed[1]

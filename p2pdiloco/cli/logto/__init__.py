@@ -1,1 +1,0 @@
-"""`p2pdiloco log-to`: figures of the event log, in somebody else's charts."""

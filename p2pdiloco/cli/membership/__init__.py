@@ -1,1 +1,0 @@
-"""Commands about membership: invite, ban, revoke, admit, can-join."""

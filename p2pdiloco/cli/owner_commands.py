@@ -1,0 +1,517 @@
+"""`p2pdiloco invite`: one word with which others join a run, made by its owner."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdiloco.adapters.data_dir import try_file
+from p2pdiloco.cli.options import FILE, WORDS, Number, SpacedLists, example, joined_through
+from p2pdiloco.config.settings import FIELDS, NodeSettings, flag_of, value_text
+from p2pdiloco.config.values import expanded, parse_life
+from p2pdiloco.errors import StorageError, UserError
+
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.owner.control import ControlState, Reply, Verb
+
+OWNED_DIR = partial(
+    click.option,
+    "--data-dir",
+    type=FILE,
+    help="Folder with owner.key: of the node or bootstrap that signed the run. "
+    "[default: their own default folders]",
+)
+
+
+@click.command(cls=SpacedLists, epilog=example("invite"))
+@click.argument("run")
+@click.option("--expires", default="7d", show_default=True, metavar="TIME", help="12h, 7d, 4w, or never.")
+@click.option(
+    "--uses", type=click.IntRange(1, 1024), default=5, show_default=True, help="Nodes that it lets in."
+)
+@click.option(
+    "--name", default="", metavar="WHO", help="Whom it is for, to revoke it by that; nobody sees it."
+)
+@click.option(
+    "--join",
+    multiple=True,
+    type=WORDS,
+    metavar="MULTIADDR",
+    help="Peer to join through, instead of those that this folder knows; may be repeated.",
+)
+@OWNED_DIR()
+@click.option(
+    "--link", is_flag=True, help="Print it as a run link, which also says the run's name and owner."
+)
+@click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
+@click.option("--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png.")
+def invite(
+    run: str,
+    expires: str,
+    uses: int,
+    name: str,
+    join: tuple[str, ...],
+    data_dir: Path | None,
+    link: bool,
+    qr: bool | None,
+    qr_file: Path | None,
+) -> None:
+    """Print an invite to a RUN of yours (its name or id). Whoever has it can join, so keep it private."""
+    from p2pdiloco.daemon.display.snapshot import counted
+    from p2pdiloco.daemon.papers import encode_invite
+    from p2pdiloco.daemon.run_files.known_runs import KnownRun, Ownership
+
+    if qr_file is not None:
+        check_qr_file(qr_file)
+    if not link:  # an invite holds no names of the DNS
+        join, _ = joined_through(join)
+    life_s = parse_life(expires, "--expires")
+    owned = Ownership.find(run, data_dir)
+    made = owned.invite(int(time.time()) + life_s if life_s else 0, uses, name[:63], join)
+    text = owned.link(made) if link else encode_invite(made)
+    click.echo(text)
+    until = f"for {expires}" if life_s else "for ever"
+    click.echo(
+        f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node {'LINK' if link else 'INVITE'}",
+        err=True,
+    )
+    warn_of_addresses(owned.addresses(join))
+    if not KnownRun.find(owned.run, owned.data_dir).is_by_invite:
+        click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
+    if qr_file is not None:
+        save_qr(text, qr_file)
+    if qr if qr is not None else sys.stderr.isatty():
+        show_qr(text)
+
+
+# `p2pdiloco run link`: a run as one word, with which others join it, and its QR code.
+
+
+@click.command("link", cls=SpacedLists, epilog=example("run link"))
+@click.argument("run", required=False, default="")
+@click.option(
+    "--data-dir",
+    type=FILE,
+    help="Folder of a node or bootstrap of the run.  [default: their own default folders]",
+)
+@click.option(
+    "--join",
+    multiple=True,
+    type=WORDS,
+    metavar="MULTIADDR",
+    help="Peer to join through, or /dnsaddr/NAME, instead of those that this folder knows; may be repeated.",
+)
+@click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
+@click.option("--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png.")
+def link(
+    run: str, data_dir: Path | None, join: tuple[str, ...], qr: bool | None, qr_file: Path | None
+) -> None:
+    """Print the link to a RUN (its name or id) that a node or bootstrap of this machine is in or serves.
+
+    It says run, owner, and peers to join through, and holds no secret. For a run by invite, its owner
+    prints one that lets others in: p2pdiloco invite RUN --link.
+    """
+    from p2pdiloco.daemon.run_files.known_runs import KnownRun
+
+    if qr_file is not None:
+        check_qr_file(qr_file)
+    known = KnownRun.find(run, data_dir)
+    addresses = known.addresses(join)
+    word = known.link(join)
+    click.echo(word)
+    click.echo(f"joins run {known.title}; others run: p2pdiloco node LINK", err=True)
+    warn_of_addresses(addresses)
+    if known.is_by_invite:
+        click.echo(
+            "note: it lets nobody in, as this run takes members by invite; its owner makes links that do: "
+            f"p2pdiloco invite {known.name} --link",
+            err=True,
+        )
+    if qr_file is not None:
+        save_qr(word, qr_file)
+    if qr if qr is not None else sys.stderr.isatty():
+        show_qr(word)
+
+
+def warn_of_addresses(addresses: list[str]) -> None:
+    """Say that others cannot dial what a word names, if so."""
+    from p2pdiloco.config.values import DNSADDR, is_loopback
+
+    if all(not address.startswith(DNSADDR) and is_loopback(address) for address in addresses):
+        click.echo("warning: it names this machine's loopback only: others need --join ADDRESS", err=True)
+
+
+# `p2pdiloco can-join`: whether a run would let this node in, and why not, in one sentence.
+
+NO = 1
+
+
+@click.command("can-join", cls=SpacedLists, epilog=example("can-join"))
+@click.argument("run", metavar="RUN|LINK|INVITE")
+@click.option("--join", multiple=True, type=WORDS, metavar="MULTIADDR", help="Peer to ask; may be repeated.")
+@click.option(
+    "--data-dir", type=FILE, help="Folder of the node that is to join.  [default: a node's default]"
+)
+@click.option(
+    "--timeout-s",
+    type=Number(min=0.1, max=3600),
+    default=20.0,
+    show_default=True,
+    help="Give up if nobody answers for so long.",
+)
+def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: float) -> int:
+    """Say whether a run would let this node in. Exit status 0: yes, 1: no."""
+    from p2pdiloco.cli.owner_notice import why_not
+
+    folder = expanded(data_dir or NodeSettings().data_dir)
+    why = why_not(run, join, folder, timeout_s)
+    click.echo(f"no: {why}" if why else "yes: this node can join")
+    return NO if why else 0
+
+
+# `p2pdiloco ban`, `unban`, `revoke`, `admit`, `dismiss`, `vouch`, `run amend`: an owner's notice changed.
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    join = click.option(
+        "--join",
+        multiple=True,
+        type=WORDS,
+        metavar="MULTIADDR",
+        help="Peer of the run to give it to, beside those that this folder knows; may be repeated.",
+    )
+    return click.argument("run")(join(OWNED_DIR()(command)))
+
+
+_YES = click.option("--yes", is_flag=True, help="Do not ask whether what is meant is the right one.")
+
+
+def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **change: Any) -> None:
+    """Change the notice as `naming.PeerChange` has it."""
+    from p2pdiloco.cli.owner_notice import PeerChange, publish
+
+    asked = PeerChange(**change)
+    publish(run, join, data_dir, asked.make, asked.agree, asked.word)
+
+
+@click.command(cls=SpacedLists, epilog=example("ban"))
+@_options
+@click.argument("peer")
+@_YES
+def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+    """Refuse a PEER (its id, the end of it, or its name) at every member's door of a RUN of yours."""
+    _change_by_peer(run, join, data_dir, verb="ban", entries="banned", word=peer, adds=True, yes=yes)
+
+
+@click.command(cls=SpacedLists, epilog=example("unban"))
+@_options
+@click.argument("peer")
+@_YES
+def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+    """Take a ban of a PEER back."""
+    _change_by_peer(run, join, data_dir, verb="unban", entries="banned", word=peer, adds=False, yes=yes)
+
+
+@click.command(cls=SpacedLists, epilog=example("revoke"))
+@_options
+@click.argument("invite")
+@_YES
+def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+    """Revoke an INVITE (itself, its key or --name): it lets nobody in, and whoever came with it is out."""
+    from p2pdiloco.cli.owner_notice import InviteEnd, publish
+    from p2pdiloco.daemon.run_files.known_runs import Ownership
+
+    owned = Ownership.find(run, data_dir)
+    ended = InviteEnd.of(owned, invite, yes)
+    publish(run, join, data_dir, ended.make, ended.agree)
+
+
+@click.command(cls=SpacedLists, epilog=example("admit"))
+@_options
+@click.argument("peer")
+@_YES
+def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+    """Put a PEER (its id) on the list of a RUN whose members are listed."""
+    _change_by_peer(run, join, data_dir, verb="admit", entries="members", word=peer, adds=True, yes=yes)
+
+
+@click.command(cls=SpacedLists, epilog=example("dismiss"))
+@_options
+@click.argument("peer")
+@_YES
+def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+    """Take a PEER off the list again."""
+    _change_by_peer(run, join, data_dir, verb="dismiss", entries="members", word=peer, adds=False, yes=yes)
+
+
+@click.command(cls=SpacedLists, epilog=example("vouch"))
+@_options
+@click.option("--clear", is_flag=True, help="Take the last vouch back.")
+def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -> None:
+    """Vouch for what your node of a RUN holds now: newcomers start from what its members stand on.
+
+    Without a node in the folder, name one that you trust: --join MULTIADDR."""
+    from p2pdiloco.cli.owner_notice import vouch_for, without_vouch
+
+    if clear:
+        without_vouch(run, join, data_dir)
+    else:
+        vouch_for(run, join, data_dir)
+
+
+@click.command(cls=SpacedLists, epilog=example("run amend"))
+@_options
+@click.option(
+    "--schedule-tokens",
+    type=click.IntRange(1, 1 << 53),
+    metavar="N",
+    help="Length of the schedule, and with it the end of the run, in tokens of all learners.",
+)
+@click.option(
+    "--learning-rate-factor",
+    type=float,
+    metavar="X",
+    help="Factor of the manifest's inner learning rate; 1 is as it was.",
+)
+@click.option("--message", metavar="TEXT", help="Message to all who take part; empty: none any more.")
+@click.option("--pause", is_flag=True, help="Let learners make no inner steps.")
+@click.option("--resume", is_flag=True, help="Let them go on, at once.")
+@click.option("--end", is_flag=True, help="End the run before its schedule does.")
+@click.option(
+    "--at-tokens",
+    type=click.IntRange(0, 1 << 53),
+    metavar="N",
+    help="Tokens of the run from which on it holds. Default: about a minute ahead.",
+)
+def amend(
+    run: str,
+    join: tuple[str, ...],
+    data_dir: Path | None,
+    pause: bool,
+    resume: bool,
+    end: bool,
+    learning_rate_factor: float | None,
+    **wanted: Any,
+) -> None:
+    """Change a RUN of yours that goes on: its length, its learning rate; pause it, end it, tell all members.
+
+    All else is part of the run's id: another model, other data or another H are another run."""
+    from p2pdiloco.cli.owner_notice import Wish
+    from p2pdiloco.cli.owner_notice import amend as amend_run
+    from p2pdiloco.core.api.config import Going
+
+    ways = [
+        way for way, is_meant in ((Going.PAUSE, pause), (Going.TRAIN, resume), (Going.END, end)) if is_meant
+    ]
+    if len(ways) > 1:
+        raise UserError("--pause, --resume and --end exclude each other", "give one of them")
+    wish = Wish(rate_factor=learning_rate_factor, going=ways[0] if ways else None, **wanted)
+    amend_run(run, join, data_dir, wish)
+
+
+COMMANDS = (ban, unban, revoke, admit, dismiss, vouch)
+
+
+# QR codes of words that people join with.
+
+FORMS = (".svg", ".png")
+SCALE, BORDER = 6, 4
+"""Pixels of a module, and modules of the quiet zone that readers need."""
+
+
+def show_qr(word: str) -> None:
+    """Draw the code on stderr."""
+    import segno
+
+    # Capital letters need fewer modules, and mean the same.
+    segno.make(word.upper(), error="l", micro=False).terminal(out=sys.stderr, compact=True)
+
+
+def check_qr_file(path: Path) -> None:
+    """Check that a code can be written there. Raises: UserError, StorageError."""
+    if path.suffix.lower() not in FORMS:
+        raise UserError(f"--qr-file {path} must end in {' or '.join(FORMS)}")
+    try_file(path, "--qr-file")
+
+
+def save_qr(word: str, path: Path) -> None:
+    """Write the code as an image of the form that the name ends in. Raises: StorageError."""
+    import segno
+
+    code = segno.make(word.upper(), error="m", micro=False)
+    try:
+        code.save(str(path), kind=path.suffix.lower()[1:], scale=SCALE, border=BORDER)
+    except OSError as error:
+        raise StorageError(f"--qr-file {path} cannot be written: {error.strerror}") from error
+
+
+# `p2pdiloco pause`, `resume`, `finish`, `limits`: the owner of this machine to the node that runs on it.
+
+NO_NODE = 4
+STATUS = "\n\nExit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here."
+HELP = {
+    "max_upload": "Bits per second to send, such as 20Mbit.",
+    "max_download": "The same to receive.",
+    "max_transfer": "Bytes both ways in a calendar month, such as 200GB/month.",
+    "min_step_s": "Least seconds of an inner step.",
+    "hours": 'Hours in which it trains, such as 22-7 or "mon-fri 18-8, sat-sun 0-24".',
+    "when_idle": "Time for which nobody has used the machine before it trains, such as 10min.",
+    "not_on_battery": "yes: train on mains power only.",
+    "max_temperature": "Degrees Celsius of GPU and CPU above which it rests.",
+    "max_power": "Watts of the GPUs above which it rests.",
+}
+DATA_DIR = click.option(
+    "--data-dir",
+    type=FILE,
+    envvar="P2PDILOCO_DATA_DIR",
+    show_envvar=True,
+    help="Folder of the node that runs here.  [default: a node's usual one]",
+)
+
+
+class NoNode(UserError):
+    """Error: no node runs here with that data folder."""
+
+    exit_status = NO_NODE
+
+
+def _command(verb: Verb, words: str, example: str) -> click.Command:
+    """Make a command that says one word to the node, and prints its answer."""
+
+    @click.command(
+        verb, help=f"{words}\n\n\b\nExample:\n  {example}{STATUS}", short_help=words.partition(".")[0]
+    )
+    @DATA_DIR
+    def command(data_dir: Path | None) -> int:
+        return _print(_ask(_folder(data_dir), verb, {}))
+
+    return command
+
+
+pause = _command(
+    "pause",
+    "Let the node on this machine rest: what it made is handed over, then it makes no inner steps until "
+    "`resume`, also after a restart. It stays a member meanwhile.",
+    "p2pdiloco pause",
+)
+resume = _command(
+    "resume", "End a pause of the node on this machine, or take `finish` back.", "p2pdiloco resume"
+)
+finish = _command(
+    "finish",
+    "Let the node on this machine end in good order: what it made is handed over and merged (two minutes at "
+    "most), then it leaves as with Ctrl-C.",
+    "p2pdiloco finish --data-dir ~/.p2pdiloco/node",
+)
+
+
+@click.command("limits")
+@DATA_DIR
+@click.option("--json", "as_json", is_flag=True, help="Print the state as JSON.")
+def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
+    """Show what limits the node on this machine, or change it while it runs.
+
+    A changed limit holds at once, and at later starts; a flag that is given at a start wins over it. "none"
+    takes a limit away. Where no node runs, changes are kept for its next start, and what is kept is shown.
+
+    \b
+    Example:
+      p2pdiloco limits --max-upload 5Mbit --hours 22-7 --max-transfer 200GB/month
+      p2pdiloco limits --hours none
+
+    Exit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here.
+    """
+    changes = {flag_of(name)[2:]: value for name, value in values.items() if value is not None}
+    folder = expanded(data_dir or NodeSettings().data_dir)
+    if not _runs(folder) and folder.is_dir():
+        return _change_file(folder, changes) if changes else _say_kept(folder)
+    reply = _ask(_folder(data_dir), "limits" if changes else "state", changes)
+    if reply.state is None or not reply.ok:
+        return _print(reply)
+    if as_json:
+        from p2pdiloco.errors import json_line
+
+        click.echo(json_line(reply.state))
+    elif changes:
+        return _print(reply)
+    else:
+        click.echo("\n".join(_lines(reply.state)))
+    return 0
+
+
+for _name in FIELDS:
+    limits.params.append(click.Option([flag_of(_name), _name], metavar="VALUE", help=HELP[_name]))
+
+
+def _folder(data_dir: Path | None) -> Path:
+    """Find the folder of the node that runs here. Raises: NoNode, StorageError."""
+    folder = expanded(data_dir or NodeSettings().data_dir)
+    if not _runs(folder):
+        hint = "name its folder with --data-dir; `p2pdiloco node` starts one"
+        raise NoNode(f"no node runs here with the data folder {folder}", hint)
+    return folder
+
+
+def _runs(folder: Path) -> bool:
+    from p2pdiloco.adapters.data_dir import is_in_use
+
+    return folder.is_dir() and is_in_use(folder)
+
+
+def _ask(folder: Path, verb: Verb, changes: dict[str, str]) -> Reply:
+    from p2pdiloco.daemon.owner.control import Request, ask
+
+    return ask(folder, Request(verb, changes))
+
+
+def _print(reply: Reply) -> int:
+    if not reply.ok:
+        raise UserError(reply.said, reply.hint)
+    click.echo(reply.said)
+    return 0
+
+
+def _change_file(folder: Path, changes: dict[str, str]) -> int:
+    """Change what is kept for the next start. Raises: UserError."""
+    from p2pdiloco.daemon.owner.wishes import change_kept
+
+    change_kept(folder, changes)
+    click.echo(f"no node runs here: kept for the next start with {folder}")
+    return 0
+
+
+def _say_kept(folder: Path) -> int:
+    """Print what is kept for the next start. Returns the exit status."""
+    from p2pdiloco.daemon.owner.wishes import load_wishes
+
+    wishes = load_wishes(folder)
+    kept = [
+        f"{flag_of(name)[2:]} {value_text(getattr(wishes.limits, name)) or 'none'}" for name in wishes.changed
+    ]
+    kept += ["paused"] if wishes.paused_since else []
+    click.echo(f"no node runs here; kept for the next start with {folder}: {', '.join(kept) or 'nothing'}")
+    return NO_NODE
+
+
+def _lines(state: ControlState) -> list[str]:
+    """Word the state for people."""
+    from p2pdiloco.daemon.display.snapshot import transfer_text
+    from p2pdiloco.errors import clean
+
+    words = [clean(state.rest.words) if state.rest is not None else f"state: {state.state}"]
+    if state.transfer is not None:
+        words.append(transfer_text(state.transfer))
+    width = max(len(row.name) for row in state.limits)
+    for row in state.limits:
+        where = "" if row.comes_from == "default" else f"  ({row.comes_from})"
+        words.append(f"{row.name:<{width}}  {clean(row.value) or 'none'}{where}")
+    return words
+
+
+OWNER_COMMANDS = (pause, resume, finish, limits)
