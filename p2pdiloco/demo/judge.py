@@ -17,7 +17,7 @@ from p2pdiloco.adapters.run_store import RunStore, signed_files
 from p2pdiloco.config.manifest import Manifest, load_signed, run_id
 from p2pdiloco.config.presets import with_schedule
 from p2pdiloco.daemon.run_files.run import fresh_vault
-from p2pdiloco.demo.holdings import Holdings
+from p2pdiloco.demo.swarm import Holdings
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
 from p2pdiloco.learner.channel import LearnerOptions

@@ -14,11 +14,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from math import inf
 from pathlib import Path
 
+import msgspec
 import psutil
+from msgspec import Struct
 
+from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
@@ -300,3 +306,349 @@ class Swarm:
         cleared = sum(member.clear_away() for member in members)
         self.guard.release()
         return cleared
+
+
+# Chronicle of a swarm: what its nodes logged, by what is asked of it. No processes and no clock here.
+#
+# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+
+MAX_VERSIONS = 4096
+"""Newest versions per node and fragment whose digests are kept for comparison."""
+WARM_UP_LINES = 3
+"""First progress lines of a learner that say nothing about pauses: libraries warm up, others start."""
+
+
+class NodeTrace:
+    """Account of one node: its lives, how far it trained, which chain it follows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = "starting"
+        self.lives: list[list[Line]] = [[]]
+        """Progress lines, a list for each process that the node had."""
+        self.evaluations: list[Line] = []
+        self.merged: list[Line] = []
+        """Contributions of the node that it saw merged."""
+        self.chains: dict[int, dict[int, str]] = {}
+        """Fragment -> version number -> digest, along the chain that the node now follows."""
+
+    def started(self, state: str) -> None:
+        """Begin another life of the node, in this state until it trains."""
+        self.state = state
+        self.lives.append([])
+
+    @property
+    def progress(self) -> list[Line]:
+        """Progress lines of all lives."""
+        return list(chain.from_iterable(self.lives))
+
+    @property
+    def last(self) -> Line | None:
+        """Newest progress line; None: it has not trained yet."""
+        return next((life[-1] for life in reversed(self.lives) if life), None)
+
+    @property
+    def inner_step(self) -> int:
+        """Inner step that the node is at."""
+        return self.last.inner_step if self.last else 0
+
+    @property
+    def trains_since_s(self) -> float | None:
+        """Time of the first progress in the present life; None: not yet."""
+        return self.lives[-1][0].mono if self.lives[-1] else None
+
+    def feed(self, line: Line) -> None:
+        """Take in one line of the node's log."""
+        if line.kind == "progress":
+            self.state = "training"
+            self.lives[-1].append(line)
+        elif line.kind == "evaluation":
+            self.evaluations.append(line)
+        elif line.kind == "shutdown":
+            self.state = "saved, left"
+        elif line.is_merged():
+            self.merged.append(line)
+        elif line.is_head():
+            followed = self.chains.setdefault(line.fragment, {})
+            if line.kind == "catchup":  # a whole state was copied, which breaks the chain
+                followed.clear()
+            for later in [n for n in followed if n > line.number or n <= line.number - MAX_VERSIONS]:
+                del followed[later]
+            followed[line.number] = line.digest
+
+    def head(self, fragment: int) -> int:
+        """Number of the newest version of a fragment."""
+        return max(self.chains.get(fragment, {0: ""}))
+
+
+class Chronicle:
+    """Account of all nodes. Lines of one kind are in the order in which they were read."""
+
+    def __init__(self, fragments: int, names: Mapping[str, str] | None = None) -> None:
+        """`names`: peer id -> node name, of the nodes that are known from the start."""
+        self.fragments = fragments
+        self.nodes: dict[str, NodeTrace] = {}
+        self._names: dict[str, str] = {}
+        for peer, name in (names or {}).items():
+            self.meet(name, peer)
+        self.merges: list[Line] = []
+        """Rounds that were closed."""
+        self.held: list[Line] = []
+        """Versions that became some node's head."""
+        self.published: list[Line] = []
+        """Versions that were made: a part of `held`."""
+        self.offices: list[Line] = []
+        """Offices that were taken, and those that were laid down."""
+        self.forks: list[Line] = []
+        self.given_up: list[Line] = []
+        """Ends of contributions whose work is in no chain."""
+        self.refusals: Counter[str] = Counter()
+        self._newest = dict.fromkeys(range(fragments), 0)
+        self._in_office: dict[int, Line] = {}
+
+    def meet(self, name: str, peer: str) -> None:
+        """Make a node known."""
+        self.nodes[name] = NodeTrace(name)
+        self._names[peer] = name
+
+    def feed(self, line: Line) -> None:
+        """Take in one line of the log of `line.node`."""
+        self.nodes[line.node].feed(line)
+        if line.is_head():
+            self.held.append(line)
+        if line.is_made():
+            self.published.append(line)
+            self._newest[line.fragment] = max(self._newest[line.fragment], line.number)
+        elif line.is_merge():
+            self.merges.append(line)
+        elif line.kind == "office" and (line.syncer or line.reason.startswith("laid down")):
+            self.offices.append(line)
+            if _rank(line) > _rank(self._in_office.get(line.fragment)):
+                self._in_office[line.fragment] = line
+        elif line.kind == "fork":
+            self.forks.append(line)
+        elif line.kind == "refusal":
+            self.refusals[line.reason] += 1
+        if line.lost or (line.kind == "fork" and line.reason.startswith("given up")):
+            self.given_up.append(line)
+
+    # --- offices -----------------------------------------------------------------------------------------
+
+    def syncer(self, fragment: int, at_s: float = inf) -> str:
+        """Name of the fragment's syncer at that time, as far as anybody knew; empty: none."""
+        newest = self._in_office.get(fragment)
+        if at_s < inf:
+            known = [line for line in self.offices if line.fragment == fragment and line.mono <= at_s]
+            newest = max(known, key=_rank, default=None)
+        if newest is None or not newest.syncer:
+            return ""
+        return self._names.get(newest.syncer, f"…{newest.syncer[-6:]}")
+
+    def offices_of(self, name: str, at_s: float = inf) -> list[int]:
+        """Fragments whose syncer this node was at that time."""
+        return [fragment for fragment in range(self.fragments) if self.syncer(fragment, at_s) == name]
+
+    # --- versions ----------------------------------------------------------------------------------------
+
+    def newest(self, fragment: int) -> int:
+        """Highest number of a version of the fragment that anybody published."""
+        return self._newest[fragment]
+
+    def updates(self) -> int:
+        """Outer updates so far: versions of all fragments."""
+        return sum(self._newest.values())
+
+    def published_after(self, fragment: int, at_s: float) -> float | None:
+        """Time of the first version of a fragment that was published after `at_s`; None: none yet."""
+        times = (line.mono for line in self.published if line.fragment == fragment and line.mono > at_s)
+        return min(times, default=None)
+
+    def participation(self) -> float | None:
+        """Share of live learners whose work was merged, over all merges; None before the first merge."""
+        live = sum(line.live for line in self.merges)
+        return sum(line.contributors for line in self.merges) / live if live else None
+
+    def wrong_digests(self) -> list[str]:
+        """Sentence about states that nodes computed otherwise than a version's header says; empty: none."""
+        count = self.refusals["digest-differs"] + self.refusals["false-state"]
+        return [f"{count} times a node computed another state than the syncer"] if count else []
+
+    def heldout_losses(self) -> list[tuple[float, float]]:
+        """(time, held-out loss of the global parameters) as any node measured it, in the order of time."""
+        lines = chain.from_iterable(trace.evaluations for trace in self.nodes.values())
+        return sorted((line.mono, line.loss) for line in lines if line.loss is not None)
+
+
+def _rank(line: Line | None) -> tuple[int, bool]:
+    """Order of what is known of an office: by term, and within one the end of it counts."""
+    return (line.term, not line.syncer) if line else (-1, False)
+
+
+# Reader of nodes' event logs (docs/reference/events.md): typed records, of a growing or a whole file.
+#
+# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+
+NO_FRAGMENT = -1
+HEAD_KINDS = ("publish", "apply", "catchup")
+"""Kinds of line that name the version which became the node's head, if they have a digest."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of an event log. A field that lines of its kind do not carry has its default."""
+
+    node: str = ""
+    """Name of the node whose log it is, given by the reader."""
+    mono: float
+    kind: str
+    reason: str = ""
+    about: int | None = msgspec.field(default=None, name="fragment")
+    number: int = -1
+    digest: str = ""
+    term: int = 0
+    tokens: int = 0
+    syncer: str = ""
+    group: int | str = ""
+    """Name of a group; in lines of kind `groups`, the number of the node's leaf group."""
+    contributors: int = 0
+    live: int = 0
+    stamp: int = 0
+    contributions: int = 0
+    attempts: int = 0
+    lost: bool = False
+    inner_step: int = 0
+    tokens_total: int = 0
+    tokens_per_s: float | None = None
+    step_time_s: float = 0.0
+    longest_gap_s: float = 0.0
+    longest_aside_s: float = 0.0
+    cpu_s: float = 0.0
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+    pushed_bytes: int = 0
+    updates_given_bytes: int = 0
+    updates_passed_on_bytes: int = 0
+    device: str = ""
+    code: int | None = None
+    every: int = 1
+    peer: str = ""
+
+    @property
+    def fragment(self) -> int:
+        """Fragment that the line is about; NO_FRAGMENT: none."""
+        return NO_FRAGMENT if self.about is None else self.about
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """(fragment, number) of the version that the line names."""
+        return self.fragment, self.number
+
+    def is_head(self) -> bool:
+        """Tell whether the node's head became this version."""
+        return self.kind in HEAD_KINDS and bool(self.digest)
+
+    def is_made(self) -> bool:
+        """Tell whether the node made and published this version."""
+        return self.kind == "publish" and bool(self.digest)
+
+    def is_merge(self) -> bool:
+        """Tell whether the node, as syncer, closed a round with these contributors."""
+        return self.kind == "merge" and self.contributors > 0
+
+    def is_merged(self) -> bool:
+        """Tell whether a contribution of the node was merged."""
+        return self.kind == "contribution" and self.reason == "merged"
+
+
+class Tail:
+    """Complete lines that a growing log has gained. A rotation loses none; torn lines are left out."""
+
+    def __init__(self, path: Path, node: str = "", offset: int = 0) -> None:
+        """`node`: name that the lines are to carry. `offset`: bytes of the file to leave out."""
+        self._path = path
+        self._node = node
+        self._offset = offset
+        self._rest = b""
+
+    def lines(self) -> list[Line]:
+        """Return the lines completed since the last call.
+
+        Raises:
+            msgspec.ValidationError: a line is not of our format.
+        """
+        if not self._path.exists():
+            return []
+        data = b""
+        if self._path.stat().st_size < self._offset:
+            data, self._offset = self._read(_rotated(self._path)), 0
+        data += self._read(self._path)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return _decoded(whole, self._node)
+
+    def _read(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+            self._offset = file.tell()
+        return data
+
+
+def read_log(path: Path, node: str = "") -> list[Line]:
+    """Read all complete lines of a log, its rotated part first."""
+    parts = [part.read_bytes() for part in (_rotated(path), path) if part.exists()]
+    return _decoded(b"".join(parts).split(b"\n")[:-1], node)
+
+
+def of_kind(lines: Iterable[Line], *kinds: str) -> list[Line]:
+    """Pick the lines of these kinds."""
+    return [line for line in lines if line.kind in kinds]
+
+
+def _rotated(path: Path) -> Path:
+    return path.with_name(path.name + ROTATED_SUFFIX)
+
+
+def _decoded(lines: Iterable[bytes], node: str) -> list[Line]:
+    """Decode the lines; one that a crash tore is no JSON, and is left out."""
+    found = []
+    for line in lines:
+        try:
+            found.append(msgspec.structs.replace(_DECODER.decode(line), node=node))
+        except msgspec.ValidationError:
+            raise
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return found
+
+
+_DECODER = msgspec.json.Decoder(Line)
+
+
+# Holdings of nodes: versions that they have, by their logs or on their disks, and where two differ.
+
+
+class Holdings(Struct, frozen=True):
+    """Versions that somebody holds: fragment -> number -> digest (of the version's header)."""
+
+    name: str
+    versions: dict[int, dict[int, str]]
+
+
+def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
+    """Versions that two of them hold with different digests, in words; and how many were compared."""
+    found, compared = [], 0
+    seen: dict[tuple[int, int], dict[str, list[str]]] = {}
+    for held in holdings:
+        for fragment, chain in held.versions.items():
+            for number, digest in chain.items():
+                seen.setdefault((fragment, number), {}).setdefault(digest, []).append(held.name)
+    for (fragment, number), by_digest in sorted(seen.items()):
+        compared += sum(map(len, by_digest.values())) > 1
+        if len(by_digest) > 1:
+            camps = " against ".join(", ".join(names) for names in by_digest.values())
+            found.append(f"version {number} of fragment {fragment} differs: {camps}")
+    return found, compared
+
+
+def of_traces(traces: Iterable[NodeTrace]) -> list[Holdings]:
+    """List what the nodes hold by their logs."""
+    return [Holdings(trace.name, trace.chains) for trace in traces]

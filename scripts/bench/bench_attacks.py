@@ -42,8 +42,7 @@ from attacks.watching import Moment, addresses_of, moment, refusals, run_of, see
 from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, invites, running_swarm, wait_until
 from p2pdiloco.config.manifest import AdmissionSection, load_signed, run_id
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.demo.event_log import read_log
-from p2pdiloco.demo.swarm import Swarm, SwarmNode
+from p2pdiloco.demo.swarm import Swarm, SwarmNode, read_log
 from p2pdiloco.identity import verify
 
 HONEST = 3

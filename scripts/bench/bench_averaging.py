@@ -36,8 +36,8 @@ from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.demo.event_log import read_log
 from p2pdiloco.demo.guard import Guard
+from p2pdiloco.demo.swarm import read_log
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import CODECS
 from p2pdiloco.tensors.codecs import codec as chosen_codec

@@ -27,7 +27,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import Compile
 from p2pdiloco.daemon.learner_host import LearnerExited, LearnerHost
-from p2pdiloco.demo.event_log import of_kind, read_log
+from p2pdiloco.demo.swarm import of_kind, read_log
 from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Note, Status
 from p2pdiloco.learner.ranks import choose_device
 from p2pdiloco.tasks.registry import task_of

@@ -50,8 +50,7 @@ from bench_wire import MOST_OF_A_MEMBERS, everywhere, given, numels_of, paced, r
 from benchkit import NEVER, arguments, finish, running_swarm, spread, wait_until
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.demo.event_log import Line, of_kind, read_log
-from p2pdiloco.demo.swarm import Swarm
+from p2pdiloco.demo.swarm import Line, Swarm, of_kind, read_log
 from shaped.homes import Shape, ShapedLinks
 
 NODES = 4

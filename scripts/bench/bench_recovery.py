@@ -18,8 +18,7 @@ from typing import Any
 
 from benchkit import arguments, finish, running_swarm, spread, table, wait_until
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.demo.event_log import Line, of_kind, read_log
-from p2pdiloco.demo.swarm import Swarm, SwarmNode
+from p2pdiloco.demo.swarm import Line, Swarm, SwarmNode, of_kind, read_log
 
 QUIET_S = 6.0
 AFTER_S = 5.0

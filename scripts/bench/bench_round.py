@@ -22,8 +22,7 @@ import psutil
 from benchkit import NEVER, arguments, finish, running_swarm, spread, table
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.demo.event_log import Line, of_kind, read_log
-from p2pdiloco.demo.swarm import SwarmNode
+from p2pdiloco.demo.swarm import Line, SwarmNode, of_kind, read_log
 from p2pdiloco.tasks.registry import task_of
 
 MEGABYTE = 1e6

@@ -24,8 +24,7 @@ import psutil
 
 from benchkit import MIB, arguments, finish, running_swarm
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.demo.event_log import Tail
-from p2pdiloco.demo.swarm import SwarmNode
+from p2pdiloco.demo.swarm import SwarmNode, Tail
 
 SAMPLE_S = 10.0
 P2PD = "p2pd"

@@ -39,8 +39,7 @@ import msgspec
 from benchkit import NEVER, arguments, finish, running_swarm, spread
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.demo.event_log import Line, of_kind, read_log
-from p2pdiloco.demo.swarm import Swarm
+from p2pdiloco.demo.swarm import Line, Swarm, of_kind, read_log
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import plan_fragments

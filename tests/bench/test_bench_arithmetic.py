@@ -14,7 +14,7 @@ import bench_merge
 import bench_rivals
 import bench_wire
 from bench_wire import Count, Made
-from p2pdiloco.demo.event_log import Line
+from p2pdiloco.demo.swarm import Line
 from peers import rival_peer
 from study import bench_nodes
 from study.setting import Setting

@@ -25,8 +25,8 @@ from p2pdiloco.core.syncer import LearnerInbox, Publisher
 from p2pdiloco.core.voting import Candidacy, VoteJudge
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
-from p2pdiloco.demo.event_log import Line
 from p2pdiloco.demo.guard import Guard
+from p2pdiloco.demo.swarm import Line
 
 CALM = Seen(
     alive=3,

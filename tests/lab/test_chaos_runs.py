@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from p2pdiloco.demo import judge
-from p2pdiloco.demo.chronicle import Chronicle
+from p2pdiloco.demo.swarm import Chronicle
 from p2pdiloco_lab.chaos import chaos
 from p2pdiloco_lab.chaos import plot as chaos_plot
 from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.demo.chronicle import Chronicle
-from p2pdiloco.demo.event_log import Line
+from p2pdiloco.demo.swarm import Chronicle, Line
 from p2pdiloco_lab.chaos.facts import Act, Facts
 from p2pdiloco_lab.chaos.scenarios import scenarios
 from p2pdiloco_lab.chaos.scenarios.outcome import healed, survived

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pdiloco.demo.chronicle import Chronicle
-from p2pdiloco.demo.event_log import Line
+from p2pdiloco.demo.swarm import Chronicle, Line
 from p2pdiloco_lab.chaos import verdict
 from p2pdiloco_lab.chaos.facts import Act, Facts, StateSpan, spans
 from p2pdiloco_lab.chaos.plan import LINK_WEIGHTS, WEIGHTS, draw

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.demo import swarm as demo_swarm
+from p2pdiloco.demo.demo import Screen
 from p2pdiloco.demo.swarm import Swarm
-from p2pdiloco.demo.view import Screen
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 

@@ -16,15 +16,11 @@ from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.daemon.display.terminal import Keys
 from p2pdiloco.demo import demo
-from p2pdiloco.demo import plot as demo_plot
-from p2pdiloco.demo.chronicle import Chronicle
-from p2pdiloco.demo.command import Interrupted
-from p2pdiloco.demo.demo import Demo, _headline
-from p2pdiloco.demo.event_log import Line, Tail, read_log
-from p2pdiloco.demo.holdings import Holdings, conflicts, of_traces
+from p2pdiloco.demo import verdict as demo_plot
+from p2pdiloco.demo.demo import EXPLAINED, Demo, Interrupted, Screen, _headline, render_summary, words_of
 from p2pdiloco.demo.judge import loss_unit
+from p2pdiloco.demo.swarm import Chronicle, Holdings, Line, Tail, conflicts, of_traces, read_log
 from p2pdiloco.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
-from p2pdiloco.demo.view import EXPLAINED, Screen, render_summary, words_of
 from p2pdiloco.errors import UserError
 from p2pdiloco_lab.chaos import plot as chaos_plot
 from p2pdiloco_lab.chaos.facts import Facts

@@ -25,7 +25,7 @@ from deadlines import Deadline, within_s
 from launcher import Launched, Launcher, Shared, is_fork
 
 from p2pdiloco.adapters.p2pd import socket_folder
-from p2pdiloco.demo.event_log import Line, Tail, of_kind
+from p2pdiloco.demo.swarm import Line, Tail, of_kind
 
 POLL_S = 0.05
 TAG = "SWARM_UNDER_TEST"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from system_kit import Swarm
 
-from p2pdiloco.demo.event_log import read_log
+from p2pdiloco.demo.swarm import read_log
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

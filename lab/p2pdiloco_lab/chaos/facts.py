@@ -10,8 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from p2pdiloco.demo.chronicle import Chronicle
-from p2pdiloco.demo.event_log import Line
+from p2pdiloco.demo.swarm import Chronicle, Line
 
 State = Literal[
     "starting",

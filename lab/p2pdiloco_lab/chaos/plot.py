@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2pdiloco.demo.plot import save
+from p2pdiloco.demo.verdict import save
 from p2pdiloco_lab.chaos.facts import Facts, State
 from p2pdiloco_lab.chaos.verdict import alive_at, timelines, within
 

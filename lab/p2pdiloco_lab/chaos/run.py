@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.demo.command import Interrupted
+from p2pdiloco.demo.demo import Interrupted
 from p2pdiloco.demo.swarm import DemoFailed, Swarm, SwarmNode
 from p2pdiloco.tasks.registry import render_toml
 from p2pdiloco_lab.chaos.facts import Facts

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from p2pdiloco.demo.event_log import Line
+from p2pdiloco.demo.swarm import Line
 from p2pdiloco_lab.chaos.facts import DEAD, HELD, WARM_UP_S, Facts, StateSpan, spans
 
 LATE_SHARE = 0.4

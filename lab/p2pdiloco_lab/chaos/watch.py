@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.demo.chronicle import Chronicle
-from p2pdiloco.demo.event_log import Tail
-from p2pdiloco.demo.holdings import conflicts, of_traces
 from p2pdiloco.demo.judge import read_saved
-from p2pdiloco.demo.swarm import SwarmNode
+from p2pdiloco.demo.swarm import Chronicle, SwarmNode, Tail, conflicts, of_traces
 from p2pdiloco.errors import StorageError
 from p2pdiloco_lab.chaos.facts import Act, Facts
 

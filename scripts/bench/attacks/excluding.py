@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from p2pdiloco.demo.event_log import Line, of_kind
+from p2pdiloco.demo.swarm import Line, of_kind
 
 
 def excluded_after(logs: Mapping[str, Sequence[Line]], liars: Sequence[str], from_s: float) -> int | None:

@@ -19,8 +19,7 @@ from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import decode_status
-from p2pdiloco.demo.event_log import Line, of_kind, read_log
-from p2pdiloco.demo.swarm import SwarmNode
+from p2pdiloco.demo.swarm import Line, SwarmNode, of_kind, read_log
 from p2pdiloco.errors import P2PDilocoError, RemoteError, TransportError
 
 MIB = 1 << 20

@@ -25,8 +25,7 @@ from msgspec import Struct
 
 from benchkit import arguments, finish, running_swarm
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.demo.event_log import Tail, of_kind
-from p2pdiloco.demo.swarm import SwarmNode
+from p2pdiloco.demo.swarm import SwarmNode, Tail, of_kind
 from p2pdiloco.web.keys import token_file
 
 SETTLE_S = 3.0

@@ -27,11 +27,8 @@ import msgspec
 import torch
 
 from benchkit import running_swarm
-from p2pdiloco.demo.chronicle import Chronicle
-from p2pdiloco.demo.event_log import Tail
-from p2pdiloco.demo.holdings import conflicts
 from p2pdiloco.demo.judge import SavedNode, read_saved
-from p2pdiloco.demo.swarm import DemoFailed, Swarm
+from p2pdiloco.demo.swarm import Chronicle, DemoFailed, Swarm, Tail, conflicts
 from p2pdiloco.learner.loop import evaluate, heldout_batch
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of

@@ -36,7 +36,7 @@ from document_words import (
 )
 from launcher import Launched, Launcher
 
-from p2pdiloco.demo.event_log import Tail
+from p2pdiloco.demo.swarm import Tail
 
 ROOT = Path(__file__).parents[3]
 POLL_S = 0.02

@@ -19,7 +19,7 @@ from system_kit import TAG, Swarm
 
 import p2pdiloco
 from p2pdiloco.adapters.p2pd import socket_folder
-from p2pdiloco.demo.event_log import Line, of_kind, read_log
+from p2pdiloco.demo.swarm import Line, of_kind, read_log
 from p2pdiloco.errors import UserError
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]

@@ -23,7 +23,7 @@ from deadlines import within_s
 from system_kit import TAG, Swarm
 
 import p2pdiloco
-from p2pdiloco.demo.event_log import of_kind, read_log
+from p2pdiloco.demo.swarm import of_kind, read_log
 from p2pdiloco.errors import UserError
 from p2pdiloco.session import Session
 

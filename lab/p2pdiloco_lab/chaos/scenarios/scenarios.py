@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.demo.command import write
+from p2pdiloco.demo.demo import write
 from p2pdiloco.demo.judge import loss_unit, paced
 from p2pdiloco.demo.swarm import SwarmNode
 from p2pdiloco.errors import UserError

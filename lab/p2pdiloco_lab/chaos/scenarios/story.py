@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from p2pdiloco.demo.chronicle import Chronicle
-from p2pdiloco.demo.event_log import Line
+from p2pdiloco.demo.swarm import Chronicle, Line
 
 # --- who -----------------------------------------------------------------------------------------------
 
