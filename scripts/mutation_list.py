@@ -31,7 +31,7 @@ from p2pdiloco.core.pending import KeptContributions
 from p2pdiloco.core.round import Round
 from p2pdiloco.core.syncer import Inbox, LearnerInbox
 from p2pdiloco.core.voting import VoteJudge
-from p2pdiloco_lab.simulation.node.worker import Worker
+from p2pdiloco_lab.simulation.sim_worker import Worker
 
 __all__ = ["MUTATIONS", "mutation_links", "mutation_proofs", "mutation_scale", "mutation_standing"]
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutation_kit import Mutation, Patch
 from mutation_list import MUTATIONS
-from p2pdiloco_lab.simulation.runner import run_seed
+from p2pdiloco_lab.simulation.sim_world import run_seed
 
 
 def hunt(mutation: Mutation) -> tuple[str, int, set[str]]:

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from msgspec import to_builtins
 
-from p2pdiloco_lab.cli.seed_pool import rare_collections
+from p2pdiloco_lab.seed_pool import rare_collections
 from p2pdiloco_lab.simulation.scale import run_scale
 
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 10000)

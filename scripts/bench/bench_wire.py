@@ -43,7 +43,7 @@ from p2pdiloco.demo.swarm import Line, Swarm, of_kind, read_log
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import plan_fragments
-from p2pdiloco_lab.links.namespaces import Links
+from p2pdiloco_lab.namespaces import Links
 
 GOALS = {"int8": 1.06, "int4": 0.56, "e3m0": 0.56, "topk": 0.05}
 MOST_OF_A_MEMBERS = 2.0

@@ -20,7 +20,7 @@ from p2pdiloco.daemon.papers import encode_invite
 from p2pdiloco.daemon.run_files.known_runs import Ownership
 from p2pdiloco.demo.swarm import Swarm, SwarmNode, of_kind, read_log
 from p2pdiloco.tasks.registry import render_toml
-from p2pdiloco_lab.links.namespaces import Links, place
+from p2pdiloco_lab.namespaces import Links, place
 from shaped.homes import ShapedLinks
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import Roster, SignedPartial, SignedVersion
 from p2pdiloco.core.node import Core
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 
 class Member:

@@ -34,7 +34,7 @@ from p2pdiloco.core.api.versions import Roster, SignedVersion, VersionHeader, in
 from p2pdiloco.core.chain import Chain, Marks, marks_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 RUN = "run"
 STEP_S = 0.1

@@ -16,7 +16,7 @@ from p2pdiloco.core.api.versions import (
     parent_index,
     tree_of,
 )
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 
 def sums_of(group: str) -> bytes:

@@ -11,7 +11,7 @@ from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.evidence import Accusation, FalseState, FalseVersion, Refutation, short_of
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 Effects = list[ef.Effect]
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING

@@ -37,7 +37,7 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp
 from p2pdiloco.core.api.versions import Roster, SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.syncer import ROOM
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 PEERS = ("p1", "p2", "p3")
 CONFIG = config(fragments=2, group_size=4, term_versions=2, log_versions=2, max_base_age_versions=1)

@@ -8,10 +8,10 @@ import pytest
 
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.credits import HistoryRecord, HistoryStore, Signatures, Tip, count
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
-from p2pdiloco_lab.simulation.world.plan import RUN, draw_plan
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import HashCrypto
+from p2pdiloco_lab.simulation.seed_plan import RUN, draw_plan
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 
 class Kept:

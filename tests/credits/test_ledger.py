@@ -15,7 +15,7 @@ from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, marks_of
 from p2pdiloco.credits import Doubt, FragmentLedger, HistoryRecord, Signatures, count, credits_of, shares_of
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 VERIFY = HashCrypto("asker").verify
 

@@ -17,11 +17,10 @@ from p2pdiloco.adapters.flow import LEAST_CHUNK_BYTES
 from p2pdiloco.daemon.bulk import states, updates
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.errors import UserError
-from p2pdiloco_lab.bulk_world.plan import MIX_NAMES, MIXES
-from p2pdiloco_lab.bulk_world.report import BulkSummary, replay_command
-from p2pdiloco_lab.bulk_world.world import run_bulk_seed
-from p2pdiloco_lab.cli.seed_pool import play_bulk
-from p2pdiloco_lab.cli.simulate import simulate
+from p2pdiloco_lab.bulk_world.bulk_plan import MIX_NAMES, MIXES, BulkSummary, replay_command
+from p2pdiloco_lab.bulk_world.bulk_world import run_bulk_seed
+from p2pdiloco_lab.lab_commands import simulate
+from p2pdiloco_lab.seed_pool import play_bulk
 
 pytestmark = pytest.mark.long
 
@@ -53,7 +52,7 @@ def hold(mix: str, seeds: int) -> None:
 
 
 CODE = """
-from p2pdiloco_lab.bulk_world.world import run_bulk_seed
+from p2pdiloco_lab.bulk_world.bulk_world import run_bulk_seed
 for seed in range(6):
     print(run_bulk_seed(seed, "storm").digest)
 """

@@ -11,10 +11,9 @@ import pytest
 from p2pdiloco.demo import judge
 from p2pdiloco.demo.swarm import Chronicle
 from p2pdiloco_lab.chaos import chaos
-from p2pdiloco_lab.chaos import plot as chaos_plot
-from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
-from p2pdiloco_lab.chaos.facts import Facts
-from p2pdiloco_lab.chaos.run import Course, Outcome
+from p2pdiloco_lab.chaos import chaos_verdict as chaos_plot
+from p2pdiloco_lab.chaos.chaos_run import ChaosSettings, Course, Outcome
+from p2pdiloco_lab.chaos.chaos_verdict import Facts
 
 
 class Played:
@@ -37,7 +36,7 @@ class Played:
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     Played.runs = []
     monkeypatch.setattr(chaos, "ChaosRun", Played)
-    monkeypatch.setattr(chaos_plot, "draw", lambda *args: None)
+    monkeypatch.setattr(chaos_plot, "draw_run", lambda *args: None)
     monkeypatch.setattr(judge.Judge, "step_time_s", lambda self: 0.01)
     monkeypatch.setattr(judge.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
 

@@ -10,11 +10,10 @@ import pytest
 
 from p2pdiloco.cli.main import run
 from p2pdiloco.demo.swarm import Chronicle, Line
-from p2pdiloco_lab.chaos.facts import Act, Facts
-from p2pdiloco_lab.chaos.scenarios import scenarios
-from p2pdiloco_lab.chaos.scenarios.outcome import healed, survived
-from p2pdiloco_lab.chaos.scenarios.story import equal_at, split_of
-from p2pdiloco_lab.links.namespaces import Links, LinksRefused
+from p2pdiloco_lab.chaos import scenarios
+from p2pdiloco_lab.chaos.chaos_verdict import Act, Facts
+from p2pdiloco_lab.chaos.scenarios import equal_at, healed, split_of, survived
+from p2pdiloco_lab.namespaces import Links, LinksRefused
 
 SIDES = (("a", "b"), ("c",))
 SPLIT_S, HEALED_S = 20.5, 80.5

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from p2pdiloco.demo.swarm import Chronicle, Line
-from p2pdiloco_lab.chaos import verdict
-from p2pdiloco_lab.chaos.facts import Act, Facts, StateSpan, spans
-from p2pdiloco_lab.chaos.plan import LINK_WEIGHTS, WEIGHTS, draw
-from p2pdiloco_lab.chaos.report import goals
+from p2pdiloco_lab.chaos import chaos_verdict
+from p2pdiloco_lab.chaos.chaos_verdict import LINK_WEIGHTS, WEIGHTS, Act, Facts, StateSpan, draw, goals, spans
 
 
 def test_the_schedule_is_the_seeds_and_reaches_the_rate() -> None:
@@ -98,7 +96,7 @@ def facts() -> Facts:
 
 def test_participation_counts_who_was_really_alive(facts: Facts) -> None:
     """At 60.5 s one of two took part; while b was down, one of one. The dead do not count, nor the late."""
-    figures = verdict.figures(facts)
+    figures = chaos_verdict.figures(facts)
     merges = 98
     alone = 13  # from 40 s to 55 s, two merges missing
     assert figures.participation == pytest.approx(1 - 1 / (2 * (merges - alone) + alone))
@@ -106,18 +104,18 @@ def test_participation_counts_who_was_really_alive(facts: Facts) -> None:
 
 
 def test_resuming_and_returning_are_timed(facts: Facts) -> None:
-    figures = verdict.figures(facts)
+    figures = chaos_verdict.figures(facts)
     assert (figures.t_resume.count, figures.t_resume.worst_s) == (1, 2.5)
     assert (figures.t_back.count, figures.t_back.median_s) == (1, 11.5)
     assert figures.never_resumed == 0 and figures.never_back == ()
     facts.acts.append(Act(99.9, "b", "killed"))
     facts.acts.append(Act(99.95, "b", "starting"))
-    again = verdict.figures(facts)
+    again = chaos_verdict.figures(facts)
     assert again.never_back == ("b",)
     # Struck again before anything of it was merged: neither back nor lost.
     facts.acts.insert(0, Act(50.0, "b", "killed"))
     facts.sort()
-    assert verdict.figures(facts).t_back.count == 0
+    assert chaos_verdict.figures(facts).t_back.count == 0
 
 
 def test_an_office_laid_down_is_nobodys() -> None:
@@ -129,23 +127,27 @@ def test_an_office_laid_down_is_nobodys() -> None:
 
 
 def test_pace_counts_only_calm_and_warm_learners(facts: Facts) -> None:
-    figures = verdict.figures(facts)
+    figures = chaos_verdict.figures(facts)
     assert figures.inner_steps_per_cpu_s == pytest.approx(20.0)
     slow = record()
     slow.acts, slow.log.nodes = facts.acts, {"a": facts.log.nodes["a"]}
-    assert verdict.steps_per_cpu_s(slow, verdict.timelines(slow)) == pytest.approx(20.0)
+    assert chaos_verdict.steps_per_cpu_s(slow, chaos_verdict.timelines(slow)) == pytest.approx(20.0)
 
 
 def test_two_runs_are_compared(facts: Facts) -> None:
-    same = verdict.compare(facts, facts)
+    same = chaos_verdict.compare(facts, facts)
     assert same.merges == 1.0 and same.inner_steps_per_cpu_s == 1.0
     assert same.loss_ratio == pytest.approx(1.0)
     assert same.loss_faulty == pytest.approx(3.01, abs=0.02)
     # Per fragment 100 tokens a second merged; trained were 50 a second by a, and by b while it was up.
-    assert same.goodput == pytest.approx(verdict.tokens_merged(facts) / verdict.tokens_trained(facts))
-    reached = goals(verdict.figures(facts), same)
+    assert same.goodput == pytest.approx(
+        chaos_verdict.tokens_merged(facts) / chaos_verdict.tokens_trained(facts)
+    )
+    reached = goals(chaos_verdict.figures(facts), same)
     assert reached["participation >= 95 %"] and reached["merges per fragment >= 99 %"]
     worse = record()
     worse.acts, worse.log.merges, worse.log.published = facts.acts, facts.log.merges, facts.log.published[:50]
-    assert verdict.compare(worse, facts).merges == pytest.approx(0.5, abs=0.03)
-    assert not goals(verdict.figures(worse), verdict.compare(worse, facts))["merges per fragment >= 99 %"]
+    assert chaos_verdict.compare(worse, facts).merges == pytest.approx(0.5, abs=0.03)
+    assert not goals(chaos_verdict.figures(worse), chaos_verdict.compare(worse, facts))[
+        "merges per fragment >= 99 %"
+    ]

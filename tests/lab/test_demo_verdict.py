@@ -22,8 +22,8 @@ from p2pdiloco.demo.judge import loss_unit
 from p2pdiloco.demo.swarm import Chronicle, Holdings, Line, Tail, conflicts, of_traces, read_log
 from p2pdiloco.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
 from p2pdiloco.errors import UserError
-from p2pdiloco_lab.chaos import plot as chaos_plot
-from p2pdiloco_lab.chaos.facts import Facts
+from p2pdiloco_lab.chaos import chaos_verdict as chaos_plot
+from p2pdiloco_lab.chaos.chaos_verdict import Facts
 
 PEERS = {"one": "12D3KooWone", "two": "12D3KooWtwo", "three": "12D3KooWthree"}
 
@@ -81,7 +81,7 @@ def test_words_and_units_are_those_of_what_is_trained(
     monkeypatch.setattr(demo_plot, "save", lambda figure, path: drawn.append(figure))
     demo_plot.draw(tmp_path / "x.png", chronicle, 0.0, [], [], (1.0, 1.0), "demo", unit)
     monkeypatch.setattr(chaos_plot, "save", lambda figure, path: drawn.append(figure))
-    chaos_plot.draw(tmp_path / "x.png", Facts(Chronicle(fragments=2)), None, "chaos", unit)
+    chaos_plot.draw_run(tmp_path / "x.png", Facts(Chronicle(fragments=2)), None, "chaos", unit)
     assert drawn[0].axes[0].get_ylabel() == f"loss, {unit}" and unit in drawn[0].axes[0].get_title()
     assert drawn[1].axes[1].get_ylabel().endswith(unit)
     pyplot.close("all")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from deadlines import Deadline, within_s
 
-from p2pdiloco_lab.links.namespaces import LinksRefused
+from p2pdiloco_lab.namespaces import LinksRefused
 from shaped.homes import Shape, ShapedLinks
 
 pytestmark = pytest.mark.process

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2pdiloco_lab.links.namespaces import NETWORK, Links, LinksRefused, free_number
+from p2pdiloco_lab.namespaces import NETWORK, Links, LinksRefused, free_number
 
 pytestmark = pytest.mark.process
 

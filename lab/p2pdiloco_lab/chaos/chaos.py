@@ -20,14 +20,21 @@ from p2pdiloco.demo.demo import Interrupted, demo_folder, stop_signals, write
 from p2pdiloco.demo.judge import loss_unit, paced
 from p2pdiloco.demo.swarm import DemoFailed
 from p2pdiloco.errors import StorageError
-from p2pdiloco_lab.chaos import plan as chaos_plan
-from p2pdiloco_lab.chaos import plot as chaos_plot
-from p2pdiloco_lab.chaos import report as chaos_report
-from p2pdiloco_lab.chaos import verdict as chaos_verdict
-from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
-from p2pdiloco_lab.chaos.run import EXIT_VERDICT, ChaosRun, Course, Outcome, Taped, line_of
-from p2pdiloco_lab.chaos.scenarios import scenarios as chaos_scenarios
-from p2pdiloco_lab.links.namespaces import Links, LinksRefused
+from p2pdiloco_lab.chaos import chaos_verdict
+from p2pdiloco_lab.chaos import chaos_verdict as chaos_plan
+from p2pdiloco_lab.chaos import chaos_verdict as chaos_plot
+from p2pdiloco_lab.chaos import chaos_verdict as chaos_report
+from p2pdiloco_lab.chaos import scenarios as chaos_scenarios
+from p2pdiloco_lab.chaos.chaos_run import (
+    EXIT_VERDICT,
+    ChaosRun,
+    ChaosSettings,
+    Course,
+    Outcome,
+    Taped,
+    line_of,
+)
+from p2pdiloco_lab.namespaces import Links, LinksRefused
 
 EXIT_INTERRUPTED = 130
 TOLD = 3
@@ -173,7 +180,7 @@ class Chaos:
         write(out / "report.json", data)
         title = f"p2pdiloco chaos: {settings.nodes} nodes, {report.faults_per_hour:.0f} faults an hour"
         unit = loss_unit(self._manifest.run.task)
-        chaos_plot.draw(out / "chaos.png", faulty.facts, free.facts if free else None, title, unit)
+        chaos_plot.draw_run(out / "chaos.png", faulty.facts, free.facts if free else None, title, unit)
         stdout = Console(soft_wrap=not os.isatty(1))
         if settings.json:
             stdout.print(data.decode(), markup=False, highlight=False, end="")

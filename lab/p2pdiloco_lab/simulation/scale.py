@@ -20,9 +20,9 @@ from p2pdiloco.core.api.events import PresenceSeen
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.types import Wire, signed_bytes
 from p2pdiloco.core.api.versions import Roster, VersionHeader, level_sizes
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.world.plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 GROUP_SIZE = 16
 INNER_STEPS = 20

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect, Record
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.node.lineage import missing_spans
-from p2pdiloco_lab.simulation.world.plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import missing_spans
+from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 KINDS = ("learner", "node", "machine")
 FRAGMENTS = 24

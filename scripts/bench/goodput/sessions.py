@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.events import LeaveRequested
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.node.lineage import FragmentLineage, missing_spans
-from p2pdiloco_lab.simulation.rules.violation import Violation
-from p2pdiloco_lab.simulation.world.plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
+from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
+from p2pdiloco_lab.simulation.violation import Violation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ they are bounded, and what is too much is dropped). Delay, jitter and loss are t
 its own. X follows from our process id. In a router's namespace others may add rules, a NAT for instance.
 Linux, root.
 
-The interface is that of `p2pdiloco_lab.links.namespaces.Links`.
+The interface is that of `p2pdiloco_lab.namespaces.Links`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pdiloco.demo.guard import carry_out
-from p2pdiloco_lab.links.namespaces import TIMEOUT_S, LinksRefused, free_number, run_words
+from p2pdiloco_lab.namespaces import TIMEOUT_S, LinksRefused, free_number, run_words
 
 NODES, WORLD = "10.214", "10.215"
 HOST = "host"

@@ -16,7 +16,7 @@ from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.codecs import UnusableInputs
 from p2pdiloco.tensors.merge import Input, digest_of
 from p2pdiloco.tensors.vault import MergeResult, Vault
-from p2pdiloco_lab.simulation.world.plan import genesis_version
+from p2pdiloco_lab.simulation.seed_plan import genesis_version
 
 LOG_VERSIONS = 16
 

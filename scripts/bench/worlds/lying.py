@@ -17,10 +17,9 @@ from torch import Tensor
 from p2pdiloco.config.presets import USUAL
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.tensors.codecs import codec
-from p2pdiloco_lab.simulation.node.substance import FalseWork, Given, Made
-from p2pdiloco_lab.simulation.world.plan import WorldPlan, stream
-from p2pdiloco_lab.vectors.bigrams import ALL, LARGE, MarkovChain, Share, Size
-from p2pdiloco_lab.vectors.vectors import Vectors
+from p2pdiloco_lab.simulation.lineage import FalseWork, Given, Made
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, stream
+from p2pdiloco_lab.vectors import ALL, LARGE, MarkovChain, Share, Size, Vectors
 from worlds.kinds import Lie
 from worlds.telling import Known, tell
 

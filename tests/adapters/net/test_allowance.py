@@ -30,7 +30,7 @@ from p2pdiloco.adapters.streams import (
 )
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.identity import Identity
-from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time
+from p2pdiloco_lab.bulk_world.bulk_plan import in_virtual_time
 
 WAITING = int(MOST_WAIT_S * PEER_PER_S)
 

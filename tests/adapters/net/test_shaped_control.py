@@ -21,7 +21,7 @@ import pytest
 from deadlines import within_s
 
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco_lab.links.namespaces import LinksRefused
+from p2pdiloco_lab.namespaces import LinksRefused
 from shaped.homes import Shape, ShapedLinks
 
 PEER = str(Path(__file__).with_name("shaped_peer.py"))

@@ -18,8 +18,8 @@ from p2pdiloco.adapters.flow import OVERHEAD, Allowance, Limits
 from p2pdiloco.adapters.framing import MAX_REASON_BYTES, encode_refusal, refused_by_peer
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError
 from p2pdiloco.ports import Refusal
-from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time
-from p2pdiloco_lab.memory_pipe import AtOnce, Pipe, PipeWriter
+from p2pdiloco_lab.bulk_world.bulk_plan import in_virtual_time
+from p2pdiloco_lab.memory_net import AtOnce, Pipe, PipeWriter
 
 
 class Deaf:

@@ -43,7 +43,7 @@ from p2pdiloco.core.api.evidence import (
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
 from p2pdiloco.core.api.versions import Roster, SignedVersion
 from p2pdiloco.core.audit_state import Excluded
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 PEERS = ("p1", "p2", "p3", "p4")
 LIE = TwoVotes(vote("p1", "p2", 7), vote("p1", "p3", 7))

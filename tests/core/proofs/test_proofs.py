@@ -25,7 +25,7 @@ from p2pdiloco.core.api.messages import Proven, decode, encode
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.release import WIRE_VERSION
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 VERIFY = HashCrypto("").verify
 LEARNERS = tuple(f"p{i}" for i in range(9))

@@ -14,7 +14,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.network.discovery import DIAL_PATIENCE_S, MOST_REST_S, REST_S, UNKNOWN_DIALS, Presence
 from p2pdiloco.errors import PeerUnreachable
-from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time
+from p2pdiloco_lab.bulk_world.bulk_plan import in_virtual_time
 
 GHOSTS = 300
 

@@ -13,7 +13,7 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.course import MOST, Measurements, Turns, evaluate_regularly
-from p2pdiloco_lab.bulk_world.virtual_loop import in_virtual_time
+from p2pdiloco_lab.bulk_world.bulk_plan import in_virtual_time
 
 PEERS = ["a", "b", "c", "d"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 
 from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.world.plan import WorldPlan, draw_plan, genesis_version
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan, genesis_version
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 
 def calm_plan(

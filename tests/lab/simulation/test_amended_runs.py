@@ -8,9 +8,9 @@ import pytest
 from sim_kit import calm_plan
 
 from p2pdiloco.core.api.config import Amendment, Going, amended
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.node.lineage import missing_spans
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import missing_spans
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 NODES = 5
 PAUSE_S, RESUME_S = 22.0, 75.0

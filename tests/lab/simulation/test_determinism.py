@@ -10,11 +10,11 @@ import sys
 import pytest
 from deadlines import within_s
 
-from p2pdiloco_lab.simulation.runner import run_seed
-from p2pdiloco_lab.simulation.trace import brief
+from p2pdiloco_lab.simulation.seed_report import brief
+from p2pdiloco_lab.simulation.sim_world import run_seed
 
 CODE = """
-from p2pdiloco_lab.simulation.runner import run_seed
+from p2pdiloco_lab.simulation.sim_world import run_seed
 for seed in range(5):
     print(run_seed(seed, "storm", 4).digest)
 """

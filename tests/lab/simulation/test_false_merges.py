@@ -13,12 +13,12 @@ from p2pdiloco.core import audits
 from p2pdiloco.core.api.effects import Audit, CommitVersion, Effect, Record
 from p2pdiloco.core.chain import FOUNDING_VERSIONS
 from p2pdiloco.core.fork_choice import Support
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.node.lineage import genesis_state
-from p2pdiloco_lab.simulation.world.past import Past, old_liars
-from p2pdiloco_lab.simulation.world.perjurer import FALSE_FROM_S, LieTold, Perjurer
-from p2pdiloco_lab.simulation.world.plan import WorldPlan, draw_plan
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import genesis_state
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan
+from p2pdiloco_lab.simulation.sim_disk import Past, old_liars
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieTold, Perjurer
+from p2pdiloco_lab.simulation.sim_world import World
 
 UNTIL_S = 60.0
 LIES_FROM_S = FALSE_FROM_S

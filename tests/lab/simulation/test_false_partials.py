@@ -11,9 +11,9 @@ from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core import audits
 from p2pdiloco.core.api.effects import Audit, Effect, Record
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.world.perjurer import FALSE_FROM_S, LieTold, Perjurer
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieTold, Perjurer
+from p2pdiloco_lab.simulation.sim_world import World
 
 UNTIL_S = 60.0
 GROUP_SYNCER, ROOT = "n3", "n4"

@@ -18,14 +18,13 @@ from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import Chain, plan_after
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.node.lineage import MergedPart, OuterUpdate
-from p2pdiloco_lab.simulation.report import SeedResult
-from p2pdiloco_lab.simulation.world.crypto import HashCrypto
-from p2pdiloco_lab.simulation.world.disk import LoggedUpdate
-from p2pdiloco_lab.simulation.world.perjurer import LieTold, Perjurer
-from p2pdiloco_lab.simulation.world.plan import WorldPlan
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import HashCrypto, MergedPart, OuterUpdate
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan
+from p2pdiloco_lab.simulation.seed_report import SeedResult
+from p2pdiloco_lab.simulation.sim_disk import LoggedUpdate
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_liars import LieTold, Perjurer
+from p2pdiloco_lab.simulation.sim_world import World
 
 
 def plan_of(nodes: int, until_s: float, quorum: int = 2, **changes: object) -> WorldPlan:

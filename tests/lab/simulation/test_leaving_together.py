@@ -8,8 +8,8 @@ import pytest
 from test_survival import plan_of
 
 from p2pdiloco.core.api.events import LeaveRequested
-from p2pdiloco_lab.simulation.node.lineage import FragmentLineage, missing_spans
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
+from p2pdiloco_lab.simulation.sim_world import World
 
 NODES = 4
 FRAGMENTS = 2

@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 
 from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseVersion, Refutation, short_of
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.rules.exclusion import WITHIN_S, Exclusion
-from p2pdiloco_lab.simulation.rules.violation import Violation
-from p2pdiloco_lab.simulation.world.clock import Clock
-from p2pdiloco_lab.simulation.world.perjurer import LieTold
-from p2pdiloco_lab.simulation.world.plan import draw_plan, genesis_version
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import Clock
+from p2pdiloco_lab.simulation.seed_plan import draw_plan, genesis_version
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_liars import LieTold
+from p2pdiloco_lab.simulation.sim_rules import WITHIN_S, Exclusion
+from p2pdiloco_lab.simulation.sim_world import World
+from p2pdiloco_lab.simulation.violation import Violation
 
 LIAR = "n9"
 VOTERS = ("n0", "n1", "n2", "n3")

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from p2pdiloco_lab.cli.simulate import simulate
+from p2pdiloco_lab.lab_commands import simulate
 from p2pdiloco_lab.simulation.scale import run_scale
 
 pytestmark = pytest.mark.long

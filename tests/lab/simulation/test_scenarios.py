@@ -20,9 +20,9 @@ from p2pdiloco.core.api.effects import (
     UpdateRecord,
 )
 from p2pdiloco.core.api.events import LearnerLost, LeaveRequested
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.world.plan import genesis_version
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.seed_plan import genesis_version
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 
 def held_up(effect: Effect, moment: str) -> bool:

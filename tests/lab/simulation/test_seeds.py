@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from past_failures import PAST_FAILURES
 
-from p2pdiloco_lab.cli.seed_pool import play
-from p2pdiloco_lab.cli.simulate import MIX_NAMES
-from p2pdiloco_lab.simulation.report import SeedsSummary, replay_command
-from p2pdiloco_lab.simulation.runner import run_seed
-from p2pdiloco_lab.simulation.world.plan import MIXES
+from p2pdiloco_lab.lab_commands import MIX_NAMES
+from p2pdiloco_lab.seed_pool import play
+from p2pdiloco_lab.simulation.seed_plan import MIXES
+from p2pdiloco_lab.simulation.seed_report import SeedsSummary, replay_command
+from p2pdiloco_lab.simulation.sim_world import run_seed
 
 SEEDS, MANY_SEEDS = 10, 60
 

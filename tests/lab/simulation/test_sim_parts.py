@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.pending import Unmerged
-from p2pdiloco_lab.simulation.node.learner import Callbacks, CommittedVersion, LearnerModel
-from p2pdiloco_lab.simulation.node.lineage import (
+from p2pdiloco_lab.simulation.lineage import (
+    Clock,
     Displacement,
     MergedPart,
     OuterUpdate,
@@ -19,8 +19,8 @@ from p2pdiloco_lab.simulation.node.lineage import (
     genesis_state,
     missing_spans,
 )
-from p2pdiloco_lab.simulation.world.clock import Clock
-from p2pdiloco_lab.simulation.world.disk import ResumeNote
+from p2pdiloco_lab.simulation.sim_disk import ResumeNote
+from p2pdiloco_lab.simulation.sim_worker import Callbacks, CommittedVersion, LearnerModel
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple), max_size=8)
 

@@ -6,9 +6,9 @@ import pytest
 from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core.api.effects import Effect, FetchState, FetchUpdate
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.world.stranger import Stranger
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_liars import Stranger
+from p2pdiloco_lab.simulation.sim_world import World
 
 UNTIL_S = 60.0
 

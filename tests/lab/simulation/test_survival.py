@@ -11,10 +11,10 @@ from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.node.lineage import missing_spans
-from p2pdiloco_lab.simulation.world.plan import WorldPlan
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.lineage import missing_spans
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 pytestmark = pytest.mark.long
 

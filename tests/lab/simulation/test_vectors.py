@@ -24,16 +24,13 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.tensors.codecs import bytes_of
 from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco_lab.cli.simulate import simulate
-from p2pdiloco_lab.simulation.node.lineage import FragmentLineage, OuterUpdate
-from p2pdiloco_lab.simulation.node.substance import NOTHING, Losses, Made, Substance
-from p2pdiloco_lab.simulation.report import SeedResult
-from p2pdiloco_lab.simulation.runner import run_seed
-from p2pdiloco_lab.simulation.world import faults
-from p2pdiloco_lab.simulation.world.plan import draw_plan
-from p2pdiloco_lab.simulation.world.world import World
-from p2pdiloco_lab.vectors.bigrams import MarkovChain, Model, initial_params
-from p2pdiloco_lab.vectors.vectors import Vectors, VectorTrainer
+from p2pdiloco_lab.lab_commands import simulate
+from p2pdiloco_lab.simulation import sim_world
+from p2pdiloco_lab.simulation.lineage import NOTHING, FragmentLineage, Losses, Made, OuterUpdate, Substance
+from p2pdiloco_lab.simulation.seed_plan import draw_plan
+from p2pdiloco_lab.simulation.seed_report import SeedResult
+from p2pdiloco_lab.simulation.sim_world import World, run_seed
+from p2pdiloco_lab.vectors import MarkovChain, Model, Vectors, VectorTrainer, initial_params
 
 pytestmark = pytest.mark.long
 
@@ -48,7 +45,7 @@ versions (seed 5)."""
 def trained(mix: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Losses:
     """Six nodes of equal machines: a minute of faults, then calm. All are healed: the loss that one node
     reaches alone says nothing about what faults cost."""
-    monkeypatch.setattr(faults, "WHOLE_CORE_SHARE", 1.0)
+    monkeypatch.setattr(sim_world, "WHOLE_CORE_SHARE", 1.0)
     plan = draw_plan(seed, mix, 6)
     calm = calm_plan(6, until_s=60.0, quorum=2)
     plan = dataclasses.replace(
@@ -77,8 +74,8 @@ def test_faults_cost_little_of_what_is_learned(seed: int, monkeypatch: pytest.Mo
 
 def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
     code = (
-        "from p2pdiloco_lab.simulation.runner import run_seed\n"
-        "from p2pdiloco_lab.vectors.vectors import Vectors\n"
+        "from p2pdiloco_lab.simulation.sim_world import run_seed\n"
+        "from p2pdiloco_lab.vectors import Vectors\n"
         "result = run_seed(2, 'storm', 3, substance=Vectors)\n"
         "print(result.digest, result.losses)\n"
     )
@@ -95,7 +92,7 @@ def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
 def test_the_digest_covers_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One learner's arithmetic is a little different: same history, other bytes."""
     before = run_seed(2, "calm", 3, substance=Vectors)
-    monkeypatch.setattr("p2pdiloco_lab.vectors.bigrams.LEARNING_RATE", 0.0201)
+    monkeypatch.setattr("p2pdiloco_lab.vectors.LEARNING_RATE", 0.0201)
     after = run_seed(2, "calm", 3, substance=Vectors)
     assert before.ok and after.ok and before.versions == after.versions
     assert before.digest != after.digest

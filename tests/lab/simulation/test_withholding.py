@@ -18,9 +18,9 @@ from p2pdiloco.core.api.effects import CommitVersion, Effect, Record
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.election import Turn
-from p2pdiloco_lab.simulation.node.host import Host
-from p2pdiloco_lab.simulation.world.withholder import Kept, Withholder
-from p2pdiloco_lab.simulation.world.world import World
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_liars import Kept, Withholder
+from p2pdiloco_lab.simulation.sim_world import World
 
 pytestmark = pytest.mark.long
 

@@ -1,1 +1,0 @@
-"""`p2pdiloco chaos --scenario`: one survivor, a split that heals."""

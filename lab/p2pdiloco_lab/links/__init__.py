@@ -1,1 +1,0 @@
-"""Network namespaces: links that can be cut, slowed down and shaped."""

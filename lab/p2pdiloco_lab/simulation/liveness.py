@@ -1,0 +1,208 @@
+"""Goals that must be reached once faults have stopped for a core: equal heads, new versions, all merged.
+
+Rules: docs/protocol/simulator.md, section 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.fork_choice import FEWEST
+from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
+from p2pdiloco_lab.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from p2pdiloco_lab.simulation.sim_host import Host
+    from p2pdiloco_lab.simulation.sim_world import World
+
+LOOK_EVERY_S = 1.0
+MIN_NEW_VERSIONS = 2
+MAX_BEHIND = 3
+"""Versions that a live node may be behind the head in the end."""
+
+
+class Liveness:
+    """Goals per fragment, looked at every virtual second until all are reached or time is up."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._fragments = world.plan.config.fragments
+        self._begun_s: float | None = None
+        self._heads_at_heal: list[int] = []
+        self._agreed = [False] * self._fragments
+        self._steps_at_heal: dict[str, int] = {}
+        self.lost_to_forks = 0
+
+    def begin(self) -> None:
+        """Faults have stopped."""
+        world = self._world
+        self._begun_s = world.clock.now
+        up = world.core_hosts()
+        heads = [[h.stores[f].version.header.number for h in up] for f in range(self._fragments)]
+        self._heads_at_heal = [max(numbers, default=0) for numbers in heads]
+        self._steps_at_heal = {h.peer: h.learner.model.step_at(world.clock.now) for h in up}
+
+    def committed(self, fragment: int) -> None:
+        """Somebody has a new head: perhaps all heads are equal now."""
+        if self._begun_s is None or self._agreed[fragment]:
+            return
+        up = self._world.core_hosts()
+        if len(up) == self._world.staying():
+            digests = {host.stores[fragment].version.header.state_digest for host in up}
+            self._agreed[fragment] = len(digests) == 1
+
+    def settle(self, within_s: float) -> str:
+        """Run until every goal is reached. Returns what is missing at the end, or nothing.
+
+        Raises: Violation when steps of a learner that lived through it all are in no chain."""
+        clock = self._world.clock
+        end_s = clock.now + within_s
+        missing = "not looked at"
+        while clock.now < end_s and missing:
+            clock.run_until(clock.now + LOOK_EVERY_S)
+            missing = self._missing()
+        if self.lost_to_forks:
+            raise Violation("nothing-lost", missing)
+        return missing
+
+    def _missing(self) -> str:
+        world = self._world
+        up = world.core_hosts()
+        out = world.gone | world.broken | {host.peer for host in up} | world.perjurers.keys()
+        down = sorted(peer for peer in world.specs if peer not in out)
+        if down:
+            return f"not started: {','.join(down)}"
+        waiting = [host.peer for host in up if not host.may_serve]
+        if waiting:
+            return f"never became full members: {','.join(waiting)}"
+        electable = [host for host in up if host.peer not in world.full]
+        holder = self._hidden_holder(electable) or self._thin_holder(electable)
+        if holder:
+            return holder
+        for liar in world.exclusion.seen:
+            if trusting := world.exclusion.missing(liar):
+                return trusting
+        self.lost_to_forks = 0
+        for fragment in range(self._fragments):
+            reason = self._missing_of(fragment, up)
+            if reason:
+                return f"fragment {fragment}: {reason}"
+        return ""
+
+    def _hidden_holder(self, up: list[Host]) -> str:
+        """Offices of the whole run are held by those who can be dialled, once such a member is there."""
+        hidden = self._world.network.hidden
+        if all(host.peer in hidden for host in up):
+            return ""
+        for host in up:
+            held = [f.index for f in host.core.fragments if f.office.holding and not f.context.grouped]
+            if host.peer in hidden and held:
+                return f"fragment {held[0]}: {host.peer}, which nobody can dial, is syncer"
+        return ""
+
+    def _thin_holder(self, up: list[Host]) -> str:
+        """Offices of the whole run are held by nobody with a thin uplink, once somebody fitter is there."""
+        hidden = self._world.network.hidden
+        fit = [host for host in up if not host.core.shared.uplink.thin and host.peer not in hidden]
+        for host in up if fit else []:
+            held = [f.index for f in host.core.fragments if f.office.holding and not f.context.grouped]
+            if held and host.core.shared.uplink.thin:
+                return f"fragment {held[0]}: {host.peer}, whose uplink is thin, is syncer"
+        return ""
+
+    def _missing_of(self, fragment: int, up: list[Host]) -> str:
+        best = max(up, key=lambda h: h.stores[fragment].version.header.head().weight).stores[fragment]
+        if best.version.header.number < self._heads_at_heal[fragment] + MIN_NEW_VERSIONS:
+            return f"stands at version {best.version.header.number}"
+        if not self._agreed[fragment] and not self._one_chain(fragment, up, best.version):
+            heads = ", ".join(f"{h.peer} {h.stores[fragment].version.header.number}" for h in up)
+            return f"heads never were equal: {heads}"
+        for host in up:
+            reason = self._missing_steps(fragment, host, best.state)
+            if reason:
+                return reason
+        return ""
+
+    def _waits_for_room(self, fragment: int, host: Host) -> bool:
+        """Tell whether nobody in the node's leaf group can save a vote: it has no syncer until the groups
+        rotate."""
+        full, up = self._world.full, self._world.core_hosts()
+        group = host.core.fragments[fragment].seats.leaf.name
+        mates = {h.peer for h in up if h.core.fragments[fragment].seats.leaf.name == group}
+        return host.peer in full and mates <= full
+
+    def _one_chain(self, fragment: int, up: list[Host], best: SignedVersion) -> bool:
+        """Tell whether all heads are close together on one chain.
+
+        Versions that are made faster than they travel are never equal everywhere.
+        """
+        chain = self._world.watch.ancestors(best)
+        versions = [host.stores[fragment].version.header for host in up]
+        return all(v.digest() in chain and best.header.number - v.number <= MAX_BEHIND for v in versions)
+
+    def _missing_steps(self, fragment: int, host: Host, best: FragmentLineage) -> str:
+        """The steps of a learner's present life up to the end of the faults must be in the chain, and later
+        ones too, so that we know that it was merged again."""
+        if host.peer in self._world.bulk.liars or host.peer in self._world.substance.liars:
+            return ""  # what it labels falsely is refused, and given up: that is its own loss
+        first = host.learner.model.fragments[fragment].life_from
+        healed_at = max(self._steps_at_heal.get(host.peer, 0), first)
+        spans = best.covered.get(host.peer, ())
+        if not host.learner.model.running:
+            return f"{host.peer} has no learner"
+        if not spans or spans[-1][1] <= healed_at:
+            if not self._waits_for_room(fragment, host):
+                return f"{host.peer} was not merged again"
+            healed_at = min(healed_at, spans[-1][1]) if spans else first
+        gaps = missing_spans(spans, first, healed_at)
+        if gaps:
+            self.lost_to_forks += sum(end - first for first, end in gaps)
+            return f"steps {gaps[0][0]}..{gaps[0][1]} of {host.peer} are lost"
+        return ""
+
+
+# Rule about support: no full member copies a state that only liars stand on.
+#
+# Rules: docs/protocol/trust.md, section 4.
+
+
+class Backing:
+    """Watch on who stands on which versions."""
+
+    def __init__(self, liars: frozenset[str]) -> None:
+        self._liars = liars
+        self._stood: set[bytes] = set()
+        """Digests of versions on which somebody honest stood, or stands."""
+        self._excused: set[tuple[str, int]] = set()
+        """Nodes and fragments of which what comes now is beyond what support does."""
+        self.excused = 0
+        """States that were copied all the same, though only liars stood on them."""
+
+    def known(self, version: SignedVersion) -> None:
+        """Take in a version that was made before the world began."""
+        self._stood.add(version.header.digest())
+
+    def arrives(self, host: Host, fragment: int, giver: str) -> None:
+        """A state is here, and the core is about to judge it: note whether support has a say."""
+        core = host.core.fragments[fragment]
+        heads, now = core.follower.heads, host.local_now
+        counted = heads.support.counted(now)
+        many = any(3 * len(self._liars.intersection(of)) > len(of) for of in counted)
+        young = heads.beginning.active or not heads.support.needed
+        beyond = young or many or heads.takes_any(giver, now) or len(counted[0]) < FEWEST
+        (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
+
+    def committed(self, host: Host, effect: CommitVersion) -> None:
+        """A node makes a version its own."""
+        if host.peer in self._liars:
+            return
+        header = effect.version.header
+        digest, where = header.digest(), f"{host.peer} fragment {header.fragment} version {header.number}"
+        copied = effect.update is None and digest not in self._stood
+        if copied and header.syncer in self._liars:
+            if (host.peer, header.fragment) not in self._excused:
+                raise Violation("backed", f"{where}: copied of {header.syncer}, and only liars stand on it")
+            self.excused += 1
+        self._stood.add(digest)

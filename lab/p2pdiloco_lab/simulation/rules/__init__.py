@@ -1,1 +1,0 @@
-"""Rules of the simulator: what must hold at every instant, and what must come about."""

@@ -1,0 +1,391 @@
+"""Plan of a seed, drawn before it starts: run, nodes, links and how much goes wrong (swarm testing)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+from dataclasses import dataclass, fields
+
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.config import CoreConfig, Timing
+from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
+from p2pdiloco.core.chain import FIRST_REACH
+from p2pdiloco_lab.simulation.lineage import Substance, genesis_state
+
+RUN = "simulated"
+MAX_JOINS = 6
+"""Nodes that join while the faults last, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A kind of weather. Rates are faults per node and virtual minute; ranges are drawn per seed."""
+
+    latency_s: tuple[float, float]
+    bandwidth_bytes_s: tuple[float, float]
+    jitter: float
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    crash: float = 0.0
+    replace: float = 0.0
+    learner_crash: float = 0.0
+    freeze: float = 0.0
+    leave: float = 0.0
+    visit: float = 0.0
+    join: float = 0.0
+    partition: float = 0.0
+    slow_link: float = 0.0
+    slow_disk: float = 0.0
+    full_disk: float = 0.0
+    slow_learner: float = 0.0
+    blackout: float = 0.0
+    """Blackouts in a seed, on average: every node dies within a second."""
+    spike: float = 0.0
+    """Share of messages that take 2 to 10 times as long: the long tail of real links."""
+    corrupt: float = 0.0
+    """Share of bulk payloads that turn out unusable."""
+    merge_fails: float = 0.0
+    """Share of merges that come to nothing."""
+    miscompute: float = 0.0
+    """Share of outer steps whose result has another digest than everybody else's."""
+    lasts: float = 1.0
+    """Times that cuts and standstills last, of what is usual."""
+    strangers: int = 0
+    """Number of peers that boast of heads which they never give (`world.stranger`)."""
+    liars: int = 0
+    """Number of members that lie with numbers (`world.liar`), among at least three times as many."""
+
+    perjurers: int = 0
+    """Number of members whose lies can be proved (`world.perjurer`), a third of all at most."""
+    old: bool = False
+    """True: the run is older than its founding when the world begins (`world.past`)."""
+
+    @property
+    def calm(self) -> bool:
+        """Tell whether nothing goes wrong by chance."""
+        return not any(getattr(self, f.name) for f in fields(self)[3:] if f.name not in ("lasts", "old"))
+
+
+MIXES: dict[str, Mix] = {
+    "calm": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2),
+    "datacentre": Mix(
+        latency_s=(0.0002, 0.002), bandwidth_bytes_s=(1e8, 1e9), jitter=0.5, crash=0.5, learner_crash=0.5
+    ),
+    "wan": Mix(
+        latency_s=(0.02, 0.3),
+        bandwidth_bytes_s=(3e5, 1e7),
+        jitter=0.6,
+        spike=0.02,
+        corrupt=0.005,
+        slow_learner=0.2,
+        loss=0.02,
+        duplicate=0.01,
+        reorder=0.02,
+        crash=0.2,
+        slow_link=0.5,
+    ),
+    "churn": Mix(
+        latency_s=(0.005, 0.1),
+        bandwidth_bytes_s=(1e6, 5e7),
+        jitter=0.3,
+        crash=1.0,
+        replace=0.4,
+        learner_crash=0.5,
+        leave=0.4,
+        visit=0.6,
+        join=0.8,
+        blackout=0.25,
+        corrupt=0.003,
+    ),
+    "partition": Mix(
+        latency_s=(0.002, 0.08),
+        bandwidth_bytes_s=(2e6, 5e7),
+        jitter=0.3,
+        loss=0.005,
+        partition=0.6,
+        crash=0.2,
+    ),
+    "storm": Mix(
+        latency_s=(0.002, 0.2),
+        bandwidth_bytes_s=(5e5, 5e7),
+        jitter=0.8,
+        loss=0.03,
+        duplicate=0.03,
+        reorder=0.05,
+        crash=0.8,
+        replace=0.2,
+        learner_crash=0.6,
+        freeze=0.5,
+        leave=0.2,
+        visit=0.3,
+        join=0.3,
+        partition=0.3,
+        slow_link=0.5,
+        slow_disk=0.5,
+        full_disk=0.3,
+        slow_learner=0.3,
+        blackout=0.25,
+        spike=0.01,
+        corrupt=0.01,
+        merge_fails=0.01,
+        miscompute=0.005,
+    ),
+    "strangers": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2, strangers=2, liars=1),
+    "liars": Mix(latency_s=(0.001, 0.05), bandwidth_bytes_s=(5e6, 5e7), jitter=0.3, crash=0.3, perjurers=2),
+}
+MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
+"""Old runs: each has the weather of one of `OLD_WEATHERS`."""
+OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
+STRANGERS_S = 20.0
+"""Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
+CROSSING_S = 0.02
+DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not mix.strangers and not mix.perjurers))
+"""Mixes of seeds for which none is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One machine."""
+
+    peer: str
+    step_time_s: float
+    bandwidth_bytes_s: float
+    write_s: float
+    checkpoint_every_s: float
+    clock_offset_s: float
+    """Monotonic clocks of different machines have nothing to do with each other."""
+    clock_rate: float = 1.0
+    """Local seconds per second."""
+    answers_at_once: bool = True
+    """Tell whether the learner answers closing calls within an inner step; else at the step's end."""
+
+    def local_s(self, time_s: float) -> float:
+        """Time that this machine's clock shows at a virtual time."""
+        return self.clock_offset_s + time_s * self.clock_rate
+
+    def virtual_s(self, local_s: float) -> float:
+        """Virtual time at which this machine's clock shows `local_s`."""
+        return (local_s - self.clock_offset_s) / self.clock_rate
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPlan:
+    """Everything that a seed fixes in advance."""
+
+    seed: int
+    mix_name: str
+    mix: Mix
+    config: CoreConfig
+    nodes: tuple[NodeSpec, ...]
+    joins_s: tuple[float, ...]
+    """Start times of `nodes`; the first is the one with genesis."""
+    faults_from_s: float
+    faults_until_s: float
+    settle_s: float
+    """After the faults, liveness must hold within so much virtual time."""
+    faults: bool = True
+    hidden: tuple[str, ...] = ()
+    """Nodes that nobody can dial: they open links to others themselves, and have none to each other."""
+
+    @property
+    def calm_from_s(self) -> float:
+        """Time from which every node has found the others and nothing goes wrong; infinite in most mixes."""
+        return max(self.joins_s) + 10.0 if self.mix.calm else math.inf
+
+
+def stream(seed: int, purpose: str) -> random.Random:
+    """An independent random stream; the same in every process."""
+    return random.Random(f"{seed}/{purpose}")
+
+
+def payload_bytes(rng: random.Random, fragments: int, budget_bytes: float) -> tuple[int, ...]:
+    """Sizes of contributions and updates, between a kilobyte and what the slowest uplink can carry."""
+    shares = [10 ** rng.uniform(-2, 0) for _ in range(fragments)]
+    return tuple(max(1000, int(budget_bytes * share / sum(shares))) for share in shares)
+
+
+def draw_config(rng: random.Random, nodes: int, budget_bytes: float) -> CoreConfig:
+    """A run's protocol numbers, anywhere in their legal ranges. `budget_bytes`: of all updates of a round."""
+    fragments = rng.randint(1, 6)
+    inner_steps = rng.randint(4, 40)
+    log_versions = rng.randint(4, 16)
+    return CoreConfig(
+        run=RUN,
+        inner_steps=inner_steps,
+        delay_steps=rng.randint(1, max(1, inner_steps // 3)),
+        quorum=rng.randint(1, min(3, nodes)),
+        grace_fraction=rng.uniform(0.0, 0.9),
+        grace_cap_s=rng.choice([0.0, 0.5, 2.0]),
+        group_size=64,
+        term_versions=rng.randint(2, 12),
+        log_versions=log_versions,
+        max_base_age_versions=rng.randint(1, log_versions),
+        tokens_per_step=rng.choice([1, 64, 512]),
+        update_codec="sim",
+        contribution_codec="sim",
+        genesis_versions=tuple(genesis_version(f) for f in range(fragments)),
+        max_payload_bytes=payload_bytes(rng, fragments, budget_bytes),
+        timing=Timing(strangers_s=STRANGERS_S),
+    )
+
+
+def draw_groups(seed: int, config: CoreConfig, nodes: int) -> CoreConfig:
+    """Three seeds of five have groups so small that there are several, on one level or more; some from the
+    first version on."""
+    rng = stream(seed, "groups")
+    if rng.random() < 0.4:
+        return config
+    size = rng.randint(2, 4)
+    groups = -(-nodes // size) if nodes > size and rng.random() < 0.3 else 1
+    versions = tuple(genesis_version(f, groups) for f in range(config.fragments))
+    return replace(config, group_size=size, genesis_versions=versions)
+
+
+def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
+    """Draw who is hidden: half of the nodes in one seed of five, on average; never every node.
+
+    Only where they are one group: members of a group in which nobody can be dialled have no links, and wait
+    until groups rotate.
+    """
+    rng = stream(seed, "hidden 5")
+    if len(peers) < 2 or rng.random() >= 0.2:
+        return ()
+    exposed = rng.choice(peers)
+    return tuple(peer for peer in peers if rng.random() < 0.5 and peer != exposed)
+
+
+def draw_thin(seed: int, mix_name: str) -> float:
+    """Draw how many times more bytes there are than the links carry, in two of five seeds on wide-area links.
+
+    A contribution then takes several sync intervals, and the thinnest uplinks carry no office.
+    """
+    rng = stream(seed, "thin links")
+    return rng.uniform(4.0, 40.0) if mix_name == "wan" and rng.random() < 0.4 else 1.0
+
+
+def genesis_version(fragment: int, groups: int = 1) -> SignedVersion:
+    """Version 0 of a fragment."""
+    header = VersionHeader(
+        run=RUN,
+        group=WHOLE_RUN,
+        fragment=fragment,
+        number=0,
+        parent=hashlib.sha256(RUN.encode()).digest(),
+        term=0,
+        syncer=RUN,
+        tokens=0,
+        state_digest=genesis_state(fragment).digest,
+        update_digest=bytes(32),
+        update_bytes=0,
+        codec="sim",
+        contributors=(),
+        groups=groups,
+        norm=1.0,
+        reach=FIRST_REACH,
+    )
+    return SignedVersion(header, b"")
+
+
+def stated_lengths(plan: WorldPlan, substance: Substance) -> WorldPlan:
+    """Let version 0 state its own lengths, where fragments have any: limits of lengths follow from them."""
+    versions = []
+    for fragment, version in enumerate(plan.config.genesis_versions):
+        length, header = substance.first_length(fragment), version.header
+        if length is not None:
+            header = replace(header, norm=length, reach=length * FIRST_REACH)
+        versions.append(SignedVersion(header, version.signature))
+    return dataclasses.replace(plan, config=replace(plan.config, genesis_versions=tuple(versions)))
+
+
+def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, spread: float) -> NodeSpec:
+    """A machine of this mix."""
+    return NodeSpec(
+        peer=peer,
+        step_time_s=base_step_s * rng.uniform(1.0, spread),
+        bandwidth_bytes_s=rng.uniform(*mix.bandwidth_bytes_s),
+        write_s=rng.uniform(0.001, 0.03),
+        checkpoint_every_s=rng.uniform(1.0, 15.0),
+        clock_offset_s=rng.uniform(0.0, 1e5),
+        clock_rate=rng.uniform(0.99, 1.01),
+        answers_at_once=peer[-1] not in "36",
+    )
+
+
+def one_withholds(seed: int) -> bool:
+    """Tell whether one of the liars of that world withholds in place of lying (`world.withholder`)."""
+    return seed % 4 == 2
+
+
+def draw_weather(seed: int, name: str) -> Mix:
+    """Draw the weather of an old run, and how many lie in it, nobody in a quarter of them. Where some do, no
+    honest member goes, or loses its vote, for ever: for long only old ones vote, and liars are to be fewer
+    than a third of these."""
+    mix = MIXES[name]
+    if not mix.old:
+        return mix
+    rng = stream(seed, "old run")
+    weather, liars = MIXES[rng.choice(OLD_WEATHERS)], rng.randint(0, mix.perjurers)
+    if liars:
+        weather = dataclasses.replace(weather, leave=0.0, replace=0.0, full_disk=0.0)
+    return dataclasses.replace(weather, perjurers=liars, old=True)
+
+
+def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> WorldPlan:
+    """The plan of a seed. Mix and number of nodes are drawn too unless they are given."""
+    rng = stream(seed, "plan")
+    drawn_mix = rng.choice(DRAWN)
+    name = mix_name or drawn_mix
+    mix = draw_weather(seed, name)
+    drawn_nodes = rng.randint(1, 8)
+    count = nodes or max(drawn_nodes, 4 * mix.old)
+    round_s = rng.uniform(1.0, 5.0)
+    # A syncer uploads every update to all others: at most a third of the slowest uplink.
+    budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
+    config = draw_config(rng, count, min(budget_bytes, 1e6))
+    config = replace(config, audited=stream(seed, "audits").random() < 0.5)
+    # Who hides its updates withholds them, too.
+    withholds = bool(mix.perjurers) and (mix.old or one_withholds(seed))
+    # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
+    if not (mix.perjurers and (mix.old or config.audited)):
+        config = draw_groups(seed, config, count)
+    if not mix.strangers:  # in half of the worlds an owner lets members in
+        config = replace(config, admits=stream(seed, "admission").random() < 0.5)
+    if mix.perjurers and not withholds:
+        # Candidates cross each other's path often: else nobody could vote twice. But who makes a term's last
+        # version knows first that it is over: it would follow itself for ever, and leave out for ever.
+        config = replace(config, timing=replace(config.timing, stagger_s=CROSSING_S))
+    if withholds:  # it is here and merged by nobody: no quorum may need it
+        config = replace(config, quorum=min(config.quorum, max(1, count - count // 3)))
+    thin = draw_thin(seed, name)
+    if thin > 1.0:
+        sizes = tuple(int(size * thin) for size in config.max_payload_bytes)
+        config = replace(config, max_payload_bytes=sizes)
+    spread = rng.choice([1.0, 1.3, 2.0, 5.0])
+    base_step_s = round_s / config.inner_steps
+    specs = tuple(draw_spec(rng, f"n{i}", mix, base_step_s, spread) for i in range(count))
+    joins = tuple(
+        [0.0] + [rng.uniform(0.0, 4.0) if rng.random() < 0.8 else rng.uniform(5, 25) for _ in specs[1:]]
+    )
+    slowest_round_s = max(spec.step_time_s for spec in specs) * config.inner_steps
+    if thin > 1.0:  # there and back
+        slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
+    # Where only liars can be dialled, there is no swarm without them.
+    one_group = count + MAX_JOINS <= config.group_size and not mix.perjurers
+    return WorldPlan(
+        seed=seed,
+        mix_name=name,
+        mix=mix,
+        config=config,
+        nodes=specs,
+        joins_s=joins,
+        faults_from_s=8.0,
+        faults_until_s=rng.uniform(35.0, 60.0),
+        # Whom a syncer leaves out waits for another's term, and the hash may draw that one many times.
+        settle_s=(60.0 + 10 * slowest_round_s) * (2.0 if withholds else 1.0),
+        hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group else (),
+    )

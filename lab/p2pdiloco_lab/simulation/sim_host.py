@@ -1,0 +1,531 @@
+"""One run of one node: the production core, and a simulated daemon that carries its effects out."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from p2pdiloco.core.api import effects as fx
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.config import Amendment, Going, in_force
+from p2pdiloco.core.api.effects import Persist, RetireSlot, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.events import Persisted, PersistFailed
+from p2pdiloco.core.api.messages import Message, Progress
+from p2pdiloco.core.api.reasons import Suspicion
+from p2pdiloco.core.api.types import ContributionHeader, Reach
+from p2pdiloco.core.capacity import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
+from p2pdiloco.core.node import Core
+from p2pdiloco.errors import InvariantViolation
+from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
+from p2pdiloco_lab.simulation.seed_plan import NodeSpec, stream
+from p2pdiloco_lab.simulation.sim_disk import Checkpoint, Disk, ResumeNote, Store, restored_from
+from p2pdiloco_lab.simulation.sim_worker import (
+    Callbacks,
+    CommittedVersion,
+    LearnerModel,
+    TicketBuffers,
+    Worker,
+)
+from p2pdiloco_lab.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from p2pdiloco_lab.simulation.sim_world import World
+
+MAX_TICKS_AT_ONCE = 200
+"""Ticks that a core may ask for within `SPIN_WINDOW_S`."""
+SPIN_WINDOW_S = 0.1
+OFFERS_END = (ev.OfferAnswered, ev.OfferUndelivered)
+"""Events at the end of a transfer that this node started."""
+TIMER_S = 1e-6
+"""Timers are not finer than this; clocks with an offset round differently."""
+
+
+def _as_it_is(_peer: str, message: Message) -> Message | None:
+    return message
+
+
+class Host:
+    """A node from start to stop or crash. A restart is a new `Host` with the same disk and a higher
+    incarnation."""
+
+    def __init__(
+        self, world: World, spec: NodeSpec, disk: Disk, incarnation: int, first_step: int, genesis: bool
+    ) -> None:
+        self.world, self.spec, self.disk = world, spec, disk
+        self.peer, self.incarnation = spec.peer, incarnation
+        self.up, self.frozen, self.leaving = True, False, False
+        self.config = world.plan.config
+        self.tickets = TicketBuffers(self.peer, self.config.fragments, self.config.group_size)
+        self.liar = world.perjurers.get(self.peer)
+        self.outgoing: Callable[[str, Message], Message | None] = self.liar.says if self.liar else _as_it_is
+        """Every control message passes through it: a liar could change or swallow what its core says."""
+        self.returns_in_s: float | None = None
+        """Set while leaving: it comes back after so long."""
+        self.confirmed_at_s = math.inf
+        """Virtual time since which this life of the node is a full member."""
+        self.thaws = 0
+        """Number of times that the node stood still and went on."""
+        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._tick_at_s = math.inf
+        self._ticks: tuple[float, int] = (0.0, 0)
+        count, substance = self.config.fragments, world.substance
+        found = [disk.restore(f, self._genesis(f), substance) for f in range(count)]
+        self.stores = [Store(c.version, c.state, c.watermarks, c.log) for c in found]
+        for store in self.stores:
+            world.watch.restored(store.version, store.state)
+        rng = stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
+        self.learner = LearnerSide(self, rng, first_step)
+        self.writer = DiskWriter(self, rng)
+        self.worker = Worker(self, rng)
+        restored = restored_from(disk, found, self.config)
+        crypto, rng = HashCrypto(self.peer), stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
+        self.core = Core(self.config, self.peer, incarnation, crypto, rng, restored, genesis, self.local_now)
+        sent = partial(world.network.sent_bytes, self.peer)
+        least_bytes = min(LEAST_BYTES, max(self.config.max_payload_bytes) // 2)
+        self.uplink = UplinkMeter(
+            lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes), disk.uplink_bits_per_s
+        )
+        self._handlers = self._effect_handlers()
+
+    def _effect_handlers(self) -> dict[type[fx.Effect], Callable[[Any], None]]:
+        bulk = self.world.bulk
+        return {
+            fx.Send: self._send,
+            fx.Persist: self.writer.persist,
+            fx.RequestFragment: lambda e: self.learner.request(e.fragment),
+            fx.Offer: self._offer,
+            fx.DiscardContribution: lambda e: self.tickets.free(e.ticket),
+            fx.Spill: lambda e: self.tickets.spill(e.ticket),
+            fx.Combine: self.worker.combine,
+            fx.RetireSlot: self.learner.retire,
+            fx.AcceptTransfer: lambda e: bulk.accept(e.transfer),
+            fx.AnswerTransfer: self._answer,
+            fx.Release: lambda e: self.tickets.free(e.ticket),
+            fx.Merge: self.worker.merge,
+            fx.MergePartial: self.worker.merge_partial,
+            fx.FetchUpdate: lambda e: bulk.fetch_update(self, e),
+            fx.FetchState: self.worker.fetch_state,
+            fx.ApplyUpdate: self.worker.apply_update,
+            fx.Audit: self.worker.audit,
+            fx.LossAudit: self.worker.loss_audit,
+            fx.DropSpare: lambda e: self.stores[e.fragment].drop_spare(),
+            fx.CommitVersion: self.worker.commit,
+            fx.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),
+            fx.CastOut: self._cast_out,
+            fx.Record: self._record,
+            fx.Confirmed: self._confirmed,
+            fx.Left: lambda e: self.world.later_left(self),
+        }
+
+    def _genesis(self, fragment: int) -> Checkpoint:
+        return Checkpoint(self.config.genesis_versions[fragment], self.world.genesis[fragment], (), {})
+
+    def start(self) -> None:
+        """The daemon is up."""
+        self.learner.report()
+        self.look_outside()
+        self._look_at_uplink()
+        self._plan_tick()
+
+    def look_outside(self) -> None:
+        """Tell the core whether others can dial it, if that is new."""
+        reach = Reach.OUTBOUND if self.peer in self.world.network.hidden else Reach.DIRECT
+        if reach is not self.core.shared.reach:
+            self.feed(ev.ReachChanged(reach))
+
+    def _look_at_uplink(self) -> None:
+        """Tell the core what its transfers achieved, if that is new."""
+        rate = self.uplink.bits_per_s
+        if rate != self.core.shared.uplink.bits_per_s:
+            self.disk.uplink_bits_per_s = rate
+            self.feed(ev.UplinkMeasured(rate))
+        self.later(TELL_EVERY_S, self._look_at_uplink)
+
+    def crash(self) -> None:
+        """kill -9: memory is gone."""
+        self.learner.model.stop(self.now)
+        self.up = False
+        self.writer.killed()
+
+    # --- time ----------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Virtual time."""
+        return self.world.clock.now
+
+    @property
+    def local_now(self) -> float:
+        """Time that this machine's monotonic clock shows, in seconds."""
+        return self.spec.local_s(self.world.clock.now)
+
+    def later(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Do something of this node's own; not after its crash, and not while it is frozen."""
+        self.world.clock.after(delay_s, self.run_when_awake, action, *args)
+
+    def run_when_awake(self, action: Callable[..., None], *args: Any) -> None:
+        """Now, or when the node thaws."""
+        if not self.up:
+            return
+        if self.frozen:
+            if self.peer not in self.world.broken:
+                self._backlog.append((action, args))
+        else:
+            action(*args)
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.frozen = True
+
+    def thaw(self, after_s: float) -> None:
+        """SIGCONT: everything that waited happens now, in order."""
+        if not self.up or not self.frozen or self.peer in self.world.broken:
+            return
+        self.frozen = False
+        self.thaws += 1
+        self.learner.model.shift(after_s)
+        backlog, self._backlog = self._backlog, []
+        for action, args in backlog:
+            self.run_when_awake(action, *args)
+
+    # --- the core ------------------------------------------------------------------------------------
+
+    @property
+    def may_serve(self) -> bool:
+        """Tell whether the node is a full member."""
+        return self.core.confirmed
+
+    def max_payload_bytes(self, fragment: int) -> int:
+        """Size of a contribution or update."""
+        return self.config.max_payload_bytes[fragment]
+
+    def receive(self, sender: str, message: Message) -> None:
+        """A control message is here."""
+        self.run_when_awake(self.feed, ev.MessageReceived(sender, message))
+
+    def send_failed(self, peer: str) -> None:
+        """A control message was not delivered."""
+        self.run_when_awake(self.feed, ev.SendFailed(peer))
+
+    def feed(self, event: ev.Event) -> None:
+        """Let the core handle an event and carry out what it wants."""
+        world = self.world
+        if isinstance(event, OFFERS_END):
+            self.uplink.own.end()
+        world.trace.event(world.clock.now, self.peer, event)
+        try:
+            effects = self.core.handle(event, self.local_now)
+        except InvariantViolation as error:
+            raise Violation("core-invariant", f"{self.peer} on {type(event).__name__}: {error}") from error
+        for effect in effects:
+            self.carry_out(effect)
+        if self.may_serve:
+            self.learner.want()
+        # Half of all events are heartbeats that change nothing. A deadline that one does bring forward is
+        # found at our own next heartbeat, within `heartbeat_s`; a fifth of the running time is saved.
+        if effects or not (type(event) is ev.MessageReceived and type(event.message) is Progress):
+            self._plan_tick()
+
+    def carry_out(self, effect: fx.Effect) -> None:
+        """One effect."""
+        if self.world.trace.verbose:
+            self.world.trace.effect(self.now, self.peer, effect)
+        if self.world.faults.trap is not None:
+            self.world.faults.spring(self, effect)
+        if self.liar is not None:
+            self.liar.sees(self, effect)
+        if self.world.on_effect is not None:
+            self.world.on_effect(self, effect)
+        self._handlers[type(effect)](effect)
+
+    def _plan_tick(self) -> None:
+        at_s = max(self.spec.virtual_s(self.core.next_deadline()), self.now + TIMER_S)
+        if at_s < self._tick_at_s:
+            self._tick_at_s = at_s
+            self.world.clock.at(at_s, self.run_when_awake, self._tick, at_s)
+
+    def _tick(self, planned_s: float) -> None:
+        if planned_s != self._tick_at_s:
+            return
+        self._tick_at_s = math.inf
+        since_s, count = self._ticks
+        self._ticks = (since_s, count + 1) if self.now - since_s < SPIN_WINDOW_S else (self.now, 1)
+        if self._ticks[1] > MAX_TICKS_AT_ONCE:
+            raise Violation("no-spinning", f"{self.peer} asks for a tick again and again at {self.now:.3f}")
+        self.feed(ev.Tick())
+
+    def _send(self, effect: fx.Send) -> None:
+        message = self.outgoing(effect.peer, effect.message)
+        if message is not None:
+            self.world.watch.sent(self, message)
+            self.world.network.send(self, effect.peer, message)
+
+    def _cast_out(self, effect: fx.CastOut) -> None:
+        """Go on, if this is a liar: there is a proof against it."""
+        if self.liar is None:
+            raise Violation("only-liars", f"{self.peer} is to end, and never lied: {effect.words}")
+
+    def _confirmed(self, _effect: fx.Confirmed) -> None:
+        self.confirmed_at_s = self.now
+
+    def _record(self, effect: fx.Record) -> None:
+        self.world.records[effect.kind] = self.world.records.get(effect.kind, 0) + 1
+        text = f"{effect.kind}: {effect.reason}"
+        self.world.trace.decision(self.now, self.peer, text, effect.fragment, effect.fields)
+        if effect.kind == "excluded" and self.liar is None:
+            self.world.exclusion.excluded(self, str(dict(effect.fields)["peer"]))
+        if effect.kind == "suspicion" and effect.reason == str(Suspicion.LEFT_OUT):
+            self.world.exclusion.said_to_leave_out(self, str(dict(effect.fields)["syncer"]))
+
+    # --- contributions -------------------------------------------------------------------------------
+
+    def _offer(self, effect: fx.Offer) -> None:
+        header = effect.signed.header
+        content: Displacement | PartialSum
+        if isinstance(header, ContributionHeader):
+            content = self.tickets.contribution(effect.ticket)
+            self.world.watch.offered(self, header, content, self.config.tokens_per_step)
+        else:
+            content = self.tickets.partial(effect.ticket)
+        self.uplink.own.begin()
+        self.world.bulk.offer(self, effect, content)
+
+    def _answer(self, effect: fx.AnswerTransfer) -> None:
+        head = self.stores[effect.fragment].version.header.head()
+        self.world.bulk.answer(effect.transfer, effect.verdict, head)
+
+
+# A node's daemon towards its learner: starts and restarts it, encodes its copies, tells it of versions.
+
+STATUS_EVERY_S = 1.0
+
+
+class LearnerSide:
+    """The learner of one host, over all its lives."""
+
+    def __init__(self, host: Host, rng: random.Random, first_step: int) -> None:
+        self._host = host
+        self._rng = rng
+        self._wanted = False
+        self._paces = 0
+        """Number of changes of the pace; there may be two between two reports."""
+        self.amendments: tuple[Amendment, ...] = ()
+        """Changes of the run by its owner, as far as this node has heard."""
+        bases = [(s.version.header.digest(), s.version.header.number) for s in host.stores]
+        tell = Callbacks(self._wake_at, self._copied_out, self._nothing, self._applied, self._dropped)
+        steps, step_time_s = host.config.inner_steps, host.spec.step_time_s
+        states = [(s.version.header.number, s.state.matter) for s in host.stores]
+        trainer = host.world.substance.trainer(host.peer, states)
+        at_once = host.spec.answers_at_once
+        self.model = LearnerModel(host.peer, steps, step_time_s, bases, tell, trainer, at_once)
+        self.model.resume_counting(first_step)
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    def want(self) -> None:
+        """The node has caught up: a learner is started, once."""
+        if not self._wanted:
+            self._wanted = True
+            self._host.later(self._rng.uniform(0.3, 1.5), self.start)
+
+    def start(self) -> None:
+        """A learner process is ready."""
+        host, model = self._host, self.model
+        if not model.running:
+            model.start(host.now, model.step_at(host.now), self._resumed())
+            for fragment, counters in enumerate(model.fragments):
+                host.world.watch.begins(host.peer, fragment, counters.life_from)
+                self._applied(fragment, counters.base_number, model.step_at(host.now))
+            self._tell_status()
+
+    def _resumed(self) -> dict[int, Resumed]:
+        host = self._host
+        notes, host.disk.resume = host.disk.resume, {}
+        found = {f: note.resumed(host.core.fragments[f].own.take_up(note.left)) for f, note in notes.items()}
+        return {fragment: again for fragment, again in found.items() if again is not None}
+
+    def hear(self, amendments: tuple[Amendment, ...]) -> None:
+        """Hear what the run's owner has changed."""
+        self.amendments = amendments
+        self._follow_course()
+
+    def _follow_course(self) -> None:
+        """Rest or go on, as the owner wants it where this node's versions are."""
+        stores = self._host.stores
+        tokens = sum(store.version.header.tokens for store in stores) // len(stores)
+        amendment = in_force(self.amendments, tokens)
+        rests = amendment is not None and amendment.going is not Going.TRAIN
+        if rests != self.model.rests:
+            self._paces += 1
+            self.model.rest(rests, self._host.now)
+
+    def slow_down(self, factor: float) -> None:
+        """Let a step take so many times as long, from now on, as this machine needs at best."""
+        self._host.run_when_awake(self._set_pace, factor)
+
+    def _set_pace(self, factor: float) -> None:
+        # Not while it stands still: `shift` moves the clock by the whole standstill, at its end.
+        self._paces += 1
+        self.model.set_pace(self._host.spec.step_time_s * factor, self._host.now)
+
+    def crash(self, back_in_s: float) -> None:
+        """The learner process dies and is started again."""
+        host = self._host
+        if host.up and self.model.running:
+            self.model.stop(host.now)
+            host.run_when_awake(host.feed, ev.LearnerLost())
+            host.later(back_in_s, self.start)
+
+    def save_at_leave(self) -> None:
+        """An orderly end: state and displacements are saved, for the day of return."""
+        host = self._host
+        if host.disk.full:
+            return
+        self.model.take_all_over(host.now)
+        for fragment, store in enumerate(host.stores):
+            host.disk.keep_checkpoint(store.checkpoint())
+            counters = self.model.fragments[fragment]
+            rest_from = counters.slot.end if counters.slot else counters.unmerged_from
+            if self.model.running:
+                saved = self.model.trainer.saved(fragment)
+                left = host.core.fragments[fragment].own.unmerged()
+                host.disk.resume[fragment] = ResumeNote(left, counters.unmerged_from, rest_from, *saved)
+
+    def report(self) -> None:
+        """Tell the core where the learner is, every second."""
+        self._tell_status()
+        self._host.later(max(STATUS_EVERY_S, self._host.config.timing.heartbeat_s), self.report)
+
+    def _tell_status(self) -> None:
+        host, model = self._host, self.model
+        per_step, steps = host.config.tokens_per_step, model.step_at(host.now)
+        step_s = model.step_time_s if model.running else 0.0
+        no_pace = host.now if model.rests else 0.0
+        life = (host.incarnation, model.life, model.running, host.thaws, self._paces, no_pace)
+        host.world.watch.reports(host, steps, life)
+        rate = per_step / step_s if model.running and not model.rests else 0.0
+        host.feed(ev.LearnerStatus(model.running, steps, steps * per_step, rate, step_s, None))
+
+    # --- from the core -------------------------------------------------------------------------------
+
+    def request(self, fragment: int) -> None:
+        """A closing call."""
+        self.model.request(fragment, self._host.now)
+
+    def install(self, install: CommittedVersion) -> None:
+        """A version to go over to."""
+        self.model.install(install, self._host.now)
+        self._follow_course()
+
+    def retire(self, effect: RetireSlot) -> None:
+        """The copy will not be merged as it stands."""
+        host = self._host
+        copied = host.tickets.contribution(effect.ticket)
+        if self.model.fragments[effect.fragment].slot == copied:
+            self.model.retire(effect.fragment, host.now)
+        host.tickets.free(effect.ticket)
+
+    # --- from the learner ----------------------------------------------------------------------------
+
+    def _wake_at(self, time_s: float) -> None:
+        host = self._host
+        host.world.clock.at(time_s, host.run_when_awake, lambda: self.model.wake(host.now))
+
+    def _copied_out(self, copied: Displacement, due: bool) -> None:
+        substance, delay_s = self._host.world.substance, self._rng.uniform(0.001, 0.08)
+        delay_s += substance.waits_s if self._host.peer in substance.liars else 0.0
+        self._host.later(delay_s, self._encoded, copied, due, self.model.life)
+
+    def _encoded(self, copied: Displacement, due: bool, life: int) -> None:
+        host, fragment = self._host, copied.fragment
+        if life != self.model.life or not self.model.running:
+            return
+        steps, substance = copied.end - copied.first, host.world.substance
+        if host.peer in substance.liars:
+            told = substance.told(host.peer, fragment, copied.matter)
+            copied, steps = replace(copied, matter=told.matter), max(1, round(told.work * steps))
+        tokens, size = steps * host.config.tokens_per_step, host.max_payload_bytes(fragment)
+        ticket = host.tickets.new(copied)
+        host.feed(ev.ContributionReady(fragment, ticket, tokens, steps, copied.digest(), size, due))
+        self.model.encoded(fragment, host.now)
+
+    def _nothing(self, fragment: int) -> None:
+        self._host.later(0.0, self._host.feed, ev.NothingToContribute(fragment))
+
+    def _applied(self, fragment: int, number: int, step: int) -> None:
+        self._host.later(0.0, self._host.feed, ev.LearnerApplied(fragment, number, step))
+
+    def _dropped(self, fragment: int, first: int, end: int) -> None:
+        self._host.world.watch.begins(self._host.peer, fragment, end)
+        text = f"overwrites steps {first}..{end}"
+        self._host.world.trace.decision(self._host.now, self._host.peer, text, fragment)
+
+
+# A node's durable writes: one at a time, in order, lost or half done when the node is killed.
+
+
+class DiskWriter:
+    """The queue before a node's disk. A continuation happens after its record is durable, never before."""
+
+    def __init__(self, host: Host, rng: random.Random) -> None:
+        self._host = host
+        self._disk = host.disk
+        self._rng = rng
+        self._queue: list[Persist | Checkpoint] = []
+
+    def persist(self, effect: Persist) -> None:
+        """A record that the core wants to be durable."""
+        if isinstance(effect.record, UpdateRecord):
+            self._host.tickets.update(effect.record.ticket)
+        elif effect.then:  # else it is one that is only tried again: nobody hears of it
+            self._host.world.watch.votes_for(self._host, effect.record)
+        self.write(effect)
+
+    def write(self, job: Persist | Checkpoint) -> None:
+        """One more write."""
+        self._queue.append(job)
+        if len(self._queue) == 1:
+            self._next()
+
+    def _next(self) -> None:
+        """Begin the next write; it takes as long as the disk is slow at its turn."""
+        factor = 3.0 if isinstance(self._queue[0], Checkpoint) else 1.0
+        time_s = self._disk.write_s * self._disk.slow_factor * self._rng.uniform(0.5, 2.0) * factor
+        self._host.later(time_s, self._written)
+
+    def _written(self) -> None:
+        job = self._queue.pop(0)
+        if self._queue:
+            self._next()
+        if isinstance(job, Checkpoint):
+            self._keep(job)
+            return
+        if self._disk.full:
+            self._host.feed(PersistFailed(job.token, "disk full"))
+            return
+        self._keep(job)
+        for following in job.then:
+            self._host.carry_out(following)
+        self._host.feed(Persisted(job.token))
+
+    def killed(self) -> None:
+        """Keep some of the writes under way, in order: the disk got those before the node died. Nobody goes
+        on with them."""
+        for job in self._queue[: self._rng.randint(0, len(self._queue))]:
+            self._keep(job)
+
+    def _keep(self, job: Persist | Checkpoint) -> None:
+        if self._disk.full:
+            return
+        if isinstance(job, Checkpoint):
+            self._disk.keep_checkpoint(job)
+        elif isinstance(job.record, VoteRecord):
+            self._disk.keep_vote(job.record)
+        else:
+            update = self._host.tickets.update(job.record.ticket)
+            self._host.world.exclusion.makes(self._host, job.record.version)
+            self._disk.keep_update(job.record.version, update, self._host.config.log_versions)

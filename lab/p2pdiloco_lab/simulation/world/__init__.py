@@ -1,1 +1,0 @@
-"""World around simulated nodes: plan, clock, network, disks, faults."""

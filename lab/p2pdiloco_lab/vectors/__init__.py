@@ -1,1 +1,0 @@
-"""A small model as real vectors, for `simulate --vectors`."""
