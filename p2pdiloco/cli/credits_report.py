@@ -55,7 +55,7 @@ from p2pdiloco.credits import (
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import owns
 from p2pdiloco.daemon.display.logs import waiting
-from p2pdiloco.daemon.display.snapshot import count as count_snapshot
+from p2pdiloco.daemon.display.snapshot import count as worded
 from p2pdiloco.daemon.display.snapshot import counted, short_peer
 from p2pdiloco.daemon.history import Filling, believed, pull_page
 from p2pdiloco.daemon.network.discovery import ask
@@ -419,7 +419,7 @@ def render(found: RunCredits, top: int, buckets: bool) -> RenderableType:
     shown = rows if buckets else rows[:top]
     title = Text.assemble(
         "run ", (clean(found.run_name), "bold"), f" {found.run[:16]}: ",
-        f"{count_snapshot(found.credits.tokens)} tokens, {counted(len({row.peer for row in rows}), 'learner')}",
+        f"{worded(found.credits.tokens)} tokens, {counted(len({row.peer for row in rows}), 'learner')}",
     )  # fmt: skip
     parts: list[RenderableType] = [title, Text(), _table(found, shown, buckets)]
     if len(shown) < len(rows):
@@ -444,9 +444,9 @@ def _table(found: RunCredits, rows: tuple[CreditRow, ...], buckets: bool) -> Tab
         cells = [
             clean(found.names.get(row.peer, "")) or "-",
             f"…{short_peer(row.peer)}",
-            count_snapshot(row.tokens),
+            worded(row.tokens),
         ]
-        cells += [f"{100 * row.fragment_tokens / whole:.1f} %", count_snapshot(row.inner_steps)]
+        cells += [f"{100 * row.fragment_tokens / whole:.1f} %", worded(row.inner_steps)]
         cells += [str(row.contributions)]
         if buckets:
             cells = [moment(row.begins_s) or "not known", *cells]
@@ -462,7 +462,7 @@ def words(found: RunCredits) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if credits.missing:
         first, number = max(credits.missing.values()), len(credits.missing)
-        before = count_snapshot(credits.before_fragment_tokens / fragments)
+        before = worded(credits.before_fragment_tokens / fragments)
         text = f"Nobody who answers keeps all: in {number} fragments versions before {first} are missing. "
         lines.append((f"{text}Of {before} tokens it is not known whose they are.", "yellow"))
     if not found.keepers:
@@ -471,7 +471,7 @@ def words(found: RunCredits) -> list[tuple[str, str]]:
     for doubt, times in credits.doubts.items():
         lines.append((f"{clean(doubt)}: {times} times", "red"))
     if credits.uncredited_fragment_tokens:
-        lost = count_snapshot(credits.uncredited_fragment_tokens / fragments)
+        lost = worded(credits.uncredited_fragment_tokens / fragments)
         lines.append((f"for that, {lost} tokens are credited to nobody", "red"))
     lines += [(clean(note), "red") for note in found.notes]
     lines.append((_worth(found), "dim"))
@@ -550,12 +550,12 @@ def words_of(certificate: CreditCertificate) -> str:
     """Word what a certificate says."""
     name = f" ({clean(certificate.name)})" if certificate.name else ""
     since = "" if certificate.from_version <= 1 else f", counted from version {certificate.from_version} on"
-    tokens = f"{count_snapshot(certificate.tokens)} tokens ({certificate.tokens})"
+    tokens = f"{worded(certificate.tokens)} tokens ({certificate.tokens})"
     return (
         f"peer {clean(certificate.peer)}{name} has {tokens}, "
         f"{certificate.inner_steps} inner steps and {certificate.contributions} merged contributions in run "
         f"{clean(certificate.run_name)} {clean(certificate.run[:16])}"
-        + f", of {count_snapshot(certificate.run_tokens)} tokens of the run by then{since}"
+        + f", of {worded(certificate.run_tokens)} tokens of the run by then{since}"
     )
 
 

@@ -638,8 +638,8 @@ def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
     found, compared = [], 0
     seen: dict[tuple[int, int], dict[str, list[str]]] = {}
     for held in holdings:
-        for fragment, chain in held.versions.items():
-            for number, digest in chain.items():
+        for fragment, versions in held.versions.items():
+            for number, digest in versions.items():
                 seen.setdefault((fragment, number), {}).setdefault(digest, []).append(held.name)
     for (fragment, number), by_digest in sorted(seen.items()):
         compared += sum(map(len, by_digest.values())) > 1

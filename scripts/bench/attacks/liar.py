@@ -67,7 +67,7 @@ def lying(lie: Lie, sign: Path) -> None:
         omit(lies)
     if lie.usurps:
         usurp(lies, lie.boasts)
-    merge.scores = scores  # type: ignore[attr-defined]
+    merge.scores = scores
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
     contributions.signed_label = false_label  # type: ignore[attr-defined]
