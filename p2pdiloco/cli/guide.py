@@ -573,7 +573,7 @@ def can_start_by_itself() -> bool:
 
 def shipped_unit() -> Path | None:
     """Find the unit that is shipped: beside the package in a clone, under share where it is installed."""
-    places = (Path(__file__).parents[3] / "node", Path(sys.prefix) / "share/p2pdiloco/node")
+    places = (Path(__file__).parents[2] / "node", Path(sys.prefix) / "share/p2pdiloco/node")
     return next((place / UNIT for place in places if (place / UNIT).is_file()), None)
 
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from p2pdiloco.core import chain
-from p2pdiloco.core import contributions as commit_effect
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
@@ -33,7 +32,7 @@ from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, backoff_s
 from p2pdiloco.core.chain import Chain, plan_after
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.fork_choice import NamedHeads
 from p2pdiloco.core.pending import unsigned
 from p2pdiloco.util import BoundedDict, Machine, direct_members

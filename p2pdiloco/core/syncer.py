@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from p2pdiloco.core import chain
 from p2pdiloco.core import chain as scale
-from p2pdiloco.core import contributions as commit_effect
 from p2pdiloco.core.api.effects import (
     AcceptTransfer,
     AnswerTransfer,
@@ -49,7 +48,7 @@ from p2pdiloco.core.api.versions import (
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import Chain, Marks, plan_after
 from p2pdiloco.core.context import FragmentContext, Tenure
-from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.pending import signed_by_learners
 from p2pdiloco.util import BoundedDict
 

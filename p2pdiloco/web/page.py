@@ -20,7 +20,7 @@ from p2pdiloco.web.view import Mark, MarkKind, MemberWord, NodeWord, PublicView,
 # The script only puts parts in place: what is shown is worded here, once, for the first paint, for updates,
 # and for readers without scripts. The script counts ages, so that a part changes only when something happens.
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).with_name("page")
 STATIC = FOLDER / "static"
 """Folder of the script and the style sheets."""
 PARTS = ("head", "figures", "loss", "mine", "members", "fragments", "happened", "credits", "join")

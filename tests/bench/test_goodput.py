@@ -81,7 +81,8 @@ for seed in range(2):
 
 def played(hash_seed: str) -> str:
     here = Path(__file__).resolve()
-    folders = (here.parent, here.parents[1], here.parents[2] / "scripts" / "bench", here.parents[2])
+    root = here.parents[2]
+    folders = (here.parent, here.parents[1], root / "scripts" / "bench", root / "lab", root)
     path = os.pathsep.join(str(folder) for folder in folders)
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
     command = [sys.executable, "-c", CODE]

@@ -519,7 +519,13 @@ class PushInbox:
 #
 # All of its objects are searched, whatever they are called.
 
-SEARCHED = ("p2pdiloco.daemon.bulk", "p2pdiloco.daemon.payloads", "p2pdiloco.adapters", "p2pdiloco.tensors")
+SEARCHED = (
+    "p2pdiloco.daemon.bulk",
+    "p2pdiloco.daemon.payloads",
+    "p2pdiloco.daemon.driver",
+    "p2pdiloco.adapters",
+    "p2pdiloco.tensors",
+)
 CONTAINERS = (list, dict, set, frozenset, deque)
 REMEMBER = frozenset({"_known", "_until", "_given", "takers", "_flows", "refusals", "_committed"})
 """Tables that outlive transfers: who was fast, who failed, who was served, windows."""
@@ -583,7 +589,7 @@ def _found(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]
         yield path, value
         for item in value.values() if isinstance(value, dict) else value:
             yield from _found(item, path, seen)
-    elif type(value).__module__.startswith((*SEARCHED, "p2pdiloco_lab.bulk_world.bulk_member")):
+    elif isinstance(value, Door | WatchedTransport | _Counted) or type(value).__module__.startswith(SEARCHED):
         seen.add(id(value))
         for name, inside in vars(value).items():
             if name in COUNTERS:

@@ -40,7 +40,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class ResumeNote:
-    """A learner's unmerged displacement of one fragment at an orderly end (daemon/run_files/saved_state.py)."""
+    """A learner's unmerged displacement of one fragment at an orderly end (`saved_state`)."""
 
     left: Unmerged
     unmerged_from: int
