@@ -1,4 +1,12 @@
-"""Versions of a fragment, watermarks of its learners, and what other peers have of them."""
+"""Chain of a fragment's versions, watermarks of its learners, and what its numbers may be.
+
+`Chain` has the head and the recent log, `Marks` the watermarks of one version, `Witnesses` what other peers
+have. `Scale` and the functions below it work out what is usual in a chain and what a contribution counts;
+`fault` says what is wrong with the numbers of a version.
+
+Rules: docs/protocol/exactly-once.md, section 2; docs/protocol/trust.md, section 2; docs/protocol/weights.md,
+sections 2 and 9.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +50,15 @@ from p2pdiloco.core.api.versions import (
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
 
-# Chain of a fragment's versions as this node holds it: head, recent log, watermarks.
-#
-# Rules: docs/protocol/exactly-once.md, section 2.
-
 
 class Chain:
-    """Versions of one fragment. It goes forward: `extend` by a child of the head, or `replace` by a heavier
-    chain's state, or by one to which this node yields (`core.following.heads`)."""
+    """Versions of one fragment as this node holds them: head, recent log, watermarks.
+
+    It goes forward: `extend` by a child of the head, or `replace` by a heavier chain's state, or by one to
+    which this node yields (`NamedHeads`).
+
+    Rules: docs/protocol/exactly-once.md, section 2.
+    """
 
     def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
         invariant(bool(log), "a chain starts with at least one version")
@@ -144,18 +153,6 @@ class Chain:
         self.marks = marks_of(watermarks)
 
 
-# Watermarks of a chain: the newest merged contribution of every learner, and who votes, by version.
-#
-# The table of a version follows from its parent's and from its contributors, so everybody computes the same,
-# and the header commits to it (`VersionHeader.table`). It is the roster of the fragment: a learner enters by
-# a merged contribution, votes after a probation, and is forgotten when nothing of it was merged for long.
-#
-# A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes of
-# one process that follow the same chain (the simulator's) share one: it is worked out once for a version,
-# however many ask.
-#
-# Rules: docs/protocol/trust.md, section 2.
-
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
 then."""
@@ -182,7 +179,19 @@ identities needs hundreds of versions of honest-looking work before it outvotes 
 
 
 class Marks:
-    """Watermarks of one version."""
+    """Watermarks of one version: the newest merged contribution of every learner, and who votes.
+
+    The table of a version follows from its parent's and from its contributors, so everybody computes the
+    same, and the header commits to it (`VersionHeader.table`). It is the roster of the fragment: a learner
+    enters by a merged contribution, votes after a probation, and is forgotten when nothing of it was merged
+    for long.
+
+    A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes
+    of one process that follow the same chain (the simulator's) share one: it is worked out once for a
+    version, however many ask.
+
+    Rules: docs/protocol/trust.md, section 2.
+    """
 
     def __init__(self, table: tuple[Watermark, ...]) -> None:
         self.table = table
@@ -336,12 +345,6 @@ def marks_of(table: Iterable[Watermark]) -> Marks:
     return Marks(marks) if marks else _NOTHING
 
 
-# Witnesses of a fragment's chain: the version below which no fork can reach.
-#
-# Versions above that may still lose against a heavier chain (docs/protocol/forks.md, section 3). A peer that
-# reports a head of our chain has everything below it too, so no fork of its making can lack that. The report
-# must be some time old: a crash may take the peer back to its last checkpoint.
-
 NONE = -1
 STRANGERS_S = 120.0
 """Time after which no fork of peers without a mark is expected any more: they need not have been anywhere."""
@@ -349,7 +352,6 @@ NOTE_EVERY_S = 15.0
 """Interval at which our own head is noted, to know later what is older than that."""
 LOOK_EVERY_S = 2.0
 """Interval at which a peer's heads are looked at; heartbeats in between are skipped."""
-
 
 MAX_SEEN = 8192
 """Limit of remembered reports, twice as many as a view knows peers. A peer whose report is forgotten counts
@@ -374,7 +376,13 @@ class _Seen:
 
 
 class Witnesses:
-    """Versions of our chain of one fragment that other peers are known to have."""
+    """Versions of our chain of one fragment that other peers are known to have.
+
+    No fork can reach below the version that all of them have. Versions above that may still lose against a
+    heavier chain (docs/protocol/forks.md, section 3). A peer that reports a head of our chain has everything
+    below it too, so no fork of its making can lack that. The report must be some time old: a crash may take
+    the peer back to its last checkpoint.
+    """
 
     def __init__(self, chain: Chain, durable_s: float) -> None:
         self._chain = chain
@@ -466,31 +474,6 @@ class Witnesses:
         return lowest
 
 
-# Scale of a chain: what is usual in its versions, against which the numbers of one member are measured.
-#
-# Members say themselves how many tokens their work took, and how long it is, nobody can know. So every header
-# carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of a usual
-# one. They follow from the parent's header and from what was merged, so that whoever has the parent works
-# them out anew (`after`), and refuses another value. What is beyond them is cut: it counts, weighs and moves
-# no more than a generous member's work would.
-#
-# - *counted*: a chain's tokens, and with them the schedule of the learning rate, grow by at most 8 units for
-#   a
-#   contribution, and by twice what it weighs at most (or 2 H inner steps: a fast learner's beside slow ones),
-#   times the versions since that learner's last one
-# - *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more than
-#   a third of a merge to which all others bring usual ones (the run may say other numbers). Where members are
-#   known, by invite or list, H inner steps weigh in full: there an honest learner may be much the fastest
-# - length: a contribution is cut to three times the reach, and three times what is usual in its round
-#   (less, where few of those who vote are in a version)
-# - who is not trusted (`core.api.trust_weight`) counts and measures nothing
-#
-# The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half of
-# a round cannot move them, and of two the smaller counts. Where three or more that are trusted vote, only
-# they are asked (`core.api.references`): identities are free, and votes are not.
-#
-# Rules: docs/protocol/weights.md, section 2.
-
 COUNTED_UNITS = 8
 """Units that one contribution counts at most, for every version since the learner's last one."""
 COUNTED_WEIGHTS = 2
@@ -539,7 +522,31 @@ LONG = 32
 
 
 class Scale(Struct, frozen=True):
-    """Figures of a version that follow from its parent and from what was merged."""
+    """Figures of a version that follow from its parent and from what was merged: what is usual in its chain.
+
+    Members say themselves how many tokens their work took, and how long it is, nobody can know. So every
+    header carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of
+    a usual one. They follow from the parent's header and from what was merged, so that every node that has
+    the parent works them out anew (`scale_after`), and refuses another value. What is beyond them is cut: it
+    counts, weighs and moves no more than a generous member's work would.
+
+    - *counted*: a chain's tokens, and with them the schedule of the learning rate, grow by at most 8 units
+      for a contribution, and by twice what it weighs at most (or 2 H inner steps: a fast learner's beside
+      slow ones), times the versions since that learner's last one
+    - *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more
+      than a third of a merge to which all others bring usual ones (the run may say other numbers). Where
+      members are known, by invite or list, H inner steps weigh in full: there an honest learner may be much
+      the fastest
+    - length: a contribution is cut to three times the reach, and three times what is usual in its round
+      (less, where few of those who vote are in a version)
+    - a learner that is not trusted (`core.api.versions.Mean`) counts and measures nothing
+
+    The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half
+    of a round cannot move them, and of two the smaller counts. Where three or more that are trusted vote,
+    only they are asked (`core.api.versions.references`): identities are free, and votes are not.
+
+    Rules: docs/protocol/weights.md, section 2.
+    """
 
     tokens: int
     """Tokens of the chain, as counted."""
@@ -752,15 +759,6 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
     return None if made_so else VersionFault.FALSE_PARTIALS
 
 
-# Earning: what of a version's contributions counts, for the schedule and for credits, before any limit.
-#
-# Nothing does of whom its round did not trust, and of copies: whoever sends again what it, or anybody, sent
-# before has trained nothing. A copy is known by the first bytes of its payload's digest, which the table of
-# watermarks has of every learner's newest contribution. Where several in one version have the same payload,
-# they count together as one: nobody can tell who copied whom, and no honest learner is to be robbed.
-#
-# Rules: docs/protocol/weights.md, section 9.
-
 LAST_BYTES = 8
 """Bytes of a payload's digest by which a copy of it is known."""
 NOT_KNOWN = bytes(32)
@@ -781,7 +779,16 @@ def alone(parts: Sequence[Contributor]) -> list[bool]:
 
 def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
     """Compute the tokens of each contribution that count. `lasts`: marks of everybody's newest one in the
-    parent's chain."""
+    parent's chain.
+
+    Work of a learner that its round did not trust counts nothing, nor does a copy: a learner that sends again
+    what it, or anybody, sent before has trained nothing. A copy is known by the first bytes of its payload's
+    digest, which the table of watermarks has of every learner's newest contribution. Where several in one
+    version have the same payload, they count together as one: nobody can tell who copied whom, and no honest
+    learner is to be robbed.
+
+    Rules: docs/protocol/weights.md, section 9.
+    """
     marks = [mark_of(part.payload_digest) for part in parts]
     alike = Counter(filter(None, marks))
     return [
@@ -790,15 +797,14 @@ def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
     ]
 
 
-# Plan of the groups that a version's header states, worked out by its maker and checked by everybody.
-#
-# Rules: docs/protocol/groups.md, section 1.
-
 LATELY_TERMS = 2
 """Terms in whose versions a learner was merged to be counted: who works, not who is listed, makes groups."""
 
 
 def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreConfig) -> tuple[int, int]:
-    """Decide (epoch, groups) that the header of version `number` states. `marks`: the table after it."""
+    """Decide (epoch, groups) that the header of version `number` states. `marks`: the table after it.
+
+    Rules: docs/protocol/groups.md, section 1.
+    """
     members = marks.merged_since(number - LATELY_TERMS * config.term_versions)
     return next_plan(parent.epoch, parent.groups, number, members, config.group_size, config.term_versions)

@@ -1,14 +1,10 @@
-"""Delegate of a group: brings its partial merges to the syncer of the group above.
+"""Groups of a run that does not fit into one: their partial merges, their syncers, their members.
 
-A closed round of a group that is not the topmost is merged into one partial (docs/protocol/groups.md, section
-3). It goes to the syncer of the group above as a contribution goes to its syncer: offered, held there, sent
-again if that syncer is replaced. It is kept until the chain moves past it: contains its parts, or something
-that contradicts them. What it was made of stays in the group's inbox as long, so that the group can merge
-again what is still unmerged.
+A `Delegate` brings the partial merges of one group to the syncer of the group above, which takes them into
+its `GroupInbox`. `Seeking` finds the syncers of neighbouring groups. `LeafElectorate` and `UpperElectorate`
+know who is in a group, as this node sees it.
 
-- WAITING: to be sent (no syncer above, or a pause after a refusal)
-- OFFERED: on its way to the syncer above
-- HELD: the syncer above has it; a version that contains it is due
+Rules: docs/protocol/groups.md, sections 3, 4 and 6.
 """
 
 from __future__ import annotations
@@ -68,7 +64,18 @@ class Partial(Underway):
 
 
 class Delegate:
-    """Maker and sender of the partials of one group of which we are the syncer."""
+    """Maker and sender of the partial merges of one group of which we are the syncer.
+
+    A closed round of a group that is not the topmost is merged into one partial. It goes to the syncer of the
+    group above as a contribution goes to its syncer: offered, held there, sent again if that syncer is
+    replaced. It is kept until the chain moves past it: contains its parts, or something that contradicts
+    them. What it was made of stays in the group's inbox as long, so that the group can merge again what is
+    still unmerged.
+
+    - WAITING: to be sent (no syncer above, or a pause after a refusal)
+    - OFFERED: on its way to the syncer above
+    - HELD: the syncer above has it; a version that contains it is due
+    """
 
     makes_version = False
 
@@ -262,13 +269,8 @@ class Delegate:
             self.partial = None
 
 
-# Inbox of a syncer above the leaves: partial merges, one for each group below.
-#
-# Rules: docs/protocol/groups.md, section 4.
-
-
 class GroupInbox(Inbox):
-    """Inbox of a group of groups: partial merges, one per group below."""
+    """Inbox of a syncer above the leaves: partial merges, at most one for each group below."""
 
     def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
         super().__init__(context)
@@ -372,19 +374,6 @@ class GroupInbox(Inbox):
         return held
 
 
-def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
-    """List the limits that these say."""
-    return [entry.limits for entry in partials if entry.limits is not None]
-
-
-# Search for the syncers of the neighbouring groups, when groups are new.
-#
-# The holder of a group's office asks, for every group beside its own whose syncer it does not know, one
-# probable member after the other, each several times. A member that knows the certificate sends it. One that
-# knows only that of a smaller group inside sends that one, and its holder is asked next. The asked one also
-# learns of the asker: that saves it the search, and a group of newcomers only would hear of no confirmed
-# member otherwise (docs/protocol/groups.md, section 6).
-
 KEPT_S = 10.0
 """Time for which an asked peer gets our heartbeats."""
 TRIES_EACH = 3
@@ -404,7 +393,14 @@ class _Search:
 
 
 class Seeking:
-    """Searches of one seat above the leaves."""
+    """Searches of one seat above the leaves for the syncers of the neighbouring groups, when groups are new.
+
+    The holder of a group's office asks, for every group beside its own whose syncer it does not know, one
+    probable member after the other, each several times. A member that knows the certificate sends it. One
+    that knows only that of a smaller group inside sends that one, and its holder is asked next. The asked one
+    also learns of the asker: that saves it the search, and a group of newcomers only would hear of no
+    confirmed member otherwise (docs/protocol/groups.md, section 6).
+    """
 
     def __init__(self, context: FragmentContext, plan: tuple[int, int], electorate: UpperElectorate) -> None:
         self._context = context
@@ -479,13 +475,8 @@ class Seeking:
         return order[turn // len(span) % len(order)]
 
 
-# Electorates of a leaf group, and of a group of groups: their members as this node sees them.
-#
-# Rules: docs/protocol/groups.md, section 6.
-
 MEETING_S = 1.0
 """Time for which the members of a new group are waited for before a mere majority elects."""
-
 
 MAX_ASKED = 8192
 """Peers of which it is remembered whether they belong to a leaf group, twice as many as a view knows."""
@@ -716,3 +707,8 @@ class UpperElectorate(Electorate):
 
     def child_of(self, peer: str, now: float) -> str:
         return next((child for child, holder in self.holders(now).items() if holder == peer), "")
+
+
+def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
+    """List the limits that these say."""
+    return [entry.limits for entry in partials if entry.limits is not None]

@@ -399,12 +399,10 @@ class Seats:
         return seat.round if seat is not None else None
 
 
-# Seat of this node in one group of a fragment: its members, its office, its rounds.
-
-
 class Seat:
-    """Seat in one group: in our leaf group always, in the group above while we hold the office below, and so
-    on.
+    """Seat of this node in one group of a fragment: its members, its office, its rounds.
+
+    There is one in our leaf group always, one in the group above while we hold the office below, and so on.
 
     Args:
         hierarchy: our other seats of that fragment.
