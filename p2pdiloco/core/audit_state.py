@@ -392,7 +392,7 @@ Money = tuple[float, ...]
 START: Money = (1.0,) * len(SHARES)
 
 
-def after(money: Money, value: float, least: float) -> Money:
+def bet(money: Money, value: float, least: float) -> Money:
     """Bet once more that a value in [-1, 1] is less than `least`, of (-1, 1).
 
     A player that bets a share of its money on each measurement being less than `least` cannot grow rich if
@@ -410,7 +410,7 @@ def after(money: Money, value: float, least: float) -> Money:
     return tuple(max(1.0, each) * (1.0 + share * gain) for each, share in zip(money, SHARES, strict=True))
 
 
-def worth(money: Money) -> float:
+def stakes(money: Money) -> float:
     """Count the money, in stakes."""
     return sum(money) / len(money)
 
@@ -452,13 +452,13 @@ class Accounts:
         """Take a measurement in. Returns what is shown by now. `odd`: by the chain the learner's work agrees
         with nobody's."""
         before = self._accounts.get(learner, NEW)
-        harm = after(before.harm, ratio, HARMS) if same_data or odd else before.harm
-        nothing = after(before.nothing, ratio, HELPS) if same_data else before.nothing
+        harm = bet(before.harm, ratio, HARMS) if same_data or odd else before.harm
+        nothing = bet(before.nothing, ratio, HELPS) if same_data else before.nothing
         now = Account(before.audits + 1, harm, nothing)
         self._accounts[learner] = now
-        if worth(now.harm) >= ENOUGH:
+        if stakes(now.harm) >= ENOUGH:
             return LossFinding.HARM
-        return LossFinding.NOTHING if worth(now.nothing) >= ENOUGH else None
+        return LossFinding.NOTHING if stakes(now.nothing) >= ENOUGH else None
 
     def audits(self, learner: str) -> int:
         """Count the measurements of that learner."""
@@ -467,7 +467,7 @@ class Accounts:
     def doubt(self, learner: str) -> float:
         """Tell how much speaks against that learner; 1: nothing does."""
         account = self._accounts.get(learner, NEW)
-        return max(worth(account.harm), worth(account.nothing))
+        return max(stakes(account.harm), stakes(account.nothing))
 
 
 def ratio_of(theirs: tuple[float, ...], ours: tuple[float, ...]) -> float | None:

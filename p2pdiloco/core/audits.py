@@ -9,7 +9,6 @@ import math
 import random
 from typing import NamedTuple
 
-from p2pdiloco.core import chain
 from p2pdiloco.core.api.effects import Audit, CastOut, LossAudit
 from p2pdiloco.core.api.events import Audited, LossAudited
 from p2pdiloco.core.api.evidence import (
@@ -36,6 +35,7 @@ from p2pdiloco.core.api.versions import (
     VersionHeader,
 )
 from p2pdiloco.core.base import Shared
+from p2pdiloco.core.chain import plan_of
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.pending import signed_by_syncer
@@ -169,7 +169,7 @@ class Auditor:
         """Find how members were grouped for that child of our head, or for a version in our log. None: that
         is not known, or nothing is audited in this run."""
         parent, config = self._context.chain.logged(header.number - 1), self._shared.config
-        return chain.plan_of(parent.header, config) if config.audited and parent is not None else None
+        return plan_of(parent.header, config) if config.audited and parent is not None else None
 
     def own_part(self, header: VersionHeader) -> Ticket | None:
         """Find our own contribution to a version, which is to be compared with its update; None: there is

@@ -2,7 +2,7 @@
 
 `Chain` has the head and the recent log, `Marks` the watermarks of one version, `Witnesses` what other peers
 have. `Scale` and the functions below it work out what is usual in a chain and what a contribution counts;
-`fault` says what is wrong with the numbers of a version.
+`version_fault` says what is wrong with the numbers of a version.
 
 Rules: docs/protocol/exactly-once.md, section 2; docs/protocol/trust.md, section 2; docs/protocol/weights.md,
 sections 2 and 9.
@@ -37,13 +37,13 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import (
     BEGINS,
-    FEWEST,
+    FEWEST_REFERENCES,
     Mean,
     Plan,
     SignedVersion,
     VersionHeader,
     next_plan,
-    plausible,
+    plausible_score,
     references,
     trust_of,
 )
@@ -273,7 +273,7 @@ class Marks:
 
     def is_copy(self, payload_digest: bytes) -> bool:
         """Tell whether somebody's newest contribution has this payload."""
-        return mark_of(payload_digest) in self.lasts
+        return copy_mark(payload_digest) in self.lasts
 
     @cached_property
     def lately(self) -> int:
@@ -287,16 +287,16 @@ class Marks:
 
     def after(self, number: int, contributors: tuple[Contributor, ...]) -> Marks:
         """Compute the table of a child of ours: version `number`, with these contributors."""
-        for parent, known, parts, marks in _known:
+        for parent, known, parts, marks in _known_tables:
             if parent is self and parts is contributors and known == number:
                 return marks
         marks = Marks(self._table_after(number, contributors))
-        _known[:] = [*_known[1 - REMEMBERED :], (self, number, contributors, marks)]
+        _known_tables[:] = [*_known_tables[1 - REMEMBERED :], (self, number, contributors, marks)]
         return marks
 
     def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
         table = dict(self._by)
-        counts = zip(contributors, earned(contributors, self.lasts), alone(contributors), strict=True)
+        counts = zip(contributors, earned(contributors, self.lasts), unshared(contributors), strict=True)
         for part, tokens, is_alone in counts:
             old = table.get(part.learner)
             old = old or Watermark(part.learner, part.stamp, number, number, 0, earned=0)
@@ -307,7 +307,7 @@ class Marks:
                 number=number,
                 merges=old.merges + 1,
                 agreement=agreement,
-                last=mark_of(part.payload_digest),
+                last=copy_mark(part.payload_digest),
                 earned=old.earned + (tokens > 0 and is_alone and agreement >= BEGINS),
             )
         floor = number - WATERMARK_VERSIONS
@@ -333,8 +333,8 @@ def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ..
     return tuple(replace(mark, voter=number) if mark.learner in chosen else mark for mark in table)
 
 
-_NOTHING = Marks(())
-_known: list[tuple[Marks, int, tuple[Contributor, ...], Marks]] = []
+_EMPTY = Marks(())
+_known_tables: list[tuple[Marks, int, tuple[Contributor, ...], Marks]] = []
 """Tables and their children. A table does not hold its children itself: all have the empty one, which would
 hold every table since."""
 
@@ -342,10 +342,10 @@ hold every table since."""
 def marks_of(table: Iterable[Watermark]) -> Marks:
     """Make the table that was read or received. Without entries it is the same object for everybody."""
     marks = tuple(table)
-    return Marks(marks) if marks else _NOTHING
+    return Marks(marks) if marks else _EMPTY
 
 
-NONE = -1
+NO_VERSION = -1
 STRANGERS_S = 120.0
 """Time after which no fork of peers without a mark is expected any more: they need not have been anywhere."""
 NOTE_EVERY_S = 15.0
@@ -365,9 +365,9 @@ class _Seen:
 
     def __init__(self) -> None:
         self.head: Head | None = None
-        self.sure = NONE
+        self.sure = NO_VERSION
         """Version of our chain that it reported at least `durable_s` ago."""
-        self.lately = NONE
+        self.lately = NO_VERSION
         self.lately_s = 0.0
         self.look_at_s = -1e18
         self.parted: bool | None = None
@@ -405,7 +405,7 @@ class Witnesses:
             self._note(seen, head.number, now)
 
     def _note(self, seen: _Seen, number: int, now: float) -> None:
-        if seen.lately == NONE:
+        if seen.lately == NO_VERSION:
             seen.lately, seen.lately_s = number, now
         elif now - seen.lately_s >= self._durable_s:
             seen.sure = seen.lately
@@ -437,7 +437,7 @@ class Witnesses:
         if self._replaced != self._chain.replaced:
             self._replaced = self._chain.replaced
             for seen in self._seen.values():
-                seen.sure = seen.lately = NONE
+                seen.sure = seen.lately = NO_VERSION
                 seen.parted = None if seen.parted is None else False
             self._heads.clear()
         if len(self._seen) > 2 * (len(peers) + len(strangers)) + 16:
@@ -456,14 +456,14 @@ class Witnesses:
         while len(self._heads) > 1 and self._heads[1][0] <= then_s:
             self._heads.popleft()
         since_s, number = self._heads[0]
-        return number if since_s <= then_s else NONE
+        return number if since_s <= then_s else NO_VERSION
 
     def _lowest(self, peers: Sequence[str], now: float) -> int:
         lowest = self._chain.head.number
         for peer in peers:
             known = self._seen.get(peer)
             if known is None:
-                return NONE
+                return NO_VERSION
             head = known.head
             if head is not None and self._chain.knows(head.number, head.digest):
                 self._note(known, head.number, now)
@@ -517,7 +517,7 @@ BEGINNERS = 4
 """Learners that may have begun since anything of them could be merged."""
 PARTIAL_VERSIONS = 16
 """Versions for which a partial merge may be under way and not know of new voters."""
-LONG = 32
+MANY_PARTS = 32
 """Number of contributors from which on it pays to remember what follows from them."""
 
 
@@ -581,7 +581,7 @@ def _company(chain: Chain, learners: Iterable[str]) -> float:
     counts as often as it is in versions."""
     marks, number = chain.marks, chain.header.number
     voting = marks.voting_since(number - LATELY_VERSIONS)
-    if len(voting) < FEWEST:
+    if len(voting) < FEWEST_REFERENCES:
         return 1.0
     here = sum(trust_of(marks.mean(each).agreement) for each in voting.intersection(learners))
     usual = sum(max(LEAST_OFTEN, marks.often(each, number, FULL_TRUST)) for each in voting)
@@ -615,7 +615,7 @@ def strange_after(header: VersionHeader) -> float:
     return FIRST_LONGEST * header.reach or math.inf
 
 
-def after(chain: Chain, contributors: tuple[Contributor, ...], config: CoreConfig) -> Scale:
+def scale_after(chain: Chain, contributors: tuple[Contributor, ...], config: CoreConfig) -> Scale:
     """Compute the figures of the version that merges this into the chain's head."""
     tokens, unit = _counted(chain, contributors, config)
     return Scale(tokens, unit, _next_reach(chain.header, contributors, config))
@@ -626,7 +626,7 @@ _known_numbers: list[tuple[VersionHeader, tuple[Contributor, ...], tuple[int, in
 
 def _counted(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
     """Compute (tokens, unit) of the next version. In a simulator thousands of nodes ask the same."""
-    if len(parts) < LONG:
+    if len(parts) < MANY_PARTS:
         return _count(chain, parts, config)
     for known, merged, answer in _known_numbers:
         if known is chain.header and merged is parts:
@@ -695,14 +695,14 @@ def most_learners(number: int, watermarks: Sequence[Watermark], expected: int = 
 # --- what is beyond every scale ---------------------------------------------------------------------------
 
 
-def follows(stamp: Stamp, mark: Stamp) -> bool:
+def stamp_follows(stamp: Stamp, mark: Stamp) -> bool:
     """Tell whether a contribution of that stamp can come after the one merged last: such numbers end, and
     who takes them to their end could never contribute again."""
     floor = mark.sequence if mark.incarnation == stamp.incarnation else 0
     return stamp.incarnation <= MOST_INCARNATION and stamp.sequence <= floor + MOST_SEQUENCE
 
 
-def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreConfig) -> bool:
+def numbers_can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreConfig) -> bool:
     """Tell whether some chain can have such numbers, whatever its history: asked of copies, whose parent is
     not known."""
     first = config.genesis_versions[header.fragment].header.norm
@@ -721,7 +721,7 @@ def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreC
 def rightly_stated(chain: Chain, part: Contributor) -> bool:
     """Tell whether a part of a merge has measurements that can be, and the trust weight that follows from its
     score and the chain."""
-    can_be_so = 0.0 <= part.length < math.inf and plausible(part.score) and _votes_so(chain, part)
+    can_be_so = 0.0 <= part.length < math.inf and plausible_score(part.score) and _votes_so(chain, part)
     return can_be_so and part.trust == chain.marks.mean(part.learner).trust(part.score)
 
 
@@ -737,18 +737,18 @@ def _votes_so(chain: Chain, part: Contributor) -> bool:
 # --- what a version states --------------------------------------------------------------------------------
 
 
-def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
+def version_fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
     """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
     for part in header.contributors:
         mark = chain.watermark(part.learner)
-        if part.after != mark or not follows(part.stamp, mark):
+        if part.after != mark or not stamp_follows(part.stamp, mark):
             return VersionFault.FALSE_STAMP
         if not rightly_stated(chain, part):
             return VersionFault.FALSE_TRUST
     limits = limits_after(chain, config, [part.learner for part in header.contributors])
     if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE
-    right = after(chain, header.contributors, config)
+    right = scale_after(chain, header.contributors, config)
     if not header.contributors or header.tokens != right.tokens:
         return VersionFault.FALSE_TOKENS
     stated = header.unit, header.reach, header.limits
@@ -765,16 +765,16 @@ NOT_KNOWN = bytes(32)
 """Digest of a contributor that names no payload."""
 
 
-def mark_of(payload_digest: bytes) -> bytes:
+def copy_mark(payload_digest: bytes) -> bytes:
     """Find the bytes by which a copy of that payload is known; empty: it is not named."""
     return b"" if payload_digest == NOT_KNOWN else payload_digest[:LAST_BYTES]
 
 
-def alone(parts: Sequence[Contributor]) -> list[bool]:
+def unshared(parts: Sequence[Contributor]) -> list[bool]:
     """Tell of each contribution whether no other of the version has the same payload: only such work earns a
     vote. One payload in many names would else earn one for each."""
-    alike = Counter(filter(None, (mark_of(part.payload_digest) for part in parts)))
-    return [alike[mark_of(part.payload_digest)] <= 1 for part in parts]
+    alike = Counter(filter(None, (copy_mark(part.payload_digest) for part in parts)))
+    return [alike[copy_mark(part.payload_digest)] <= 1 for part in parts]
 
 
 def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
@@ -789,7 +789,7 @@ def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
 
     Rules: docs/protocol/weights.md, section 9.
     """
-    marks = [mark_of(part.payload_digest) for part in parts]
+    marks = [copy_mark(part.payload_digest) for part in parts]
     alike = Counter(filter(None, marks))
     return [
         0 if part.trust == LEAST_TRUST or mark in lasts else part.tokens // max(1, alike[mark])

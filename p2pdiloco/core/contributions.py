@@ -59,11 +59,6 @@ class ContributionQueue:
     merged the learner must take it out. A *detached* one is not: the learner crashed since, or the version
     that had merged it lost against a heavier chain.
 
-    - COMBINING: its parts are being added up
-    - WAITING: to be sent (no syncer, or a pause after a refusal)
-    - OFFERED: on its way to the syncer
-    - HELD: the syncer has it; a version that contains it is due
-
     Args:
         behind: question whether a version is on its way here, or known.
     """

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.core import chain
-from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
 from p2pdiloco.core.api.messages import OfficeQuery
@@ -40,6 +38,7 @@ from p2pdiloco.core.api.versions import (
 )
 from p2pdiloco.core.base import Shared, backoff_s
 from p2pdiloco.core.candidates import ranking
+from p2pdiloco.core.chain import limits_after, plan_of, rightly_stated, stamp_follows
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.core.members import Derived
 from p2pdiloco.core.pending import SendState, Underway, signed_by_learners, signed_by_syncer
@@ -113,7 +112,7 @@ class Delegate:
             contributors=sum(len(held.parts) for held in job.held),
             live=expected,
         )
-        self._limits = scale.limits_after(self._context.chain, self._shared.config)
+        self._limits = limits_after(self._context.chain, self._shared.config)
         key = self._fragment, self._group, self._attempt
         self._shared.out.put(MergePartial(*key, making.inputs, making.partials, self._limits, making.seed()))
 
@@ -249,9 +248,7 @@ class Delegate:
         if partial is None:
             return
         chain = self._context.chain
-        if any(
-            chain.watermark(p.learner) != p.after or not scale.rightly_stated(chain, p) for p in partial.parts
-        ):
+        if any(chain.watermark(p.learner) != p.after or not rightly_stated(chain, p) for p in partial.parts):
             if partial.offered_s:
                 self._round_s.add(now - partial.offered_s)
             self._drop()
@@ -316,11 +313,11 @@ class GroupInbox(Inbox):
             mark = self._chain.watermark(part.learner)
             if mark != part.after:
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
-            if not chain.follows(part.stamp, mark):
+            if not stamp_follows(part.stamp, mark):
                 return Verdict.FALSE_STAMP
-            if not chain.rightly_stated(self._chain, part):
+            if not rightly_stated(self._chain, part):
                 return Verdict.IMPLAUSIBLE_WEIGHT
-        limits = chain.limits_after(self._chain, config)
+        limits = limits_after(self._chain, config)
         if not all(each.near(limits) for each in (header.limits, *_limits(header.below))):
             return Verdict.IMPLAUSIBLE_WEIGHT
         return self._judge_place(header, open_)
@@ -328,20 +325,20 @@ class GroupInbox(Inbox):
     def fits(self, held: Held) -> bool:
         """See `Inbox.fits`. Its trust weights must follow from the chain, too: where another chain took the
         place of ours, everybody would refuse a version with those of the old one."""
-        return super().fits(held) and all(chain.rightly_stated(self._chain, part) for part in held.parts)
+        return super().fits(held) and all(rightly_stated(self._chain, part) for part in held.parts)
 
     def _can_be_made(self, header: PartialHeader) -> bool:
         """Tell whether it can be the merge of the partials that it names, in the order in which a version
         names its contributors: signatures cover that."""
         learners = [part.learner for part in header.parts]
-        plan = chain.plan_of(self._chain.header, self._shared.config)
+        plan = plan_of(self._chain.header, self._shared.config)
         said = len(_limits(header.below)) == len(header.below)
         return said and learners == sorted(learners) and header.tree(plan) is not None
 
     def _signed_inside(self, header: PartialHeader) -> bool:
         """Tell whether those whose work is in it say so themselves. Who puts it into a version answers for
         that."""
-        shared, plan = self._shared, chain.plan_of(self._chain.header, self._shared.config)
+        shared, plan = self._shared, plan_of(self._chain.header, self._shared.config)
         tree = header.tree(plan) or {}
         below = [part for group, part in tree.items() if group != header.group]
         by_syncers = all(signed_by_syncer(shared, self._fragment, part, header.limits) for part in below)

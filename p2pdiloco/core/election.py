@@ -22,7 +22,13 @@ from p2pdiloco.util import BoundedDict, Machine, direct_members
 
 @direct_members
 class OfficeState(Enum):
-    """States of this member towards the office."""
+    """States of this member towards the office.
+
+    - VACANT: no known member holds the office, or the holder's term is over
+    - FOLLOWING: a peer holds it
+    - CANDIDATE: we asked for votes
+    - HOLDING: we hold it
+    """
 
     VACANT = auto()
     FOLLOWING = auto()
@@ -68,11 +74,6 @@ class Office:
     An open office is filled by the first-ranked live candidate of the next term; each later rank waits
     `stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose
     chain is lighter than its own, and not while it counts on a holder.
-
-    - VACANT: no known member holds the office, or the holder's term is over
-    - FOLLOWING: a peer holds it
-    - CANDIDATE: we asked for votes
-    - HOLDING: we hold it
 
     Args:
         busy: question whether a round of ours is closing right now: then we do not vote us away.

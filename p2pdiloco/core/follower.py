@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
-from p2pdiloco.core import chain
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
@@ -20,7 +19,7 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, table_diges
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, backoff_s
-from p2pdiloco.core.chain import Chain, plan_after
+from p2pdiloco.core.chain import MOST_TERMS, Chain, numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.fork_choice import NamedHeads
@@ -30,7 +29,12 @@ from p2pdiloco.util import BoundedDict, Machine, direct_members
 
 @direct_members
 class FollowState(Enum):
-    """Work of a follower that is under way."""
+    """Work of a follower that is under way.
+
+    - RESTING: nothing heavier is known
+    - UPDATING: one outer update is being pulled or applied
+    - COPYING: a whole state is being pulled
+    """
 
     RESTING = auto()
     UPDATING = auto()
@@ -64,10 +68,6 @@ class Follower:
 
     Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one
     that a confirmed member holds too (docs/protocol/membership.md, section 4).
-
-    - RESTING: nothing heavier is known
-    - UPDATING: one outer update is being pulled or applied
-    - COPYING: a whole state is being pulled
 
     Args:
         on_moved: called once we hold another peer's version.
@@ -309,11 +309,11 @@ class Follower:
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
         if self._context.false_states.builds_on(header):
             return VersionFault.FALSE_STATE
-        if header.term > self._chain.header.term + chain.MOST_TERMS:
+        if header.term > self._chain.header.term + MOST_TERMS:
             return VersionFault.FALSE_TERM
         if not plausible(header, config):
             return VersionFault.IMPLAUSIBLE_TOKENS
-        wrong = chain.fault(self._chain, header, config) or self._context.repairs.fault(header)
+        wrong = version_fault(self._chain, header, config) or self._context.repairs.fault(header)
         if wrong is not None:
             return wrong
         before, marks = self._chain.header, self._chain.marks_after(header)
@@ -524,7 +524,7 @@ def why_no_state(
         return VersionFault.IMPLAUSIBLE_TOKENS
     if table_digest(table) != header.table:
         return VersionFault.FALSE_TABLE
-    if not chain.can_be(header, table, config):
+    if not numbers_can_be(header, table, config):
         return VersionFault.OUT_OF_SCALE
     if falsely_labelled(shared, version):
         return VersionFault.FALSE_LABEL

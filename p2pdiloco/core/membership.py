@@ -15,7 +15,7 @@ from p2pdiloco.core.api.effects import Confirmed, Left
 from p2pdiloco.core.api.events import LearnerStatus, Miscalculates, PresenceSeen, ReachChanged, UplinkMeasured
 from p2pdiloco.core.api.messages import Leaving, Progress
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion
-from p2pdiloco.core.api.types import WHOLE_RUN, WORDS, Head
+from p2pdiloco.core.api.types import REACH_WORDS, WHOLE_RUN, Head
 from p2pdiloco.core.api.versions import Roster, is_group, leaf_index
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
@@ -214,7 +214,7 @@ class Heartbeats:
         shared = self._shared
         if shared.reached(event.reach):
             self.next_s = min(self.next_s, now)
-            shared.out.record("reach", None, WORDS[event.reach] or "not known")
+            shared.out.record("reach", None, REACH_WORDS[event.reach] or "not known")
             for fragment in self._fragments:
                 fragment.touch()
 

@@ -31,7 +31,13 @@ from p2pdiloco.util import Machine, direct_members
 
 @direct_members
 class SendState(Enum):
-    """States of the first contribution of the queue."""
+    """States of the first contribution of the queue.
+
+    - COMBINING: its parts are being added up
+    - WAITING: to be sent (no syncer, or a pause after a refusal)
+    - OFFERED: on its way to the syncer
+    - HELD: the syncer has it; a version that contains it is due
+    """
 
     COMBINING = auto()
     WAITING = auto()
@@ -61,7 +67,7 @@ OTHER_OPINIONS = 3
 """Number of further refusals as unusable until a contribution is given up that a peer took, or may have
 taken; of a copy those of so many further versions."""
 
-WORDS = {
+SEND_WORDS = {
     SendState.COMBINING: "being combined",
     SendState.WAITING: "waits for a syncer",
     SendState.OFFERED: "on its way to the syncer",
@@ -89,7 +95,7 @@ class Underway:
 
     def words(self) -> str:
         """Say for people where it is."""
-        return WORDS[self.state]
+        return SEND_WORDS[self.state]
 
     def deadline(self, syncer: str | None) -> float | None:
         """Find when to look again, if that peer is in office."""
@@ -426,7 +432,7 @@ class Unmerged(msgspec.Struct, frozen=True):
         return ("rest", ()) if self.sent else ("all", self.doubts)
 
 
-DRAWN = 64
+SIGNATURES_CHECKED = 64
 """Labels of one merge whose signatures a member checks; each draws its own, where there are more."""
 
 
@@ -473,7 +479,11 @@ def signed_by_syncer(shared: Shared, fragment: int, part: PartOfTree, limits: Me
 def unsigned(shared: Shared, fragment: int, parts: Sequence[Contributor]) -> int | None:
     """Find a part of a version that its learner did not sign, among some that are drawn; its index. None:
     there is none."""
-    drawn = range(len(parts)) if len(parts) <= DRAWN else shared.rng.sample(range(len(parts)), DRAWN)
+    drawn = (
+        range(len(parts))
+        if len(parts) <= SIGNATURES_CHECKED
+        else shared.rng.sample(range(len(parts)), SIGNATURES_CHECKED)
+    )
     return next((index for index in drawn if not _signed(shared, fragment, parts[index])), None)
 
 

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from p2pdiloco.core import chain
-from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api.effects import (
     AcceptTransfer,
     AnswerTransfer,
@@ -51,7 +49,7 @@ from p2pdiloco.core.api.versions import (
     sample_seed,
 )
 from p2pdiloco.core.base import Shared
-from p2pdiloco.core.chain import Chain, Marks, plan_after
+from p2pdiloco.core.chain import Chain, Marks, limits_after, plan_after, scale_after, stamp_follows
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.pending import signed_by_learners
@@ -336,7 +334,7 @@ class LearnerInbox(Inbox):
             return Verdict.ALREADY_MERGED
         if mark != header.after:
             return Verdict.OVERLAP if mark > header.after else Verdict.BEHIND
-        if not scale.follows(header.stamp, mark):
+        if not stamp_follows(header.stamp, mark):
             return Verdict.FALSE_STAMP
         if self._is_copy(header):
             return Verdict.COPY
@@ -516,7 +514,7 @@ class Publisher:
             tokens=sum(part.tokens for part in parts),
         )
         longest_steps = max((part.inner_steps for part in parts), default=0)
-        limits = chain.limits_after(self._chain, self._shared.config, [part.learner for part in parts])
+        limits = limits_after(self._chain, self._shared.config, [part.learner for part in parts])
         apart = grouped or making.partials
         self._repairing = None if apart else self._context.repairs.next()
         self._shared.out.put(
@@ -556,10 +554,10 @@ class Publisher:
         self._shared.out.cut(self._fragment, event.cut, self._shared.me)
         config, head = self._shared.config, self._chain.head
         parts = self._parts.listed(event.measured)
-        now_usual = chain.after(self._chain, parts, config)
+        now_usual = scale_after(self._chain, parts, config)
         marks = self._chain.marks.after(event.number, parts)
         epoch, groups = plan_after(self._chain.header, marks, event.number, config)
-        limits = chain.limits_after(self._chain, config, [part.learner for part in parts])
+        limits = limits_after(self._chain, config, [part.learner for part in parts])
         header = VersionHeader(
             run=config.run,
             group=WHOLE_RUN,

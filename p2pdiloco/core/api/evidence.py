@@ -12,9 +12,19 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from p2pdiloco.core.api import types
 from p2pdiloco.core.api.reasons import CastOutWhy
-from p2pdiloco.core.api.types import Contributor, Count, Digest, PeerId, Signature, Vote, Wire, signed_bytes
+from p2pdiloco.core.api.types import (
+    Contributor,
+    Count,
+    Digest,
+    PeerId,
+    Signature,
+    Vote,
+    Wire,
+    merkle_path,
+    merkle_root_of,
+    signed_bytes,
+)
 from p2pdiloco.core.api.versions import PartialLabel, ShortHeader, SignedVersion, VersionHeader
 
 MAX_PROOFS = 256
@@ -107,7 +117,7 @@ class FalseLabel(Wire, frozen=True, tag=True):
     def holds(self, run: str, verify: Verify) -> bool:
         """Tell whether it proves what it says. At most two signatures are checked."""
         header, part = self.version.header, self.part
-        if header.run != run or types.root_of(part.named(), self.way) != header.contributors:
+        if header.run != run or merkle_root_of(part.named(), self.way) != header.contributors:
             return False
         if not self.version.signed(verify):
             return False
@@ -131,7 +141,7 @@ def two_versions(ours: SignedVersion | None, other: SignedVersion | SignedShort)
 def false_label(version: SignedVersion, index: int) -> FalseLabel:
     """Make the proof that a version's contributor of that index is there without its learner's signature."""
     parts = version.header.contributors
-    way = types.path([part.named() for part in parts], index)
+    way = merkle_path([part.named() for part in parts], index)
     return FalseLabel(short_of(version), parts[index], way)
 
 

@@ -290,7 +290,7 @@ class Reach(IntEnum):
     """Reachable only over connections that it made itself."""
 
 
-WORDS = {
+REACH_WORDS = {
     Reach.UNKNOWN: "",
     Reach.DIRECT: "direct",
     Reach.RELAYED: "relayed",
@@ -343,12 +343,12 @@ def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int, period: 
     return possible and can_be_weighed(tokens, inner_steps)
 
 
-Path = tuple[tuple[bool, bytes], ...]
+MerklePath = tuple[tuple[bool, bytes], ...]
 """Way from an entry to the root: (True if the sibling is on the left, the sibling's digest), from below."""
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
-def root(entries: Sequence[bytes]) -> bytes:
+def merkle_root(entries: Sequence[bytes]) -> bytes:
     """Compute the root of a Merkle tree over these entries, in this order: one digest for all of them.
 
     As in RFC 6962: entries and inner nodes are hashed in domains of their own, so that neither can pass for
@@ -360,7 +360,7 @@ def root(entries: Sequence[bytes]) -> bytes:
     return row[0] if row else EMPTY_ROOT
 
 
-def path(entries: Sequence[bytes], index: int) -> Path:
+def merkle_path(entries: Sequence[bytes], index: int) -> MerklePath:
     """Find the way from entry `index` to the root."""
     row, at, found = [_leaf(entry) for entry in entries], index, []
     while len(row) > 1:
@@ -371,7 +371,7 @@ def path(entries: Sequence[bytes], index: int) -> Path:
     return tuple(found)
 
 
-def root_of(entry: bytes, way: Path) -> bytes:
+def merkle_root_of(entry: bytes, way: MerklePath) -> bytes:
     """Compute the root that a tree has in which `entry` lies at the end of this way."""
     digest = _leaf(entry)
     for on_left, sibling in way:

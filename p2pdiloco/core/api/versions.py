@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from p2pdiloco.core.api import types
 from p2pdiloco.core.api.types import (
     EMPTY_TABLE,
     FULL_TRUST,
@@ -39,6 +38,7 @@ from p2pdiloco.core.api.types import (
     Signature,
     SignedContribution,
     Wire,
+    merkle_root,
     plausible_work,
 )
 from p2pdiloco.util import BoundedDict
@@ -117,8 +117,8 @@ class VersionHeader(HeaderStart, frozen=True):
     def short(self) -> ShortHeader:
         """Make what stands for it wherever it is named or signed: contributors by their one digest."""
         fields: dict[str, Any] = asdict(self)
-        fields["contributors"] = types.root([part.named() for part in self.contributors])
-        fields["partials"] = types.root([entry.named() for entry in self.partials])
+        fields["contributors"] = merkle_root([part.named() for part in self.contributors])
+        fields["partials"] = merkle_root([entry.named() for entry in self.partials])
         return ShortHeader(**fields)
 
     def named(self) -> bytes:
@@ -397,8 +397,8 @@ def _label(
     inside: Iterable[MergedPartial],
 ) -> PartialLabel:
     roots = (
-        types.root([part.named() for part in parts]),
-        types.root([entry.named() for entry in inside]),
+        merkle_root([part.named() for part in parts]),
+        merkle_root([entry.named() for entry in inside]),
     )
     return PartialLabel(run, fragment, group, syncer, payload_digest, limits, *roots)
 
@@ -600,7 +600,7 @@ def in_means(score: int) -> int:
     return 0 if score == NOTHING else score * USUAL // USUAL_SCORE
 
 
-def plausible(score: int) -> bool:
+def plausible_score(score: int) -> bool:
     """Tell whether that is a score, or says why there is none."""
     return score in (*UNTOLD, NOTHING) or LEAST_SCORE <= score <= MOST_SCORE
 
@@ -612,7 +612,7 @@ def sample_seed(parts: Iterable[Contributor]) -> bytes:
     return hashlib.sha256(b"sample" + b"".join(part.payload_digest for part in parts)).digest()
 
 
-FEWEST = 3
+FEWEST_REFERENCES = 3
 """Least number of contributions of which a minority can be told from the others."""
 Each = TypeVar("Each")
 
@@ -627,7 +627,7 @@ def references(parts: Sequence[Each], votes: Sequence[bool]) -> list[Each]:
     Rules: docs/protocol/weights.md, section 5.
     """
     voting = [part for part, votes_too in zip(parts, votes, strict=True) if votes_too]
-    return voting if len(voting) >= FEWEST else list(parts)
+    return voting if len(voting) >= FEWEST_REFERENCES else list(parts)
 
 
 PERIODS = 2

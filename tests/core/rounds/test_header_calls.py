@@ -177,7 +177,7 @@ def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> Non
     header(solo, "p1", 1)
     parts = (Contributor("p3", Stamp(1, 1), 40, 4),)
     chain, run = solo.fragment.chain, solo.core.shared.config
-    usual = {"unit": scale.after(chain, parts, run).unit, "limits": scale.limits_after(chain, run)}
+    usual = {"unit": scale.scale_after(chain, parts, run).unit, "limits": scale.limits_after(chain, run)}
     solo.announce(child(chain.header, "p3", ("p3",), term=2, **usual))
     assert solo.head.number == 1 and solo.fragment.office.holding
     assert not called(solo.offer("p2", 2)), "one is in for the new version"
