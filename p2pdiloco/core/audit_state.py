@@ -361,7 +361,8 @@ class LossAudits:
         now: float,
         odd: bool = False,
     ) -> float | None:
-        """End an audit. Returns the ratio that was measured; None: none was. `odd`: see `Accounts.add`."""
+        """End an audit. Returns the ratio that was measured; None: none was. `odd`: by the chain its
+        work agrees with nobody's."""
         self._under_way = False
         ratio = ratio_of(theirs, ours)
         if not ours:

@@ -224,7 +224,6 @@ class Auditor:
         self.poll(now)
 
     def _whole(self, version: SignedVersion) -> tuple[AuditedMerge, ...]:
-        """Choose the merge of all for an audit; nothing, if it cannot be made again."""
         plan = self._plan(version.header)
         return merges_of(version, plan, self._shared.me)[-1:] if plan is not None else ()
 
@@ -235,7 +234,6 @@ class Auditor:
         self._shared.out.record("audit", header.fragment, words, peer=header.syncer, number=header.number)
 
     def _judge_repair(self, event: Audited, now: float) -> None:
-        """Go on with the repair of a version, now that this one is judged."""
         repair = self._repair
         if repair is None or repair.header.repairs != event.digest:
             return
@@ -335,7 +333,6 @@ class Auditor:
         self._found(merge, event.outcome, now)
 
     def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:
-        """Draw the conclusion."""
         header, digest = merge.version.header, merge.digest()
         self._shared.out.record(
             "audit",
@@ -421,9 +418,8 @@ class LossAuditor:
         (version, part), self._under_way = self._under_way, None
         shared, header, learner = self._shared, version.header, part.learner
         audits = shared.loss_audits
-        measured = event.theirs, event.ours, event.same_data, event.took_s
         odd = self._context.chain.marks.mean(learner).agreement <= NONE_AT
-        ratio = audits.end(learner, *measured, now, odd)
+        ratio = audits.end(learner, event.theirs, event.ours, event.same_data, event.took_s, now, odd)
         words = f"a contribution to version {header.number} "
         words += "was not measured" if ratio is None else f"does {ratio:.2f} of what ours does"
         figures = {"number": header.number, "took_s": round(event.took_s, 3)}

@@ -133,7 +133,6 @@ class Candidates:
         return self._rota.lately(len(self._standing(now)) // 2)
 
     def _standing(self, now: float) -> list[str]:
-        """List everyone that would stand, oneself included."""
         own = [self._context.shared.me] if self.may_stand(now) else []
         return [*self._electorate.willing(now), *own]
 

@@ -113,21 +113,9 @@ class Chain:
         """List the whole log, oldest first, the head last."""
         return tuple(version for _, version in sorted(self._log.items()))
 
-    def table(self) -> tuple[Watermark, ...]:
-        """List all watermarks in canonical order."""
-        return self.marks.table
-
     def is_child(self, header: VersionHeader) -> bool:
         """Tell whether the header continues this chain by one."""
         return header.number == self.head.number + 1 and header.parent == self.head.digest
-
-    def watermark(self, learner: str) -> Stamp:
-        """Find the stamp of that learner's newest contribution in this chain."""
-        return self.marks.stamp(learner)
-
-    def merged_at(self, learner: str) -> int:
-        """Find the version that has that learner's newest merged contribution; 0 if there is none."""
-        return self.marks.number(learner)
 
     def marks_after(self, header: VersionHeader) -> Marks:
         """Compute the watermarks once `header` extends this chain."""
@@ -416,7 +404,7 @@ class Witnesses:
 
         Of members of other groups, which do not report to us, that is all that is known.
         """
-        for mark in self._chain.table():
+        for mark in self._chain.marks.table:
             number = mark.number - 1 - max_base_age
             if number >= 0:
                 self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
@@ -645,7 +633,7 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
     for part, earns in zip(parts, earned(parts, chain.marks.lasts), strict=True):
         if not earns:
             continue
-        last = chain.merged_at(part.learner)
+        last = chain.marks.number(part.learner)
         share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
         usual.append((earns // share, part.votes))
         tokens += min(earns, most * share)
@@ -740,7 +728,7 @@ def _votes_so(chain: Chain, part: Contributor) -> bool:
 def version_fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
     """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
     for part in header.contributors:
-        mark = chain.watermark(part.learner)
+        mark = chain.marks.stamp(part.learner)
         if part.after != mark or not stamp_follows(part.stamp, mark):
             return VersionFault.FALSE_STAMP
         if not rightly_stated(chain, part):

@@ -28,6 +28,11 @@ class Tenure(Protocol):
     """Questions that the parts of a fragment ask of a group's office (`Office`)."""
 
     certificate: Certificate | None
+    """Newest one that we hold."""
+
+    @property
+    def term(self) -> int:
+        """Highest term of which we hold a certificate."""
 
     @property
     def syncer(self) -> str | None:
@@ -39,6 +44,12 @@ class Tenure(Protocol):
 
     def takes(self, now: float) -> bool:
         """Tell whether to send to the syncer."""
+
+    def open_s(self, now: float) -> float:
+        """Compute for how long nobody was in office, as far as we know."""
+
+    def why_open(self, now: float, candidate: str = "") -> str:
+        """Say why nobody can be counted on in it, or is to leave it to that candidate; empty if one can."""
 
     def suspect(self, why: Suspicion, **details: float) -> None:
         """Stop counting on the syncer."""
@@ -344,13 +355,6 @@ def _epoch(group: str) -> int:
 MAX_FALSE = 16
 
 
-class Holders(Protocol):
-    """Question to what members name (`NamedHeads`)."""
-
-    def holders(self, digest: bytes) -> list[str]:
-        """List the members whose head is that version."""
-
-
 class FalseStates:
     """Versions of one fragment whose headers state another state than their update makes, as this node found.
 
@@ -388,15 +392,22 @@ class FalseStates:
         return here and self._chain.logged(subject.number - 1) is not None
 
     def judge(
-        self, applied: UpdateApplied, version: SignedVersion, heads: Holders, now: float
+        self,
+        applied: UpdateApplied,
+        version: SignedVersion,
+        holders: Callable[[bytes], list[str]],
+        now: float,
     ) -> VersionFault | None:
-        """Say why a version whose outer step was made here is not taken; None: it is. Accuse who lied."""
+        """Say why a version whose outer step was made here is not taken; None: it is. Accuse the liar.
+
+        `holders` lists the members whose head is a version (`NamedHeads.holders`).
+        """
         header = version.header
         if applied.unsound:
             return VersionFault.OUT_OF_SCALE
         if applied.state_digest == header.state_digest and self._chain.is_child(header):
             return None
-        if not applied.certain or self._accepted_by_most(header, heads.holders(header.digest())):
+        if not applied.certain or self._accepted_by_most(header, holders(header.digest())):
             return VersionFault.DIGEST_DIFFERS
         self._accuse(version, now)
         return VersionFault.FALSE_STATE

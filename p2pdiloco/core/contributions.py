@@ -86,7 +86,6 @@ class ContributionQueue:
 
     @property
     def _office(self) -> Tenure:
-        """Office of the group in which we take part at present."""
         return self._context.leaf.office
 
     @property
@@ -107,7 +106,7 @@ class ContributionQueue:
 
     def unmerged(self) -> Unmerged:
         """Describe what is left if we end here."""
-        whole_at, slot = [self._chain.watermark(self._shared.me)], None
+        whole_at, slot = [self._chain.marks.stamp(self._shared.me)], None
         for pending in self._queue:
             if pending.attached:
                 slot = pending
@@ -121,7 +120,7 @@ class ContributionQueue:
     def take_up(self, unmerged: Unmerged) -> TakeUp:
         """Decide how much of the displacement of an earlier life, which ended so, the learner may start
         with."""
-        mode, doubts = unmerged.take_up(self._chain.watermark(self._shared.me))
+        mode, doubts = unmerged.take_up(self._chain.marks.stamp(self._shared.me))
         self._retired.extend(doubts)
         return mode
 
@@ -140,7 +139,7 @@ class ContributionQueue:
     def ready(self, event: ContributionReady, now: float) -> None:
         """Queue a new contribution of the learner."""
         shared = self._shared
-        after = self._queue[-1].stamp if self._queue else self._chain.watermark(shared.me)
+        after = self._queue[-1].stamp if self._queue else self._chain.marks.stamp(shared.me)
         self._sequence += 1
         stamp = Stamp(shared.incarnation, self._sequence)
         base = (self.base_number, self.base_digest)
@@ -275,7 +274,6 @@ class ContributionQueue:
             first.undelivered(now, self._shared.timing.retry_s)
 
     def _current(self, offer: Offer) -> Pending | None:
-        """Find the first of the queue, if it is what that offer is about."""
         header = offer.signed.header
         if not self._queue or not isinstance(header, ContributionHeader):
             return None
@@ -332,7 +330,7 @@ class ContributionQueue:
         for pending in [p for p in self._queue if watermark in p.contains]:
             self._queue.remove(pending)
             self._give_up(pending, "it contains what was merged")
-        number = self._chain.merged_at(self._shared.me)
+        number = self._chain.marks.number(self._shared.me)
         while self._queue and self._queue[0].stamp <= watermark:
             self._merged(self._queue.popleft(), number, now)
         replaced, self._replaced = self._chain.replaced != self._replaced, self._chain.replaced
@@ -379,7 +377,6 @@ class ContributionQueue:
             self._shared.out.put(DiscardContribution(self._fragment, pending.ready.ticket))
 
     def _withdraw(self, again: Pending) -> None:
-        """Withdraw what is to be sent again: the chain moved on, and it is not the same any more."""
         self._queue.remove(again)
         self._discard_payload(again)
 
@@ -515,6 +512,6 @@ def commit_effect(
     """Make the effect by which the spare copy becomes the state. It says whether our own contribution is in
     it."""
     marks = chain.marks_after(version.header)
-    after = max(marks.stamp(shared.me), chain.watermark(shared.me))
+    after = max(marks.stamp(shared.me), chain.marks.stamp(shared.me))
     merged_ticket, overwrite = own.would_merge(after)
     return CommitVersion(version, update, merged_ticket, marks.table, after, overwrite)

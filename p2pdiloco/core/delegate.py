@@ -113,8 +113,17 @@ class Delegate:
             live=expected,
         )
         self._limits = limits_after(self._context.chain, self._shared.config)
-        key = self._fragment, self._group, self._attempt
-        self._shared.out.put(MergePartial(*key, making.inputs, making.partials, self._limits, making.seed()))
+        self._shared.out.put(
+            MergePartial(
+                self._fragment,
+                self._group,
+                self._attempt,
+                making.inputs,
+                making.partials,
+                self._limits,
+                making.seed(),
+            )
+        )
 
     def merged(self, event: PartialMerged, now: float) -> None:
         """Send the sums, which are ready, to the syncer above."""
@@ -209,7 +218,6 @@ class Delegate:
             partial.retry(now, self._shared.timing.retry_s)
 
     def _current(self, offer: Offer) -> Partial | None:
-        """Find the partial that we have, if it is what that offer is about."""
         partial = self.partial
         if partial is None:
             return None
@@ -248,7 +256,9 @@ class Delegate:
         if partial is None:
             return
         chain = self._context.chain
-        if any(chain.watermark(p.learner) != p.after or not rightly_stated(chain, p) for p in partial.parts):
+        if any(
+            chain.marks.stamp(p.learner) != p.after or not rightly_stated(chain, p) for p in partial.parts
+        ):
             if partial.offered_s:
                 self._round_s.add(now - partial.offered_s)
             self._drop()
@@ -296,9 +306,10 @@ class GroupInbox(Inbox):
         if any(part.stamp <= part.after for part in header.parts):
             return Verdict.FALSE_STAMP
         config = self._shared.config
-        usual = config.tokens_per_step, config.inner_steps
-        done = ((part.tokens, part.inner_steps) for part in header.parts)
-        if not all(plausible_work(*work, *usual) for work in done):
+        if not all(
+            plausible_work(part.tokens, part.inner_steps, config.tokens_per_step, config.inner_steps)
+            for part in header.parts
+        ):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not self._electorate.all_below(header.group, learners):
             return Verdict.OTHER_GROUP
@@ -310,7 +321,7 @@ class GroupInbox(Inbox):
         if reason is not None:
             return reason
         for part in header.parts:
-            mark = self._chain.watermark(part.learner)
+            mark = self._chain.marks.stamp(part.learner)
             if mark != part.after:
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
             if not stamp_follows(part.stamp, mark):
@@ -323,8 +334,8 @@ class GroupInbox(Inbox):
         return self._judge_place(header, open_)
 
     def fits(self, held: Held) -> bool:
-        """See `Inbox.fits`. Its trust weights must follow from the chain, too: where another chain took the
-        place of ours, everybody would refuse a version with those of the old one."""
+        """Tell whether it follows from the chain as of any inbox, its trust weights too: where another chain
+        took the place of ours, everybody would refuse a version with those of the old one."""
         return super().fits(held) and all(rightly_stated(self._chain, part) for part in held.parts)
 
     def _can_be_made(self, header: PartialHeader) -> bool:
@@ -432,10 +443,10 @@ class Seeking:
 
     def learned(self, child: str, certificate: Certificate, now: float) -> None:
         """Take in a certificate of that group below, or of one inside it."""
-        syncer, shared, plan = certificate.syncer, self._shared, (self._epoch, self._groups)
+        syncer, shared = certificate.syncer, self._shared
         if syncer == shared.me or self._asked.get(syncer, -1e18) > now - 0.1:
             return
-        leaf = leaf_index(shared.config.run, self._context.index, *plan, syncer)
+        leaf = leaf_index(shared.config.run, self._context.index, self._epoch, self._groups, syncer)
         if leaf not in self._electorate.children[child]:
             return  # made up: nobody of another group holds an office in this one
         if certificate.group == child:
@@ -509,7 +520,6 @@ class LeafElectorate(Electorate):
         return found
 
     def _ours(self, name: str, peers: list[str]) -> list[str]:
-        """List those of `peers` that belong here."""
         return self._derived.of(name, self._belonging, peers)
 
     def _belonging(self, peers: list[str]) -> list[str]:
@@ -638,7 +648,6 @@ class UpperElectorate(Electorate):
         return [peer for peer in among if peer in holders]
 
     def _listed(self, child: str) -> Iterable[str]:
-        """List who is listed in its leaf groups."""
         shared = self._shared
         leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
         return (peer for leaf in self._children[child] for peer in leaves[leaf])
@@ -707,5 +716,4 @@ class UpperElectorate(Electorate):
 
 
 def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
-    """List the limits that these say."""
     return [entry.limits for entry in partials if entry.limits is not None]

@@ -309,7 +309,6 @@ class Office:
             self._lose(now, "our own vote could not be saved")
 
     def _label(self) -> dict[str, str]:
-        """Name the group, where there is more than one."""
         return {} if self._group == WHOLE_RUN else {"group": self._group}
 
     def retire(self, reason: str) -> None:

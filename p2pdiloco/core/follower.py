@@ -272,9 +272,18 @@ class Follower:
             self._take_spare()
         self._next, self._giver, self._unproven = event.version, event.peer, False
         steps, own = header.longest_steps(), self._auditor.own_part(header)
-        digests = header.state_digest, header.update_digest
-        job = ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm, own, *digests)
-        self._shared.out.put(job)
+        self._shared.out.put(
+            ApplyUpdate(
+                self._fragment,
+                header.number,
+                event.ticket,
+                steps,
+                header.norm,
+                own,
+                stated=header.state_digest,
+                update_digest=header.update_digest,
+            )
+        )
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         if fault.forked:
@@ -331,7 +340,7 @@ class Follower:
         if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
             self._drop(event.ticket)
             return
-        fault = self._context.false_states.judge(event, version, self.heads, now)
+        fault = self._context.false_states.judge(event, version, self.heads.holders, now)
         if fault is not None:
             self._drop(event.ticket)
             syncer = version.header.syncer
@@ -379,7 +388,7 @@ class Follower:
             tokens=head.tokens,
         )
         self.heads.moved(now)
-        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        self._own.chain_moved(self._chain.marks.stamp(self._shared.me), now)
         self._on_moved(now)
 
 

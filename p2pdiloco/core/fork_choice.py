@@ -147,7 +147,6 @@ class NamedHeads:
         return self.support.has(version, now)
 
     def _yielded(self, now: float) -> dict[str, Head]:
-        """List the heads to which we yield, by who names them."""
         view, index, ours = self._shared.view, self._context.index, self._chain.head.digest
         named = {peer: view.head(peer, index) for peer in self._yields if self.yields_to(peer, now)}
         return {peer: head for peer, head in named.items() if head is not None and head.digest != ours}
@@ -230,7 +229,6 @@ class NamedHeads:
         return True
 
     def _is_backed(self, peer: str, now: float) -> bool:
-        """Tell whether the newest head of that member has support."""
         head = self._shared.view.head(peer, self._context.index)
         return head is not None and self.support.has(head, now)
 

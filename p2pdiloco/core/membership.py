@@ -494,7 +494,6 @@ class Joining:
         return [peer for peer in view.members(now) if (p := view.progress(peer)) is not None and p.saved]
 
     def _absent(self, now: float) -> set[str]:
-        """Find the peers that took part lately and are not here."""
         return self._before.difference(self._shared.view.members(now))
 
     def _return_patience_s(self, now: float) -> float:

@@ -339,7 +339,6 @@ class Round:
         self._hierarchy.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number), now)
 
     def _call(self, reason: str, grace_s: float, now: float) -> None:
-        """Ask those that are missing for what they have."""
         shared, number = self._shared, self._chain.head.number + 1
         self._attendance.begin()
         missing = self._attendance.missing(now)
@@ -365,7 +364,8 @@ class Round:
             self._machine.go(RoundSignal.EMPTY)
             self.inbox.none_begins()
             if called is not None:
-                self._pass_to(*called, now)
+                peer, call = called
+                self._pass_to(peer, call, now)
             elif held:
                 self._collect(now)  # they wait for company
             return

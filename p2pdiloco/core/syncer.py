@@ -216,7 +216,7 @@ class Inbox:
 
     def fits(self, held: Held) -> bool:
         """Tell whether the chain contains nothing of it, and everything that comes before it."""
-        return all(self._chain.watermark(p.learner) == p.after for p in held.parts)
+        return all(self._chain.marks.stamp(p.learner) == p.after for p in held.parts)
 
     def arriving(self, transfer: int) -> Held | None:
         """Find the offer whose payload comes by this transfer."""
@@ -321,15 +321,14 @@ class LearnerInbox(Inbox):
             return Verdict.WRONG_CODEC
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
             return Verdict.WRONG_SIZE
-        usual = config.tokens_per_step, config.inner_steps
-        if not plausible_work(header.tokens, header.inner_steps, *usual):
+        if not plausible_work(header.tokens, header.inner_steps, config.tokens_per_step, config.inner_steps):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not holding:
             return Verdict.NOT_SYNCER
         reason = self._why_not_base(header.base_number, header.base_digest)
         if reason is not None:
             return reason
-        mark = chain.watermark(header.learner)
+        mark = chain.marks.stamp(header.learner)
         if header.stamp <= mark:
             return Verdict.ALREADY_MERGED
         if mark != header.after:
@@ -341,7 +340,8 @@ class LearnerInbox(Inbox):
         return self._judge_place(header)
 
     def fits(self, held: Held) -> bool:
-        """See `Inbox.fits`. Nor is it a copy of what was merged, or came, meanwhile."""
+        """Tell whether it follows from the chain as of any inbox, and is no copy of what was merged, or came,
+        meanwhile."""
         assert isinstance(held.header, ContributionHeader)
         return super().fits(held) and not self._is_copy(held.header)
 
@@ -594,7 +594,6 @@ class Publisher:
         )
 
     def _repaired(self, event: Merged) -> bytes | None:
-        """Name the version that this one repairs."""
         version = self._repairing if event.repaired else None
         return None if version is None else version.header.digest()
 
@@ -612,7 +611,7 @@ class Publisher:
         self._context.spare.free()
         self._chain.extend(version)
         self._context.moved(now)
-        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        self._own.chain_moved(self._chain.marks.stamp(self._shared.me), now)
         job.round.published(now - job.closed_s)
         header = version.header
         words = f"version {header.number} with {len(header.contributors)} contributions"

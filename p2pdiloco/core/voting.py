@@ -6,7 +6,6 @@ Rules: docs/protocol/election.md, sections 4, 5 and 10.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -17,7 +16,7 @@ from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
 from p2pdiloco.core.api.types import MAX_VOTES, WHOLE_RUN, Certificate, Head, Vote, VoteBody
 from p2pdiloco.core.candidates import Candidates
 from p2pdiloco.core.chain import MOST_TERMS
-from p2pdiloco.core.context import Electorate, FragmentContext
+from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.util import BoundedDict
 
 MAX_UNSAVED = 2
@@ -193,23 +192,6 @@ LAST_AFTER_S = 6.0
 """Time for which an office is open until who made nothing of its last term may have it again."""
 
 
-class KnownOffice(Protocol):
-    """Office for which votes are asked, as far as its judge needs to know it (`Office`)."""
-
-    certificate: Certificate | None
-    """Newest one that we hold."""
-
-    @property
-    def term(self) -> int:
-        """Highest term of which we hold a certificate."""
-
-    def open_s(self, now: float) -> float:
-        """Compute for how long nobody was in office, as far as we know."""
-
-    def why_open(self, now: float, candidate: str = "") -> str:
-        """Say why nobody can be counted on in it, or is to leave it to that candidate; empty if one can."""
-
-
 class VoteJudge:
     """Judge of others' candidacies in one group: whether a candidate gets this member's vote.
 
@@ -225,7 +207,7 @@ class VoteJudge:
         self,
         context: FragmentContext,
         group: str,
-        office: KnownOffice,
+        office: Tenure,
         electorate: Electorate,
         voter: Voter,
         terms: Terms,

@@ -206,7 +206,7 @@ class Report:
             chain = fragment.chain
             if not chain.head.number:
                 continue
-            marks = sorted(chain.table(), key=lambda m: (not m.voter, -m.number, m.learner))
+            marks = sorted(chain.marks.table, key=lambda m: (not m.voter, -m.number, m.learner))
             members = [mark.learner for mark in marks if mark.learner not in named]
             members = members[: MAX_VOUCHED - len(named)]
             named.update(members)

@@ -161,8 +161,16 @@ class Contributor(Wire, frozen=True):
 
     def work(self, run: str, fragment: int) -> WorkLabel:
         """Make what its learner signs."""
-        done = self.tokens, self.inner_steps
-        return WorkLabel(run, fragment, self.learner, self.stamp, self.after, *done, self.payload_digest)
+        return WorkLabel(
+            run,
+            fragment,
+            self.learner,
+            self.stamp,
+            self.after,
+            self.tokens,
+            self.inner_steps,
+            self.payload_digest,
+        )
 
 
 class Watermark(Wire, frozen=True):
@@ -238,8 +246,9 @@ class SignedContribution(Wire, frozen=True):
     def contributor(self) -> Contributor:
         """Make its part in a merge."""
         h = self.header
-        done = h.tokens, h.inner_steps
-        return Contributor(h.learner, h.stamp, *done, h.after, h.payload_digest, self.signature)
+        return Contributor(
+            h.learner, h.stamp, h.tokens, h.inner_steps, h.after, h.payload_digest, self.signature
+        )
 
 
 class VoteBody(Wire, frozen=True):

@@ -307,9 +307,17 @@ class PartOfTree(NamedTuple):
     def label(self, run: str, fragment: int, limits: MergeLimits) -> PartialLabel:
         """Make what its syncer signed, if it is in a version of these limits."""
         entry = self.entry
-        names = run, fragment, entry.group, entry.syncer, entry.payload_digest
         inside = (replace(each, limits=each.by(limits)) for each in self.inside)
-        return _label(*names, entry.by(limits), self.parts, inside)
+        return _label(
+            run,
+            fragment,
+            entry.group,
+            entry.syncer,
+            entry.payload_digest,
+            entry.by(limits),
+            self.parts,
+            inside,
+        )
 
 
 Tree = Mapping[str, PartOfTree]
@@ -337,7 +345,7 @@ def tree_of(
             if place not in names:
                 return None  # what it contributed came by no partial
             parts[names[place]].append(part)
-            place = place[0] + 1, parent_index(sizes, *place)
+            place = place[0] + 1, parent_index(sizes, place[0], place[1])
         if top:
             parts[top].append(part)
     for entry in partials:
@@ -346,7 +354,7 @@ def tree_of(
             return None
         place = level, index
         while place != root:
-            place = place[0] + 1, parent_index(sizes, *place)
+            place = place[0] + 1, parent_index(sizes, place[0], place[1])
             if place in names:
                 inside[names[place]].append(entry)
                 if place[0] == level + 1:
@@ -396,11 +404,16 @@ def _label(
     parts: Iterable[Contributor],
     inside: Iterable[MergedPartial],
 ) -> PartialLabel:
-    roots = (
-        merkle_root([part.named() for part in parts]),
-        merkle_root([entry.named() for entry in inside]),
+    return PartialLabel(
+        run,
+        fragment,
+        group,
+        syncer,
+        payload_digest,
+        limits,
+        parts=merkle_root([part.named() for part in parts]),
+        below=merkle_root([entry.named() for entry in inside]),
     )
-    return PartialLabel(run, fragment, group, syncer, payload_digest, limits, *roots)
 
 
 OUTGROWN = 2
@@ -726,7 +739,7 @@ class _Facts:
         """Tell whether all its contributors' work is plausible; a run has one step and one H."""
         asked = tokens_per_step, period
         if self._plausible is None or self._plausible[0] != asked:
-            self._plausible = asked, _all_plausible(self.header.contributors, *asked)
+            self._plausible = asked, _all_plausible(self.header.contributors, tokens_per_step, period)
         return self._plausible[1]
 
     def tree(self, plan: Plan) -> Tree | None:

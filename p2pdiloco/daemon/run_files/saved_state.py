@@ -75,7 +75,7 @@ def restore(config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLo
     for genesis in config.genesis_versions:
         fragment = genesis.header.fragment
         chain = _load(config, store, vault, updates, genesis)
-        marks = chain.table()
+        marks = chain.marks.table
         fragments.append(RestoredFragment(log=chain.logged_all(), watermarks=marks))
         versions[fragment] = (chain.signed, marks)
     proofs = store.proofs()

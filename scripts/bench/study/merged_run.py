@@ -134,7 +134,7 @@ class MergedRun:
                 p.learner,
                 Stamp(1, number),
                 *p.content[1:3],
-                after=chain.watermark(p.learner),
+                after=chain.marks.stamp(p.learner),
                 payload_digest=digest_of(p.content[0]),
                 trust=mean.trust(score) if (mean := self._mean(chain, p.learner)) else FULL_TRUST,
                 length=length,

@@ -16,7 +16,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict, VersionFault
 from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NEVER, UNMEASURED, Contributor, Stamp, Watermark
 from p2pdiloco.core.api.versions import ALL_AT, SignedVersion, VersionHeader
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.chain import Chain, Marks
 
 UNIT = 40
 """Tokens of H inner steps here."""
@@ -254,8 +254,8 @@ def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand simulated nodes ask it of one header that names ten thousand."""
     chain, parts = start(), work(*[40] * 50)
     asked: list[str] = []
-    usual = Chain.merged_at
-    monkeypatch.setattr(Chain, "merged_at", lambda self, who: asked.append(who) or usual(self, who))
+    usual = Marks.number
+    monkeypatch.setattr(Marks, "number", lambda self, who: asked.append(who) or usual(self, who))
     assert {scale.scale_after(chain, parts, run()).tokens for _ in range(3)} == {2000}
     assert len(asked) == 50
 
@@ -313,7 +313,7 @@ def test_what_one_makes_others_take() -> None:
                 Stamp(1, number),
                 each,
                 each // 10,
-                chain.watermark(f"p{i}"),
+                chain.marks.stamp(f"p{i}"),
                 trust=chain.marks.mean(f"p{i}").trust(i * number % 144 - 64),
                 length=float(number % 7) / 3,
                 score=i * number % 144 - 64,

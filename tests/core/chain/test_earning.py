@@ -25,7 +25,7 @@ def grown(chain: Chain, *parts: Contributor) -> list[int]:
     """Tokens of the chain, version after version, as these parts are merged one after another."""
     found = []
     for number, each in enumerate(parts, 1):
-        after = chain.watermark(each.learner)
+        after = chain.marks.stamp(each.learner)
         each = replace(each, stamp=Stamp(1, number), after=after)
         tokens = scale.scale_after(chain, (each,), config()).tokens
         version = child(chain.header, contributors=(each,), tokens=tokens)
@@ -75,7 +75,7 @@ def test_credits_are_as_the_chain_counts() -> None:
     ledger, here = FragmentLedger("run", 0), chain()
     parts = part("a", 1, "x"), part("b", 1, "x"), part("a", 2, "y"), part("b", 2, "w", score=NOTHING)
     for number, each in enumerate(parts, 1):
-        each = replace(each, after=here.watermark(each.learner))
+        each = replace(each, after=here.marks.stamp(each.learner))
         each = replace(each, trust=here.marks.mean(each.learner).trust(each.score))
         tokens = scale.scale_after(here, (each,), config()).tokens
         version = child(here.header, contributors=(each,), tokens=tokens)

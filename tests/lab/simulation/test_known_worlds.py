@@ -103,7 +103,7 @@ class Usurper(Perjurer):
         return self._signed(header), update
 
     def _part(self, fragment: int, chain: Chain) -> Contributor:
-        config, mark = self._world.plan.config, chain.watermark(LIAR)
+        config, mark = self._world.plan.config, chain.marks.stamp(LIAR)
         self._steps += 1
         stamp = Stamp(self._world.hosts[LIAR].incarnation, mark.sequence + 1)
         payload = hashlib.sha256(b"%d" % self._steps).digest()
