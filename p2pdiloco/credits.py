@@ -18,7 +18,7 @@ from msgspec import Meta, Struct, field
 from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, storage_error
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Wire, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, earned, mark_of
+from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, copy_mark, earned
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
 
@@ -162,7 +162,7 @@ class FragmentLedger:
                 self.doubt(Doubt.OUT_OF_ORDER)
         elif self.first == 1 and part.after != NEVER:
             self.doubt(Doubt.OUT_OF_ORDER)
-        self._marks[part.learner] = MergedMark(part.stamp, number, mark_of(part.payload_digest))
+        self._marks[part.learner] = MergedMark(part.stamp, number, copy_mark(part.payload_digest))
         return True
 
     def _entry(self, learner: str, at_s: int) -> Entry:

@@ -114,11 +114,6 @@ def invariant(holds: bool, message: str) -> None:
         raise InvariantViolation(message)
 
 
-# Texts of others, made safe to show: names, reasons and paths may come from strangers.
-#
-# A terminal obeys control characters (escape sequences, their one-byte forms U+0080 to U+009F, carriage
-# returns), and direction overrides turn what a person reads. Whatever shows a text takes it through here.
-
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -145,7 +140,11 @@ def _readable(value: Any) -> Any:
 
 
 def clean(text: str, keep: str = "") -> str:
-    """Replace each character of a text that does not print by a dot in the middle, except those in `keep`."""
+    """Replace each character of a text that does not print by a dot in the middle, except those in `keep`.
+
+    A terminal obeys control characters (escape sequences, their one-byte forms U+0080 to U+009F, carriage
+    returns), and direction overrides turn what a person reads. Whatever shows a text takes it through here.
+    """
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in keep else "·" for letter in text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutation_kit import Patch, mutation
-from p2pdiloco.core import chain
+from p2pdiloco.core import chain, delegate, syncer
 
 
 @mutation("strangers", 4, 5, "in-scale")
@@ -19,4 +19,5 @@ def one_learner_may_be_a_whole_merge(patch: Patch) -> None:
 
 @mutation("strangers", 4, 5, "in-scale", "stuck")
 def stamps_may_be_at_their_end(patch: Patch) -> None:
-    patch.set(chain, "follows", lambda stamp, mark: True)
+    for module in (chain, delegate, syncer):
+        patch.set(module, "stamp_follows", lambda stamp, mark: True)

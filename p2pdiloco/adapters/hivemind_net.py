@@ -26,7 +26,7 @@ from p2pdiloco.adapters.p2pd import P2PDaemon, P2PDOptions
 from p2pdiloco.adapters.streams import RequestAllowance
 from p2pdiloco.errors import NobodyReached, PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import Link, TransportHandlers
+from p2pdiloco.ports import Connections, TransportHandlers
 from p2pdiloco.util import BoundedDict
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
@@ -156,13 +156,13 @@ class HivemindTransport(Endpoint):
         """See `ports.Transport.connected`; at most 5 s old."""
         return sorted(self._meeting.connected)
 
-    async def link(self, peer: str) -> Link | None:
+    async def link(self, peer: str) -> Connections | None:
         """See `ports.Transport.link`."""
         try:
             ends = (await self._require().peers(CONTROL_TIMEOUT_S)).get(peer)
         except PeerUnreachable:
             return None
-        return None if ends is None else Link(multiaddrs.direct_ips(ends))
+        return None if ends is None else Connections(multiaddrs.direct_ips(ends))
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
         """See `ports.Transport.answers_at`."""

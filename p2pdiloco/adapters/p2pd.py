@@ -24,7 +24,7 @@ import psutil
 from msgspec import Struct
 
 from p2pdiloco.errors import TransportError, UserError
-from p2pdiloco.util import lower_process, patiently
+from p2pdiloco.priority import lower_process, patiently
 
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 DEFAULT_ENVIRONMENT = {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1", "GOGC": "400", "GOMEMLIMIT": "192MiB"}

@@ -32,7 +32,7 @@ from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ANY_ADDRESS, DoctorSettings, NodeSettings
 from p2pdiloco.config.values import DNSADDR, expanded, peer_in, rate_text, size_text
-from p2pdiloco.core.api.types import WORDS, Reach
+from p2pdiloco.core.api.types import REACH_WORDS, Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import joined_through_before
 from p2pdiloco.daemon.budgets import free_disk_bytes, free_memory_bytes
@@ -200,7 +200,7 @@ class Visit:
             silent = "a node or bootstrap runs here, and does not say whether others reach it"
             return [skipped("port", silent)]
         words = f"the node that runs here is reached: {report.members[0].reach or 'not known yet'}"
-        if report.members[0].reach == WORDS[Reach.DIRECT]:
+        if report.members[0].reach == REACH_WORDS[Reach.DIRECT]:
             return [good("port", words)]
         return [warning("port", words, f"between is {between()}")]
 

@@ -1,6 +1,12 @@
-"""Excluded members of one node: those of which it has a proof that they lied, or found so by an audit.
+"""State of one node's audits: whom it excludes, distrusts or expels, and which accusations wait.
 
-Rules: docs/protocol/proofs.md, section 4.
+`Excluded` holds the members that lied, as a proof or an audit shows. `Accusations` wait until the merge was
+made again here. `Distrust` is this node's own finding, for a while. `Audits` lets one audit run at a time.
+`LossAudits` says whose contribution is measured next, and what that has shown of each learner so far
+(`Accounts`).
+
+Rules: docs/protocol/proofs.md, section 4; docs/protocol/audits.md, sections 1 and 3;
+docs/protocol/loss-audits.md.
 """
 
 from __future__ import annotations
@@ -84,7 +90,7 @@ class Excluded:
 
     def found(self, proof: Evidence | None, giver: str = "", certain: bool = False) -> None:
         """Note what may be a proof, or what we state ourselves, in the middle of something else; `giver` sent
-        what makes it one. It is looked at once that is done (`core.proofs.gossip`). `certain`: it holds."""
+        what makes it one. It is looked at once that is done (`Gossip`). `certain`: it holds."""
         if proof is not None:
             self._found.append((proof, giver, certain))
 
@@ -149,14 +155,6 @@ class Excluded:
         return new
 
 
-# Accusations that this node has heard, and that wait until it has made the merge again for itself.
-#
-# One for each accuser: nobody can keep us busy. Who accuses a version whose contributions are not to be had
-# is not heard again for a while. It had them all, and should have given them; if that happens with another
-# version again soon, it is distrusted.
-#
-# Rules: docs/protocol/audits.md, section 3.
-
 MAX_WAITING, OTHERS_WAITING = 8, 4
 """Number of accusers that are heard at one time; one that has no vote only while fewer wait than that."""
 WAIT_S = 120.0
@@ -170,7 +168,14 @@ MAX_PAUSING = 64
 
 
 class Accusations:
-    """Accusations that wait, one for each accuser."""
+    """Accusations that this node has heard, and that wait until it has made the merge again for itself.
+
+    One for each accuser: nobody can keep us busy. An accuser of a version whose contributions are not to be
+    had is not heard again for a while. It had them all, and should have given them; if that happens with
+    another version again soon, it is distrusted.
+
+    Rules: docs/protocol/audits.md, section 3.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Accusation, float]] = {}
@@ -238,21 +243,20 @@ class Accusations:
             self.vain(accusation, now)
 
 
-# Distrust of members whose merge this node made again, and found false, or that left its work out, or that
-# do not give what they merged.
-#
-# It is this node's own finding, and moves nobody else. But whoever is harmed by a false merge sees that, and
-# makes it again for itself.
-#
-# Rules: docs/protocol/audits.md, section 3.
-
 DISTRUST_S = 3600.0
 """Time for which a member is not counted on, and gets no vote of ours."""
 MAX_DISTRUSTED = 256
 
 
 class Distrust:
-    """Members that this node counts on in no office, each for a time."""
+    """Members that this node counts on in no office, each for a time.
+
+    The node made a merge of theirs again and found it false, or they left its work out, or do not give what
+    they merged. It is this node's own finding, and moves nobody else. But a member that a false merge harms
+    sees that, and makes it again for itself.
+
+    Rules: docs/protocol/audits.md, section 3.
+    """
 
     def __init__(self) -> None:
         self._until_s: BoundedDict[str, float] = BoundedDict(MAX_DISTRUSTED)
@@ -280,11 +284,6 @@ class Distrust:
         return until_s is not None and now < until_s
 
 
-# Permission to audit: a node makes one merge again at a time, of whatever fragment.
-#
-# Rules: docs/protocol/audits.md, section 1.
-
-
 class Audits:
     """Permission to audit: one version of all fragments at a time."""
 
@@ -303,10 +302,6 @@ class Audits:
         if self._fragment == fragment:
             self._fragment = None
 
-
-# Loss audits of one node: when it makes one, of whom, and what it has found so far.
-#
-# Rules: docs/protocol/loss-audits.md.
 
 PAYLOADS = 2
 """Payloads that a version is for a learner: its contribution and the update."""
@@ -366,7 +361,8 @@ class LossAudits:
         now: float,
         odd: bool = False,
     ) -> float | None:
-        """End an audit. Returns the ratio that was measured; None: none was. `odd`: see `Accounts.add`."""
+        """End an audit. Returns the ratio that was measured; None: none was. `odd`: by the chain its
+        work agrees with nobody's."""
         self._under_way = False
         ratio = ratio_of(theirs, ours)
         if not ours:
@@ -389,18 +385,6 @@ class LossAudits:
         return self._accounts.audits(learner)
 
 
-# Sequential test of what is measured again and again: bets against a mean of at least so much.
-#
-# Whoever bets a share of its money on each measurement being less than `least` cannot grow rich if the mean
-# is at least that, whatever else is true of the measurements, and however they depend on what came before.
-# (Each factor is then at most 1 on the mean: Ville's inequality; Waudby-Smith and Ramdas, 2010.09686.) Who is
-# rich has shown that the mean is less.
-#
-# Money never falls below its start, so that what was long good does not pay for what is bad now. So of n
-# measurements of who keeps `least` the chance that any of them makes `ENOUGH` is at most n / `ENOUGH`.
-#
-# Rules: docs/protocol/loss-audits.md, section 4.
-
 ENOUGH = float(1 << 20)
 """Money, in stakes, at which the mean is shown to be less."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -409,29 +393,28 @@ Money = tuple[float, ...]
 START: Money = (1.0,) * len(SHARES)
 
 
-def after(money: Money, value: float, least: float) -> Money:
-    """Bet once more that a value in [-1, 1] is less than `least`, of (-1, 1)."""
+def bet(money: Money, value: float, least: float) -> Money:
+    """Bet once more that a value in [-1, 1] is less than `least`, of (-1, 1).
+
+    A player that bets a share of its money on each measurement being less than `least` cannot grow rich if
+    the mean is at least that, whatever else is true of the measurements, and however they depend on what came
+    before. (Each factor is then at most 1 on the mean: Ville's inequality; Waudby-Smith and Ramdas,
+    2010.09686.) One that is rich has shown that the mean is less.
+
+    Money never falls below its start, so that what was long good does not pay for what is bad now. So of n
+    measurements of a learner that keeps `least` the chance that any of them makes `ENOUGH` is at most n /
+    `ENOUGH`.
+
+    Rules: docs/protocol/loss-audits.md, section 4.
+    """
     gain = (least - value) / (1.0 - least)
     return tuple(max(1.0, each) * (1.0 + share * gain) for each, share in zip(money, SHARES, strict=True))
 
 
-def worth(money: Money) -> float:
+def stakes(money: Money) -> float:
     """Count the money, in stakes."""
     return sum(money) / len(money)
 
-
-# Accounts of loss audits: what they have shown of each learner so far.
-#
-# A measurement is a *ratio*: how much better a step along a learner's contribution makes the model, over how
-# much a step as long along ours does, on the same samples. Two things can be shown (`bets`):
-#
-# - *harm*: the mean is less than `HARMS`, of a learner that was measured on its own share of the data, or
-#   that
-#   by the chain goes where no other does. Honest work on quite different data may do ours much harm.
-# - *nothing*: it is less than `HELPS`, of a learner that says that it reads the same data as we do, measured
-#   on its own share of them.
-#
-# Rules: docs/protocol/loss-audits.md, section 4.
 
 MAX_LEARNERS = 256
 HARMS = -0.1
@@ -450,7 +433,18 @@ NEW = Account()
 
 
 class Accounts:
-    """Accounts of the learners that were measured last."""
+    """Accounts of the learners that were measured last: what loss audits have shown of each so far.
+
+    A measurement is a *ratio*: how much better a step along a learner's contribution makes the model, over
+    how much a step as long along ours does, on the same samples. Two things can be shown (`bet`):
+
+    - *harm*: the mean is less than `HARMS`, of a learner that was measured on its own share of the data, or
+      that by the chain goes where no other does. Honest work on quite different data may do ours much harm.
+    - *nothing*: it is less than `HELPS`, of a learner that says that it reads the same data as we do,
+      measured on its own share of them.
+
+    Rules: docs/protocol/loss-audits.md, section 4.
+    """
 
     def __init__(self) -> None:
         self._accounts: BoundedDict[str, Account] = BoundedDict(MAX_LEARNERS)
@@ -459,13 +453,13 @@ class Accounts:
         """Take a measurement in. Returns what is shown by now. `odd`: by the chain the learner's work agrees
         with nobody's."""
         before = self._accounts.get(learner, NEW)
-        harm = after(before.harm, ratio, HARMS) if same_data or odd else before.harm
-        nothing = after(before.nothing, ratio, HELPS) if same_data else before.nothing
+        harm = bet(before.harm, ratio, HARMS) if same_data or odd else before.harm
+        nothing = bet(before.nothing, ratio, HELPS) if same_data else before.nothing
         now = Account(before.audits + 1, harm, nothing)
         self._accounts[learner] = now
-        if worth(now.harm) >= ENOUGH:
+        if stakes(now.harm) >= ENOUGH:
             return LossFinding.HARM
-        return LossFinding.NOTHING if worth(now.nothing) >= ENOUGH else None
+        return LossFinding.NOTHING if stakes(now.nothing) >= ENOUGH else None
 
     def audits(self, learner: str) -> int:
         """Count the measurements of that learner."""
@@ -474,7 +468,7 @@ class Accounts:
     def doubt(self, learner: str) -> float:
         """Tell how much speaks against that learner; 1: nothing does."""
         account = self._accounts.get(learner, NEW)
-        return max(worth(account.harm), worth(account.nothing))
+        return max(stakes(account.harm), stakes(account.nothing))
 
 
 def ratio_of(theirs: tuple[float, ...], ours: tuple[float, ...]) -> float | None:

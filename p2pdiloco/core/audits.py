@@ -1,4 +1,7 @@
-"""Audits: merges of others made again, and what follows if one was false."""
+"""Audits of one fragment: merges of others made again, contributions measured, and what follows.
+
+Rules: docs/protocol/audits.md, sections 1 and 3; docs/protocol/loss-audits.md, section 1.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import math
 import random
 from typing import NamedTuple
 
-from p2pdiloco.core import chain
 from p2pdiloco.core.api.effects import Audit, CastOut, LossAudit
 from p2pdiloco.core.api.events import Audited, LossAudited
 from p2pdiloco.core.api.evidence import (
@@ -33,29 +35,80 @@ from p2pdiloco.core.api.versions import (
     VersionHeader,
 )
 from p2pdiloco.core.base import Shared
+from p2pdiloco.core.chain import plan_of
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.pending import signed_by_syncer
 from p2pdiloco.util import BoundedDict
 
-# Auditor of one fragment: has versions of others merged again, and draws the conclusion.
-#
-# A version is audited because it looks wrong to us, or by lot.
-#
-# - *Suspicion.* Whose contribution is in a version knows how far the update should go its way, whatever all
-#   others sent: they are nearly orthogonal to it, and have a little of it. An update that goes less than half
-#   as far is not their merge, as a rule. Nor is it usual that one who agreed with the others for long
-#   suddenly
-#   does not, as a version says. That is free, and finds at once what does harm.
-# - *Lot.* Each node draws for itself, so that no syncer can foresee or avoid it.
-# - *Accusation.* Another member says that it is false.
-#
-# Of what several groups made, our group's partial merge comes first, then those in which it is, and the sum
-# of all at last. One merge is made again at a time by a node. Who finds one false accuses its syncer before
-# all others, and who finds one right that another has accused says so: both under their signatures, and both
-# exclude for good whoever lied.
-#
-# Rules: docs/protocol/audits.md, sections 1 and 3.
+
+class AuditedMerge(NamedTuple):
+    """Merge for which one syncer answers: a version, or a partial merge in it that has one learner's
+    contribution.
+
+    Where several groups made a version, its syncer answers for the sum of the partial merges right below, and
+    each group's syncer for its own. A syncer has looked at the signatures of what it merged: it answers
+    for those, too.
+
+    Rules: docs/protocol/audits.md, section 1.
+    """
+
+    version: SignedVersion
+    part: PartOfTree | None = None
+    """Partial merge of a group; None: the version."""
+    below: tuple[PartOfTree, ...] = ()
+    """Partial merges that were added up, in that order; none: contributions were."""
+    inside: tuple[PartOfTree, ...] = ()
+    """Partial merges in it, those in others too."""
+
+    @property
+    def group(self) -> str:
+        """Name of the group that made it."""
+        return WHOLE_RUN if self.part is None else self.part.entry.group
+
+    @property
+    def syncer(self) -> str:
+        """Member that answers for it."""
+        return self.version.header.syncer if self.part is None else self.part.entry.syncer
+
+    @property
+    def name(self) -> str:
+        """Name it for people."""
+        of_group = "" if self.part is None else f" of group {self.group}"
+        return f"version {self.version.header.number}{of_group}"
+
+    def effect(self, givers: tuple[str, ...], repairs: SignedVersion | None) -> Audit:
+        """Ask for it to be made again; `givers`: those who accuse it, `repairs`: version that it repairs."""
+        fragment = self.version.header.fragment
+        return Audit(fragment, self.version, givers, repairs, self.part, self.below)
+
+    def subject(self) -> Subject:
+        """Name it in an accusation."""
+        if self.part is None:
+            return FalseVersion(short_of(self.version))
+        header = self.version.header
+        return FalsePartial(header.number, header.digest(), self._label(self.part), self.part.entry.signature)
+
+    def digest(self) -> bytes:
+        """Compute what names it, as in an accusation."""
+        return self.version.header.digest() if self.part is None else label_digest(self._label(self.part))
+
+    def _label(self, part: PartOfTree) -> PartialLabel:
+        header = self.version.header
+        return part.label(header.run, header.fragment, header.limits)
+
+    def signed(self, shared: Shared) -> bool:
+        """Tell whether its syncer itself says so; whoever says that of a version was asked before."""
+        return self.part is None or self._is_signed(shared, self.part)
+
+    def signed_inside(self, shared: Shared) -> bool:
+        """Tell whether the syncers of all groups in it say so themselves."""
+        return all(self._is_signed(shared, part) for part in self.inside)
+
+    def _is_signed(self, shared: Shared, part: PartOfTree) -> bool:
+        header = self.version.header
+        return signed_by_syncer(shared, header.fragment, part, header.limits)
+
 
 DRAWN = 0.04
 """Share of versions that somebody audits by lot: each costs the contributions of one round once more."""
@@ -68,7 +121,24 @@ MAX_KNOWN = 8
 
 
 class Auditor:
-    """Auditor of the versions that this node applies."""
+    """Auditor of one fragment: has versions of others merged again, and draws the conclusion.
+
+    A version is audited because it looks wrong to us, or by lot.
+
+    - *Suspicion.* A learner in a version knows how far the update should go its way, whatever all others
+      sent: they are nearly orthogonal to it, and have a little of it. An update that goes less than half as
+      far is not their merge, as a rule. Nor is it usual that one who agreed with the others for long suddenly
+      does not, as a version says. That is free, and finds at once what does harm.
+    - *Lot.* Each node draws for itself, so that no syncer can foresee or avoid it.
+    - *Accusation.* Another member says that it is false.
+
+    Of what several groups made, our group's partial merge comes first, then those in which it is, and the sum
+    of all at last. One merge is made again at a time by a node. A node that finds one false accuses its
+    syncer before all others, and one that finds right what another has accused says so: both under their
+    signatures, and both exclude the liar for good.
+
+    Rules: docs/protocol/audits.md, sections 1 and 3.
+    """
 
     def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
         self._context = context
@@ -99,7 +169,7 @@ class Auditor:
         """Find how members were grouped for that child of our head, or for a version in our log. None: that
         is not known, or nothing is audited in this run."""
         parent, config = self._context.chain.logged(header.number - 1), self._shared.config
-        return chain.plan_of(parent.header, config) if config.audited and parent is not None else None
+        return plan_of(parent.header, config) if config.audited and parent is not None else None
 
     def own_part(self, header: VersionHeader) -> Ticket | None:
         """Find our own contribution to a version, which is to be compared with its update; None: there is
@@ -154,7 +224,6 @@ class Auditor:
         self.poll(now)
 
     def _whole(self, version: SignedVersion) -> tuple[AuditedMerge, ...]:
-        """Choose the merge of all for an audit; nothing, if it cannot be made again."""
         plan = self._plan(version.header)
         return merges_of(version, plan, self._shared.me)[-1:] if plan is not None else ()
 
@@ -165,7 +234,6 @@ class Auditor:
         self._shared.out.record("audit", header.fragment, words, peer=header.syncer, number=header.number)
 
     def _judge_repair(self, event: Audited, now: float) -> None:
-        """Go on with the repair of a version, now that this one is judged."""
         repair = self._repair
         if repair is None or repair.header.repairs != event.digest:
             return
@@ -265,7 +333,6 @@ class Auditor:
         self._found(merge, event.outcome, now)
 
     def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:
-        """Draw the conclusion."""
         header, digest = merge.version.header, merge.digest()
         self._shared.out.record(
             "audit",
@@ -319,81 +386,50 @@ class Auditor:
         shared.excluded.found(Refutation(accusation, shared.me, shared.sign("refutation", accusation)))
 
 
-def expected_cosine(parts: tuple[Contributor, ...], learner: str, limits: MergeLimits) -> float:
-    """Compute the cosine of that learner's contribution with the merge of all, if contributions are
-    orthogonal; 0 if none is that learner's."""
-    most = limits.most_tokens
-    weights = {p.learner: weight_of(p.tokens, p.inner_steps, most, p.trust) for p in parts}
-    whole = math.sqrt(math.fsum(weight * weight for weight in weights.values()))
-    return weights.get(learner, 0.0) / whole if whole else 0.0
+class LossAuditor:
+    """Loss auditor of one fragment: has a contribution to a version measured, against our own one to it.
 
+    Rules: docs/protocol/loss-audits.md, section 1.
+    """
 
-# Subjects of audits: a version, and the partial merges in it that have one learner's contribution.
-#
-# Where several groups made a version, its syncer answers for the sum of the partial merges right below, and
-# each group's syncer for its own. Whose signature a syncer merged it had looked at: it answers for that, too.
-#
-# Rules: docs/protocol/audits.md, section 1.
+    def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
+        self._context, self._own = context, own
+        self._shared = context.shared
+        self._under_way: tuple[SignedVersion, Contributor] | None = None
 
+    def applied(self, version: SignedVersion, now: float) -> None:
+        """Look at a version that was just applied."""
+        audits, parts = self._shared.loss_audits, version.header.contributors
+        if not audits.drawn(now) or self._own.ticket_in(parts) is None:
+            return
+        by_learner = {part.learner: part for part in parts if part.learner != self._shared.me}
+        chosen = audits.choose(list(by_learner))
+        if chosen is None:
+            return
+        audits.begin()
+        self._under_way = version, by_learner[chosen]
+        ours = next(part for part in parts if part.learner == self._shared.me)
+        self._shared.out.put(LossAudit(self._context.index, version, by_learner[chosen], ours))
 
-class AuditedMerge(NamedTuple):
-    """Merge for which one syncer answers."""
-
-    version: SignedVersion
-    part: PartOfTree | None = None
-    """Partial merge of a group; None: the version."""
-    below: tuple[PartOfTree, ...] = ()
-    """Partial merges that were added up, in that order; none: contributions were."""
-    inside: tuple[PartOfTree, ...] = ()
-    """Partial merges in it, those in others too."""
-
-    @property
-    def group(self) -> str:
-        """Name of the group that made it."""
-        return WHOLE_RUN if self.part is None else self.part.entry.group
-
-    @property
-    def syncer(self) -> str:
-        """Member that answers for it."""
-        return self.version.header.syncer if self.part is None else self.part.entry.syncer
-
-    @property
-    def name(self) -> str:
-        """Name it for people."""
-        of_group = "" if self.part is None else f" of group {self.group}"
-        return f"version {self.version.header.number}{of_group}"
-
-    def effect(self, givers: tuple[str, ...], repairs: SignedVersion | None) -> Audit:
-        """Ask for it to be made again; `givers`: those who accuse it, `repairs`: version that it repairs."""
-        fragment = self.version.header.fragment
-        return Audit(fragment, self.version, givers, repairs, self.part, self.below)
-
-    def subject(self) -> Subject:
-        """Name it in an accusation."""
-        if self.part is None:
-            return FalseVersion(short_of(self.version))
-        header = self.version.header
-        return FalsePartial(header.number, header.digest(), self._label(self.part), self.part.entry.signature)
-
-    def digest(self) -> bytes:
-        """Compute what names it, as in an accusation."""
-        return self.version.header.digest() if self.part is None else label_digest(self._label(self.part))
-
-    def _label(self, part: PartOfTree) -> PartialLabel:
-        header = self.version.header
-        return part.label(header.run, header.fragment, header.limits)
-
-    def signed(self, shared: Shared) -> bool:
-        """Tell whether its syncer itself says so; whoever says that of a version was asked before."""
-        return self.part is None or self._is_signed(shared, self.part)
-
-    def signed_inside(self, shared: Shared) -> bool:
-        """Tell whether the syncers of all groups in it say so themselves."""
-        return all(self._is_signed(shared, part) for part in self.inside)
-
-    def _is_signed(self, shared: Shared, part: PartOfTree) -> bool:
-        header = self.version.header
-        return signed_by_syncer(shared, header.fragment, part, header.limits)
+    def audited(self, event: LossAudited, now: float) -> None:
+        """Take in what was measured, and draw the conclusion."""
+        if self._under_way is None or self._under_way[0].header.digest() != event.digest:
+            return
+        (version, part), self._under_way = self._under_way, None
+        shared, header, learner = self._shared, version.header, part.learner
+        audits = shared.loss_audits
+        odd = self._context.chain.marks.mean(learner).agreement <= NONE_AT
+        ratio = audits.end(learner, event.theirs, event.ours, event.same_data, event.took_s, now, odd)
+        words = f"a contribution to version {header.number} "
+        words += "was not measured" if ratio is None else f"does {ratio:.2f} of what ours does"
+        figures = {"number": header.number, "took_s": round(event.took_s, 3)}
+        if ratio is not None:
+            figures["ratio"] = round(ratio, 3)
+        shared.out.record("audit", header.fragment, words, peer=learner, **figures)
+        finding = audits.finding(learner)
+        if finding is not None:
+            counted = audits.audits(learner)
+            shared.out.record("expelled", None, str(finding), peer=learner, audits=counted)
 
 
 def merges_of(version: SignedVersion, plan: Plan, learner: str) -> tuple[AuditedMerge, ...]:
@@ -432,50 +468,10 @@ def _whole(version: SignedVersion, plan: Plan, tree: Tree) -> AuditedMerge:
     return AuditedMerge(version, None, below, tuple(tree.values()))
 
 
-# Loss auditor of one fragment: has a contribution to a version measured, against our own one to it.
-#
-# Rules: docs/protocol/loss-audits.md, section 1.
-
-
-class LossAuditor:
-    """Loss auditor of the versions that this node applies."""
-
-    def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
-        self._context, self._own = context, own
-        self._shared = context.shared
-        self._under_way: tuple[SignedVersion, Contributor] | None = None
-
-    def applied(self, version: SignedVersion, now: float) -> None:
-        """Look at a version that was just applied."""
-        audits, parts = self._shared.loss_audits, version.header.contributors
-        if not audits.drawn(now) or self._own.ticket_in(parts) is None:
-            return
-        by_learner = {part.learner: part for part in parts if part.learner != self._shared.me}
-        chosen = audits.choose(list(by_learner))
-        if chosen is None:
-            return
-        audits.begin()
-        self._under_way = version, by_learner[chosen]
-        ours = next(part for part in parts if part.learner == self._shared.me)
-        self._shared.out.put(LossAudit(self._context.index, version, by_learner[chosen], ours))
-
-    def audited(self, event: LossAudited, now: float) -> None:
-        """Take in what was measured, and draw the conclusion."""
-        if self._under_way is None or self._under_way[0].header.digest() != event.digest:
-            return
-        (version, part), self._under_way = self._under_way, None
-        shared, header, learner = self._shared, version.header, part.learner
-        audits = shared.loss_audits
-        measured = event.theirs, event.ours, event.same_data, event.took_s
-        odd = self._context.chain.marks.mean(learner).agreement <= NONE_AT
-        ratio = audits.end(learner, *measured, now, odd)
-        words = f"a contribution to version {header.number} "
-        words += "was not measured" if ratio is None else f"does {ratio:.2f} of what ours does"
-        figures = {"number": header.number, "took_s": round(event.took_s, 3)}
-        if ratio is not None:
-            figures["ratio"] = round(ratio, 3)
-        shared.out.record("audit", header.fragment, words, peer=learner, **figures)
-        finding = audits.finding(learner)
-        if finding is not None:
-            counted = audits.audits(learner)
-            shared.out.record("expelled", None, str(finding), peer=learner, audits=counted)
+def expected_cosine(parts: tuple[Contributor, ...], learner: str, limits: MergeLimits) -> float:
+    """Compute the cosine of that learner's contribution with the merge of all, if contributions are
+    orthogonal; 0 if none is that learner's."""
+    most = limits.most_tokens
+    weights = {p.learner: weight_of(p.tokens, p.inner_steps, most, p.trust) for p in parts}
+    whole = math.sqrt(math.fsum(weight * weight for weight in weights.values()))
+    return weights.get(learner, 0.0) / whole if whole else 0.0

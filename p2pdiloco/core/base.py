@@ -1,6 +1,10 @@
-"""Answer times, time-outs, and the grace window (Decoupled DiLoCo, arXiv 2604.21428).
+"""State that the fragments of one node share, and how it is told, timed and guided.
 
-Rules: docs/protocol/rounds.md, section 3.
+`Shared` is that state; its effects go into an `Outbox`. `Guidance` says whom a node that begins with nothing
+believes. The functions compute pauses, and how long a syncer or learner waits (the grace window is that of
+Decoupled DiLoCo, arXiv 2604.21428).
+
+Rules: docs/protocol/rounds.md, section 3; docs/protocol/trust.md, section 5.
 """
 
 from __future__ import annotations
@@ -22,166 +26,6 @@ from p2pdiloco.core.audit_state import Accusations, Audits, Distrust, Excluded, 
 from p2pdiloco.core.capacity import OwnUplink, VoteDisk
 from p2pdiloco.core.members import Answers, Claims, Derived, Health, OwnLearner, View
 
-ANSWER_SHARE = 0.75
-"""Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""
-
-RHYTHM_SHARE = 0.5
-"""Share of the time that the fastest learner takes for H inner steps: no round begins sooner after a
-version."""
-ARRIVAL_INTERVALS = 16
-"""Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
-ARRIVAL_SHARE = 0.75
-"""Share of the patience of those that are in for which a round waits so: a merge and a version follow."""
-
-
-class AnswerTime:
-    """Time until the last live learner has answered a closing call.
-
-    Smoothed mean and mean deviation with the weights of TCP's retransmission timer (RFC 6298): samples have a
-    long tail, and waiting for nearly all of them costs nothing in the rounds in which all answer sooner.
-    """
-
-    def __init__(self) -> None:
-        self._mean_s: float | None = None
-        self._deviation_s = 0.0
-
-    def add(self, sample_s: float) -> None:
-        """Take in how long after the call a round's last answer came (or had not come by then)."""
-        if self._mean_s is None:
-            self._mean_s, self._deviation_s = sample_s, sample_s / 2
-            return
-        self._deviation_s += (abs(sample_s - self._mean_s) - self._deviation_s) / 4
-        self._mean_s += (sample_s - self._mean_s) / 8
-
-    @property
-    def expected_s(self) -> float:
-        """Time in which nearly all answers are in; infinite while nothing is known. A new syncer's first
-        round waits as long as it may: else it would close before anybody's answer and learn from that."""
-        return math.inf if self._mean_s is None else self._mean_s + 4 * self._deviation_s
-
-
-def grace_window_s(
-    delay_steps: int,
-    step_s: float,
-    quorum_s: float,
-    sync_s: float,
-    fraction: float,
-    cap_s: float,
-    answer_s: float = 0.0,
-) -> float:
-    """Compute how long a syncer waits after quorum: min(max(gamma * slack, answer time), cap), never
-    negative.
-
-    slack = tau * xi_step - (xi_quorum + xi_sync), as in the paper: the result is still back before step t +
-    tau. Where tau steps are shorter than a message's way there and back, nobody could answer in that time;
-    hence `answer_s`, what answers are expected to take, within `answer_bound_s`.
-    """
-    slack_s = delay_steps * step_s - (quorum_s + sync_s)
-    return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
-
-
-def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
-    """Compute the most that is waited beyond the slack: a share (`ANSWER_SHARE`) of the time between two
-    contributions of a learner, so that a round has ended before the next one is due. Above the leaves, where
-    those below have such a window first, half as much again."""
-    return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
-
-
-def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:
-    """Compute how long a learner waits for the version that contains what its syncer took: four times what
-    such rounds take, their payloads' way included, or four times tau inner steps."""
-    return max(floor_s, 4 * round_s, 4 * delay_steps * step_s)
-
-
-def grace_cap_s(cap_s: float, level: int) -> float:
-    """Compute the cap of the windows on that level: peers that are called there first have a window of their
-    own."""
-    return cap_s * (level + 1)
-
-
-def earliest(times: Iterable[float | None]) -> float | None:
-    """Find the first of these times, None if there is none. A loop, since it is asked after every event."""
-    first_s = None
-    for time_s in times:
-        if time_s is not None and (first_s is None or time_s < first_s):
-            first_s = time_s
-    return first_s
-
-
-def backoff_s(first_s: float, attempt: int) -> float:
-    """Compute the pause before attempt 1, 2, …: doubles, at most 16 times the first."""
-    return first_s * min(16, 1 << min(attempt - 1, 4)) if attempt > 0 else 0.0
-
-
-# Outbox: collects what one `handle` call wants done, and numbers what must be answered.
-
-
-class Outbox:
-    """Ordered list of effects with helpers for the commonest ones."""
-
-    def __init__(self) -> None:
-        self._effects: list[Effect] = []
-        self._next_token = 1
-        self._answers: dict[int, tuple[Callable[[float], None], Callable[[float, str], None]]] = {}
-
-    def put(self, effect: Effect) -> None:
-        """Append one effect."""
-        self._effects.append(effect)
-
-    def send(self, peer: str, message: Message) -> None:
-        """Append a message."""
-        self._effects.append(Send(peer, message))
-
-    def persist(
-        self,
-        record: VoteRecord | UpdateRecord,
-        then: tuple[Effect, ...],
-        done: Callable[[float], None],
-        failed: Callable[[float, str], None],
-    ) -> None:
-        """Append a durable write with its continuation. One of `done` and `failed` hears what came of it."""
-        token = self._next_token
-        self._next_token += 1
-        self._answers[token] = done, failed
-        self._effects.append(Persist(token, record, then))
-
-    def persisted(self, token: int, now: float) -> bool:
-        """Take in that a write is durable. False: nothing was asked under that token."""
-        done, _ = self._answers.pop(token, (None, None))
-        if done is not None:
-            done(now)
-        return done is not None
-
-    def persist_failed(self, token: int, why: str, now: float) -> bool:
-        """Take in that a write failed. False: nothing was asked under that token."""
-        _, failed = self._answers.pop(token, (None, None))
-        if failed is not None:
-            failed(now, why)
-        return failed is not None
-
-    def record(
-        self, kind: str, fragment: int | None, reason: str, **fields: str | int | float | bool | None
-    ) -> None:
-        """Append a line for people."""
-        self._effects.append(Record(kind, fragment, reason, tuple(fields.items())))
-
-    def cut(self, fragment: int, learners: Iterable[str], me: str) -> None:
-        """Append a line for every one of these learners but us whose contribution was cut."""
-        for learner in learners:
-            if learner != me:
-                self.record("cut", fragment, "too long to count in full: cut", peer=learner)
-
-    def take(self) -> list[Effect]:
-        """Take all effects so far, in order; the outbox is empty afterwards."""
-        effects, self._effects = self._effects, []
-        return effects
-
-
-# State of one node that its fragments share.
-
-MAX_STEP_S = 3600.0
-"""Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
-
 
 @dataclass(frozen=True)
 class Notices:
@@ -200,7 +44,7 @@ class Notices:
 
 
 class WorkRecord(Protocol):
-    """Record of who has worked, by one fragment's chain (`core.members.standing`)."""
+    """Record of who has worked, by one fragment's chain (`Standing`)."""
 
     def has(self, peer: str) -> bool:
         """Tell whether that peer has a mark."""
@@ -211,6 +55,10 @@ class WorkRecord(Protocol):
     @property
     def number(self) -> int:
         """Number of the newest version."""
+
+
+MAX_STEP_S = 3600.0
+"""Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
 
 
 class Shared:
@@ -414,21 +262,83 @@ class Shared:
         self._median_s, self._fastest_s = (median(times), times[0]) if times else (0.0, 0.0)
 
 
-# Guidance of a node that begins with nothing: whom its person and the run's owner named to believe.
-#
-# 1. What the owner vouched for: members that had worked by then. What most of those that are here stand on is
-#    the run; without any of them a newcomer waits.
-# 2. Else a peer that the person named to join through, as long as it delivers.
-# 3. Else what most confirmed members stand on.
-#
-# Rules: docs/protocol/trust.md, section 5.
+class Outbox:
+    """Effects that one `handle` call wants carried out, in order. What must be answered gets a number."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+        self._next_token = 1
+        self._answers: dict[int, tuple[Callable[[float], None], Callable[[float, str], None]]] = {}
+
+    def put(self, effect: Effect) -> None:
+        """Append one effect."""
+        self._effects.append(effect)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Append a message."""
+        self._effects.append(Send(peer, message))
+
+    def persist(
+        self,
+        record: VoteRecord | UpdateRecord,
+        then: tuple[Effect, ...],
+        done: Callable[[float], None],
+        failed: Callable[[float, str], None],
+    ) -> None:
+        """Append a durable write with its continuation. One of `done` and `failed` hears what came of it."""
+        token = self._next_token
+        self._next_token += 1
+        self._answers[token] = done, failed
+        self._effects.append(Persist(token, record, then))
+
+    def persisted(self, token: int, now: float) -> bool:
+        """Take in that a write is durable. False: nothing was asked under that token."""
+        done, _ = self._answers.pop(token, (None, None))
+        if done is not None:
+            done(now)
+        return done is not None
+
+    def persist_failed(self, token: int, why: str, now: float) -> bool:
+        """Take in that a write failed. False: nothing was asked under that token."""
+        _, failed = self._answers.pop(token, (None, None))
+        if failed is not None:
+            failed(now, why)
+        return failed is not None
+
+    def record(
+        self, kind: str, fragment: int | None, reason: str, **fields: str | int | float | bool | None
+    ) -> None:
+        """Append a line for people."""
+        self._effects.append(Record(kind, fragment, reason, tuple(fields.items())))
+
+    def cut(self, fragment: int, learners: Iterable[str], me: str) -> None:
+        """Append a line for every one of these learners but us whose contribution was cut."""
+        for learner in learners:
+            if learner != me:
+                self.record("cut", fragment, "too long to count in full: cut", peer=learner)
+
+    def take(self) -> list[Effect]:
+        """Take all effects so far, in order; the outbox is empty afterwards."""
+        effects, self._effects = self._effects, []
+        return effects
+
 
 STUCK_TIMES = 15
 """Waits (`resume_alone_s`) for a joined peer after which what is under way keeps nobody waiting any more."""
 
 
 class Guidance:
-    """Guidance of one node, the same for all its fragments."""
+    """Guidance of a node that begins with nothing: whom its person and the run's owner named to believe.
+
+    It is the same for all fragments of the node.
+
+    1. What the owner vouched for: members that had worked by then. What most of those that are here stand on
+       is the run; without any of them a newcomer waits.
+    2. Else a peer that the person named to join through, as long as it delivers.
+    3. Else what most confirmed members stand on.
+
+    Rules: docs/protocol/trust.md, section 5.
+    """
 
     def __init__(self, view: View, timing: Timing) -> None:
         self._view = view
@@ -495,3 +405,94 @@ class Guidance:
     def waited_long(self, now: float) -> bool:
         """Tell whether no more agreement is to be waited for."""
         return now - self._first_s >= self._timing.resume_alone_s
+
+
+ANSWER_SHARE = 0.75
+"""Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""
+
+RHYTHM_SHARE = 0.5
+"""Share of the time that the fastest learner takes for H inner steps: no round begins sooner after a
+version."""
+ARRIVAL_INTERVALS = 16
+"""Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
+ARRIVAL_SHARE = 0.75
+"""Share of the patience of those that are in for which a round waits so: a merge and a version follow."""
+
+
+class AnswerTime:
+    """Time until the last live learner has answered a closing call.
+
+    Smoothed mean and mean deviation with the weights of TCP's retransmission timer (RFC 6298): samples have a
+    long tail, and waiting for nearly all of them costs nothing in the rounds in which all answer sooner.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._deviation_s = 0.0
+
+    def add(self, sample_s: float) -> None:
+        """Take in how long after the call a round's last answer came (or had not come by then)."""
+        if self._mean_s is None:
+            self._mean_s, self._deviation_s = sample_s, sample_s / 2
+            return
+        self._deviation_s += (abs(sample_s - self._mean_s) - self._deviation_s) / 4
+        self._mean_s += (sample_s - self._mean_s) / 8
+
+    @property
+    def expected_s(self) -> float:
+        """Time in which nearly all answers are in; infinite while nothing is known. A new syncer's first
+        round waits as long as it may: else it would close before anybody's answer and learn from that."""
+        return math.inf if self._mean_s is None else self._mean_s + 4 * self._deviation_s
+
+
+def grace_window_s(
+    delay_steps: int,
+    step_s: float,
+    quorum_s: float,
+    sync_s: float,
+    fraction: float,
+    cap_s: float,
+    answer_s: float = 0.0,
+) -> float:
+    """Compute how long a syncer waits after quorum: min(max(gamma * slack, answer time), cap), never
+    negative.
+
+    slack = tau * xi_step - (xi_quorum + xi_sync), as in the paper: the result is still back before step t +
+    tau. Where tau steps are shorter than a message's way there and back, nobody could answer in that time;
+    hence `answer_s`, what answers are expected to take, within `answer_bound_s`.
+    """
+    slack_s = delay_steps * step_s - (quorum_s + sync_s)
+    return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
+
+
+def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
+    """Compute the most that is waited beyond the slack: a share (`ANSWER_SHARE`) of the time between two
+    contributions of a learner, so that a round has ended before the next one is due. Above the leaves, where
+    those below have such a window first, half as much again."""
+    return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
+
+
+def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:
+    """Compute how long a learner waits for the version that contains what its syncer took: four times what
+    such rounds take, their payloads' way included, or four times tau inner steps."""
+    return max(floor_s, 4 * round_s, 4 * delay_steps * step_s)
+
+
+def grace_cap_s(cap_s: float, level: int) -> float:
+    """Compute the cap of the windows on that level: peers that are called there first have a window of their
+    own."""
+    return cap_s * (level + 1)
+
+
+def backoff_s(first_s: float, attempt: int) -> float:
+    """Compute the pause before attempt 1, 2, …: doubles, at most 16 times the first."""
+    return first_s * min(16, 1 << min(attempt - 1, 4)) if attempt > 0 else 0.0
+
+
+def earliest(times: Iterable[float | None]) -> float | None:
+    """Find the first of these times, None if there is none. A loop, since it is asked after every event."""
+    first_s = None
+    for time_s in times:
+        if time_s is not None and (first_s is None or time_s < first_s):
+            first_s = time_s
+    return first_s

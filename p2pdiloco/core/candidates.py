@@ -1,6 +1,9 @@
-"""Candidates for an office: whose turn it is to stand, and who leaves it to others.
+"""Candidates for an office: whose turn it is to stand, who leaves it to others, and who comes last.
 
-Rules: docs/protocol/election.md, section 7.
+`Candidates` ranks those that would stand. `Trust` says whether this member counts on the syncer in office.
+`Rota` and `Idle` know the syncers that others come before.
+
+Rules: docs/protocol/election.md, sections 2, 3, 7 and 8.
 """
 
 from __future__ import annotations
@@ -130,7 +133,6 @@ class Candidates:
         return self._rota.lately(len(self._standing(now)) // 2)
 
     def _standing(self, now: float) -> list[str]:
-        """List everyone that would stand, oneself included."""
         own = [self._context.shared.me] if self.may_stand(now) else []
         return [*self._electorate.willing(now), *own]
 
@@ -165,10 +167,6 @@ class Candidates:
         return not over and self._rota.versions(candidate) < most
 
 
-# Trust of a member in the syncer in office, by what it has seen itself.
-#
-# Rules: docs/protocol/election.md, section 2.
-
 REST_S = 60.0
 """Time for which this member does not stand again against a holder that others count on, though it has found
 something against it itself. Others may find the same: then they stand."""
@@ -178,7 +176,10 @@ FIRST_REST_S = 2.0
 
 
 class Trust:
-    """Trust of one member in one group's syncer."""
+    """Trust of one member in one group's syncer, by what it has seen itself.
+
+    Rules: docs/protocol/election.md, section 2.
+    """
 
     def __init__(
         self, context: FragmentContext, group: str, electorate: Electorate, candidates: Candidates
@@ -263,19 +264,18 @@ class Trust:
         return ""
 
 
-# Rota of one office: who was its syncer last. Others come before them.
-#
-# Nobody can make a member wait for its rank, and by naming a high term it can choose one in which it is the
-# first. So without this one member could hold every office for ever, and leave whom it likes out of all
-# rounds.
-#
-# Rules: docs/protocol/election.md, section 8.
-
 MOST = 256
 
 
 class Rota:
-    """Syncers of one chain in the order in which they made its versions, as this member saw."""
+    """Syncers of one chain in the order in which they made its versions, as this member saw.
+
+    Others come before those that were syncer last. Nobody can make a member wait for its rank, and by naming
+    a high term it can choose one in which it is the first. So without this one member could hold every office
+    for ever, and leave whom it likes out of all rounds.
+
+    Rules: docs/protocol/election.md, section 8.
+    """
 
     def __init__(self) -> None:
         self._last: BoundedDict[str, int] = BoundedDict(MOST)
@@ -301,19 +301,19 @@ class Rota:
         return self._last[syncer] - self._since + 1 if syncer == self._newest else 0
 
 
-# Idle syncers: elected, waited for as long as anybody is, and no version came. They are the last in turn.
-#
-# Else one fast member that makes nothing would be elected again and again, each time for a patience of all.
-#
-# Rules: docs/protocol/election.md, section 8.
-
 FIRST_S = 60.0
 """Time for which others come first; twice as long after every further time, up to `LONGEST_S`."""
 LONGEST_S = 3600.0
 
 
 class Idle:
-    """Syncers that made nothing of one group's office, as this member saw, until they make a version."""
+    """Syncers that made nothing of one group's office, as this member saw, until they make a version.
+
+    They were waited for as long as anybody is. They are the last in turn: else one fast member that makes
+    nothing would be elected again and again, each time for a patience of all.
+
+    Rules: docs/protocol/election.md, section 8.
+    """
 
     def __init__(self) -> None:
         self._known: BoundedDict[str, tuple[int, int, float]] = BoundedDict(MOST)
@@ -335,15 +335,13 @@ class Idle:
         return frozenset(peer for peer, (_, _, until_s) in self._known.items() if now < until_s)
 
 
-# Rendezvous hashing: the order in which candidates stand for an office.
-#
-# Every peer computes the same order from the same members, and a different one for every fragment and term.
-# So offices spread over the members and rotate by themselves, without a word exchanged
-# (docs/protocol/election.md, section 3).
-
-
 def ranking(run: str, group: str, fragment: int, term: int, candidates: Iterable[str]) -> list[str]:
-    """Rank all candidates, the first first."""
+    """Rank all candidates, the first first.
+
+    Every peer computes the same order from the same members, and a different one for every fragment and term.
+    So offices spread over the members and rotate by themselves, without a word exchanged
+    (docs/protocol/election.md, section 3).
+    """
 
     def score(peer: str) -> bytes:
         return hashlib.sha256(f"{run}/{group}/{fragment}/{term}/{peer}".encode()).digest()

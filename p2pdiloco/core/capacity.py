@@ -1,8 +1,8 @@
-"""Judgement whether our uplink is *thin*: carries less than what an office asks.
+"""Capacity of one node: what its uplink carries, and whether its disk takes votes.
 
-What is asked follows from the manifest and the pace of all learners, so everybody judges by one measure
-(docs/protocol/links.md, section 3). An uplink that carries it counts like any other, however fast: offices
-spread, and nothing is won by bragging.
+An uplink is *thin* if it carries less than an office asks. What is asked follows from the manifest and the
+pace of all learners, so everybody judges by one measure (docs/protocol/links.md, section 3). An uplink that
+carries it counts like any other, however fast: offices spread, and nothing is won by bragging.
 """
 
 from __future__ import annotations
@@ -54,10 +54,6 @@ class OwnUplink:
         return True
 
 
-# Meter of what a node's link carries: the best of its latest transfers, once there were a few.
-#
-# Rules: docs/protocol/links.md, section 3.
-
 LEAST_BYTES = 256 * 1024
 """Smallest transfer that counts: shorter ones say more about round trips than about the link."""
 LONG_S = 10.0
@@ -73,7 +69,11 @@ TELL_EVERY_S = 5.0
 
 
 class Meter:
-    """Rate of transfers one way, while any of ours is under way."""
+    """Rate of transfers one way, while any of ours is under way: the best of the latest, once there were a
+    few.
+
+    Rules: docs/protocol/links.md, section 3.
+    """
 
     def __init__(
         self,
@@ -165,12 +165,6 @@ class UplinkMeter:
         return measured if measured < math.inf else self._remembered
 
 
-# Ability of this node's disk to save votes: a vote that is not durable is not given.
-#
-# A member whose disk is full would so stand in the way of every majority that needs it, two members' always.
-# So it says that it has no vote until its disk takes one, and counts in no majority meanwhile, its own view's
-# included (docs/protocol/election.md, section 9). It trains, contributes and follows as before.
-
 TRY_EVERY_S = 3.0
 """Interval at which a disk that refused a vote is tried with it again."""
 HEARD_S = 1.0
@@ -180,6 +174,11 @@ heard of first."""
 
 class VoteDisk:
     """State of the disk for votes. It tries by itself whether there is room again.
+
+    A vote that is not durable is not given. A member whose disk is full would so stand in the way of every
+    majority that needs it, two members' always. So it says that it has no vote until its disk takes one, and
+    counts in no majority meanwhile, its own view's included (docs/protocol/election.md, section 9). It
+    trains, contributes and follows as before.
 
     Args:
         on_change: called with the reason once votes can be saved no more, or again.

@@ -1,4 +1,12 @@
-"""Versions of a fragment, watermarks of its learners, and what other peers have of them."""
+"""Chain of a fragment's versions, watermarks of its learners, and what its numbers may be.
+
+`Chain` has the head and the recent log, `Marks` the watermarks of one version, `Witnesses` what other peers
+have. `Scale` and the functions below it work out what is usual in a chain and what a contribution counts;
+`version_fault` says what is wrong with the numbers of a version.
+
+Rules: docs/protocol/exactly-once.md, section 2; docs/protocol/trust.md, section 2; docs/protocol/weights.md,
+sections 2 and 9.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +37,28 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import (
     BEGINS,
-    FEWEST,
+    FEWEST_REFERENCES,
     Mean,
     Plan,
     SignedVersion,
     VersionHeader,
     next_plan,
-    plausible,
+    plausible_score,
     references,
     trust_of,
 )
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
 
-# Chain of a fragment's versions as this node holds it: head, recent log, watermarks.
-#
-# Rules: docs/protocol/exactly-once.md, section 2.
-
 
 class Chain:
-    """Versions of one fragment. It goes forward: `extend` by a child of the head, or `replace` by a heavier
-    chain's state, or by one to which this node yields (`core.following.heads`)."""
+    """Versions of one fragment as this node holds them: head, recent log, watermarks.
+
+    It goes forward: `extend` by a child of the head, or `replace` by a heavier chain's state, or by one to
+    which this node yields (`NamedHeads`).
+
+    Rules: docs/protocol/exactly-once.md, section 2.
+    """
 
     def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
         invariant(bool(log), "a chain starts with at least one version")
@@ -104,21 +113,9 @@ class Chain:
         """List the whole log, oldest first, the head last."""
         return tuple(version for _, version in sorted(self._log.items()))
 
-    def table(self) -> tuple[Watermark, ...]:
-        """List all watermarks in canonical order."""
-        return self.marks.table
-
     def is_child(self, header: VersionHeader) -> bool:
         """Tell whether the header continues this chain by one."""
         return header.number == self.head.number + 1 and header.parent == self.head.digest
-
-    def watermark(self, learner: str) -> Stamp:
-        """Find the stamp of that learner's newest contribution in this chain."""
-        return self.marks.stamp(learner)
-
-    def merged_at(self, learner: str) -> int:
-        """Find the version that has that learner's newest merged contribution; 0 if there is none."""
-        return self.marks.number(learner)
 
     def marks_after(self, header: VersionHeader) -> Marks:
         """Compute the watermarks once `header` extends this chain."""
@@ -143,18 +140,6 @@ class Chain:
         self._remember(version, head.digest)
         self.marks = marks_of(watermarks)
 
-
-# Watermarks of a chain: the newest merged contribution of every learner, and who votes, by version.
-#
-# The table of a version follows from its parent's and from its contributors, so everybody computes the same,
-# and the header commits to it (`VersionHeader.table`). It is the roster of the fragment: a learner enters by
-# a merged contribution, votes after a probation, and is forgotten when nothing of it was merged for long.
-#
-# A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes of
-# one process that follow the same chain (the simulator's) share one: it is worked out once for a version,
-# however many ask.
-#
-# Rules: docs/protocol/trust.md, section 2.
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -182,7 +167,19 @@ identities needs hundreds of versions of honest-looking work before it outvotes 
 
 
 class Marks:
-    """Watermarks of one version."""
+    """Watermarks of one version: the newest merged contribution of every learner, and who votes.
+
+    The table of a version follows from its parent's and from its contributors, so everybody computes the
+    same, and the header commits to it (`VersionHeader.table`). It is the roster of the fragment: a learner
+    enters by a merged contribution, votes after a probation, and is forgotten when nothing of it was merged
+    for long.
+
+    A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes
+    of one process that follow the same chain (the simulator's) share one: it is worked out once for a
+    version, however many ask.
+
+    Rules: docs/protocol/trust.md, section 2.
+    """
 
     def __init__(self, table: tuple[Watermark, ...]) -> None:
         self.table = table
@@ -264,7 +261,7 @@ class Marks:
 
     def is_copy(self, payload_digest: bytes) -> bool:
         """Tell whether somebody's newest contribution has this payload."""
-        return mark_of(payload_digest) in self.lasts
+        return copy_mark(payload_digest) in self.lasts
 
     @cached_property
     def lately(self) -> int:
@@ -278,16 +275,16 @@ class Marks:
 
     def after(self, number: int, contributors: tuple[Contributor, ...]) -> Marks:
         """Compute the table of a child of ours: version `number`, with these contributors."""
-        for parent, known, parts, marks in _known:
+        for parent, known, parts, marks in _known_tables:
             if parent is self and parts is contributors and known == number:
                 return marks
         marks = Marks(self._table_after(number, contributors))
-        _known[:] = [*_known[1 - REMEMBERED :], (self, number, contributors, marks)]
+        _known_tables[:] = [*_known_tables[1 - REMEMBERED :], (self, number, contributors, marks)]
         return marks
 
     def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
         table = dict(self._by)
-        counts = zip(contributors, earned(contributors, self.lasts), alone(contributors), strict=True)
+        counts = zip(contributors, earned(contributors, self.lasts), unshared(contributors), strict=True)
         for part, tokens, is_alone in counts:
             old = table.get(part.learner)
             old = old or Watermark(part.learner, part.stamp, number, number, 0, earned=0)
@@ -298,7 +295,7 @@ class Marks:
                 number=number,
                 merges=old.merges + 1,
                 agreement=agreement,
-                last=mark_of(part.payload_digest),
+                last=copy_mark(part.payload_digest),
                 earned=old.earned + (tokens > 0 and is_alone and agreement >= BEGINS),
             )
         floor = number - WATERMARK_VERSIONS
@@ -324,8 +321,8 @@ def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ..
     return tuple(replace(mark, voter=number) if mark.learner in chosen else mark for mark in table)
 
 
-_NOTHING = Marks(())
-_known: list[tuple[Marks, int, tuple[Contributor, ...], Marks]] = []
+_EMPTY = Marks(())
+_known_tables: list[tuple[Marks, int, tuple[Contributor, ...], Marks]] = []
 """Tables and their children. A table does not hold its children itself: all have the empty one, which would
 hold every table since."""
 
@@ -333,23 +330,16 @@ hold every table since."""
 def marks_of(table: Iterable[Watermark]) -> Marks:
     """Make the table that was read or received. Without entries it is the same object for everybody."""
     marks = tuple(table)
-    return Marks(marks) if marks else _NOTHING
+    return Marks(marks) if marks else _EMPTY
 
 
-# Witnesses of a fragment's chain: the version below which no fork can reach.
-#
-# Versions above that may still lose against a heavier chain (docs/protocol/forks.md, section 3). A peer that
-# reports a head of our chain has everything below it too, so no fork of its making can lack that. The report
-# must be some time old: a crash may take the peer back to its last checkpoint.
-
-NONE = -1
+NO_VERSION = -1
 STRANGERS_S = 120.0
 """Time after which no fork of peers without a mark is expected any more: they need not have been anywhere."""
 NOTE_EVERY_S = 15.0
 """Interval at which our own head is noted, to know later what is older than that."""
 LOOK_EVERY_S = 2.0
 """Interval at which a peer's heads are looked at; heartbeats in between are skipped."""
-
 
 MAX_SEEN = 8192
 """Limit of remembered reports, twice as many as a view knows peers. A peer whose report is forgotten counts
@@ -363,9 +353,9 @@ class _Seen:
 
     def __init__(self) -> None:
         self.head: Head | None = None
-        self.sure = NONE
+        self.sure = NO_VERSION
         """Version of our chain that it reported at least `durable_s` ago."""
-        self.lately = NONE
+        self.lately = NO_VERSION
         self.lately_s = 0.0
         self.look_at_s = -1e18
         self.parted: bool | None = None
@@ -374,7 +364,13 @@ class _Seen:
 
 
 class Witnesses:
-    """Versions of our chain of one fragment that other peers are known to have."""
+    """Versions of our chain of one fragment that other peers are known to have.
+
+    No fork can reach below the version that all of them have. Versions above that may still lose against a
+    heavier chain (docs/protocol/forks.md, section 3). A peer that reports a head of our chain has everything
+    below it too, so no fork of its making can lack that. The report must be some time old: a crash may take
+    the peer back to its last checkpoint.
+    """
 
     def __init__(self, chain: Chain, durable_s: float) -> None:
         self._chain = chain
@@ -397,7 +393,7 @@ class Witnesses:
             self._note(seen, head.number, now)
 
     def _note(self, seen: _Seen, number: int, now: float) -> None:
-        if seen.lately == NONE:
+        if seen.lately == NO_VERSION:
             seen.lately, seen.lately_s = number, now
         elif now - seen.lately_s >= self._durable_s:
             seen.sure = seen.lately
@@ -408,7 +404,7 @@ class Witnesses:
 
         Of members of other groups, which do not report to us, that is all that is known.
         """
-        for mark in self._chain.table():
+        for mark in self._chain.marks.table:
             number = mark.number - 1 - max_base_age
             if number >= 0:
                 self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
@@ -429,7 +425,7 @@ class Witnesses:
         if self._replaced != self._chain.replaced:
             self._replaced = self._chain.replaced
             for seen in self._seen.values():
-                seen.sure = seen.lately = NONE
+                seen.sure = seen.lately = NO_VERSION
                 seen.parted = None if seen.parted is None else False
             self._heads.clear()
         if len(self._seen) > 2 * (len(peers) + len(strangers)) + 16:
@@ -448,14 +444,14 @@ class Witnesses:
         while len(self._heads) > 1 and self._heads[1][0] <= then_s:
             self._heads.popleft()
         since_s, number = self._heads[0]
-        return number if since_s <= then_s else NONE
+        return number if since_s <= then_s else NO_VERSION
 
     def _lowest(self, peers: Sequence[str], now: float) -> int:
         lowest = self._chain.head.number
         for peer in peers:
             known = self._seen.get(peer)
             if known is None:
-                return NONE
+                return NO_VERSION
             head = known.head
             if head is not None and self._chain.knows(head.number, head.digest):
                 self._note(known, head.number, now)
@@ -465,31 +461,6 @@ class Witnesses:
             lowest = min(lowest, known.sure)
         return lowest
 
-
-# Scale of a chain: what is usual in its versions, against which the numbers of one member are measured.
-#
-# Members say themselves how many tokens their work took, and how long it is, nobody can know. So every header
-# carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of a usual
-# one. They follow from the parent's header and from what was merged, so that whoever has the parent works
-# them out anew (`after`), and refuses another value. What is beyond them is cut: it counts, weighs and moves
-# no more than a generous member's work would.
-#
-# - *counted*: a chain's tokens, and with them the schedule of the learning rate, grow by at most 8 units for
-#   a
-#   contribution, and by twice what it weighs at most (or 2 H inner steps: a fast learner's beside slow ones),
-#   times the versions since that learner's last one
-# - *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more than
-#   a third of a merge to which all others bring usual ones (the run may say other numbers). Where members are
-#   known, by invite or list, H inner steps weigh in full: there an honest learner may be much the fastest
-# - length: a contribution is cut to three times the reach, and three times what is usual in its round
-#   (less, where few of those who vote are in a version)
-# - who is not trusted (`core.api.trust_weight`) counts and measures nothing
-#
-# The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half of
-# a round cannot move them, and of two the smaller counts. Where three or more that are trusted vote, only
-# they are asked (`core.api.references`): identities are free, and votes are not.
-#
-# Rules: docs/protocol/weights.md, section 2.
 
 COUNTED_UNITS = 8
 """Units that one contribution counts at most, for every version since the learner's last one."""
@@ -534,12 +505,36 @@ BEGINNERS = 4
 """Learners that may have begun since anything of them could be merged."""
 PARTIAL_VERSIONS = 16
 """Versions for which a partial merge may be under way and not know of new voters."""
-LONG = 32
+MANY_PARTS = 32
 """Number of contributors from which on it pays to remember what follows from them."""
 
 
 class Scale(Struct, frozen=True):
-    """Figures of a version that follow from its parent and from what was merged."""
+    """Figures of a version that follow from its parent and from what was merged: what is usual in its chain.
+
+    Members say themselves how many tokens their work took, and how long it is, nobody can know. So every
+    header carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of
+    a usual one. They follow from the parent's header and from what was merged, so that every node that has
+    the parent works them out anew (`scale_after`), and refuses another value. What is beyond them is cut: it
+    counts, weighs and moves no more than a generous member's work would.
+
+    - *counted*: a chain's tokens, and with them the schedule of the learning rate, grow by at most 8 units
+      for a contribution, and by twice what it weighs at most (or 2 H inner steps: a fast learner's beside
+      slow ones), times the versions since that learner's last one
+    - *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more
+      than a third of a merge to which all others bring usual ones (the run may say other numbers). Where
+      members are known, by invite or list, H inner steps weigh in full: there an honest learner may be much
+      the fastest
+    - length: a contribution is cut to three times the reach, and three times what is usual in its round
+      (less, where few of those who vote are in a version)
+    - a learner that is not trusted (`core.api.versions.Mean`) counts and measures nothing
+
+    The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half
+    of a round cannot move them, and of two the smaller counts. Where three or more that are trusted vote,
+    only they are asked (`core.api.versions.references`): identities are free, and votes are not.
+
+    Rules: docs/protocol/weights.md, section 2.
+    """
 
     tokens: int
     """Tokens of the chain, as counted."""
@@ -574,7 +569,7 @@ def _company(chain: Chain, learners: Iterable[str]) -> float:
     counts as often as it is in versions."""
     marks, number = chain.marks, chain.header.number
     voting = marks.voting_since(number - LATELY_VERSIONS)
-    if len(voting) < FEWEST:
+    if len(voting) < FEWEST_REFERENCES:
         return 1.0
     here = sum(trust_of(marks.mean(each).agreement) for each in voting.intersection(learners))
     usual = sum(max(LEAST_OFTEN, marks.often(each, number, FULL_TRUST)) for each in voting)
@@ -608,7 +603,7 @@ def strange_after(header: VersionHeader) -> float:
     return FIRST_LONGEST * header.reach or math.inf
 
 
-def after(chain: Chain, contributors: tuple[Contributor, ...], config: CoreConfig) -> Scale:
+def scale_after(chain: Chain, contributors: tuple[Contributor, ...], config: CoreConfig) -> Scale:
     """Compute the figures of the version that merges this into the chain's head."""
     tokens, unit = _counted(chain, contributors, config)
     return Scale(tokens, unit, _next_reach(chain.header, contributors, config))
@@ -619,7 +614,7 @@ _known_numbers: list[tuple[VersionHeader, tuple[Contributor, ...], tuple[int, in
 
 def _counted(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
     """Compute (tokens, unit) of the next version. In a simulator thousands of nodes ask the same."""
-    if len(parts) < LONG:
+    if len(parts) < MANY_PARTS:
         return _count(chain, parts, config)
     for known, merged, answer in _known_numbers:
         if known is chain.header and merged is parts:
@@ -638,7 +633,7 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
     for part, earns in zip(parts, earned(parts, chain.marks.lasts), strict=True):
         if not earns:
             continue
-        last = chain.merged_at(part.learner)
+        last = chain.marks.number(part.learner)
         share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
         usual.append((earns // share, part.votes))
         tokens += min(earns, most * share)
@@ -688,14 +683,14 @@ def most_learners(number: int, watermarks: Sequence[Watermark], expected: int = 
 # --- what is beyond every scale ---------------------------------------------------------------------------
 
 
-def follows(stamp: Stamp, mark: Stamp) -> bool:
+def stamp_follows(stamp: Stamp, mark: Stamp) -> bool:
     """Tell whether a contribution of that stamp can come after the one merged last: such numbers end, and
     who takes them to their end could never contribute again."""
     floor = mark.sequence if mark.incarnation == stamp.incarnation else 0
     return stamp.incarnation <= MOST_INCARNATION and stamp.sequence <= floor + MOST_SEQUENCE
 
 
-def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreConfig) -> bool:
+def numbers_can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreConfig) -> bool:
     """Tell whether some chain can have such numbers, whatever its history: asked of copies, whose parent is
     not known."""
     first = config.genesis_versions[header.fragment].header.norm
@@ -714,7 +709,7 @@ def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreC
 def rightly_stated(chain: Chain, part: Contributor) -> bool:
     """Tell whether a part of a merge has measurements that can be, and the trust weight that follows from its
     score and the chain."""
-    can_be_so = 0.0 <= part.length < math.inf and plausible(part.score) and _votes_so(chain, part)
+    can_be_so = 0.0 <= part.length < math.inf and plausible_score(part.score) and _votes_so(chain, part)
     return can_be_so and part.trust == chain.marks.mean(part.learner).trust(part.score)
 
 
@@ -730,18 +725,18 @@ def _votes_so(chain: Chain, part: Contributor) -> bool:
 # --- what a version states --------------------------------------------------------------------------------
 
 
-def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
+def version_fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
     """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
     for part in header.contributors:
-        mark = chain.watermark(part.learner)
-        if part.after != mark or not follows(part.stamp, mark):
+        mark = chain.marks.stamp(part.learner)
+        if part.after != mark or not stamp_follows(part.stamp, mark):
             return VersionFault.FALSE_STAMP
         if not rightly_stated(chain, part):
             return VersionFault.FALSE_TRUST
     limits = limits_after(chain, config, [part.learner for part in header.contributors])
     if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE
-    right = after(chain, header.contributors, config)
+    right = scale_after(chain, header.contributors, config)
     if not header.contributors or header.tokens != right.tokens:
         return VersionFault.FALSE_TOKENS
     stated = header.unit, header.reach, header.limits
@@ -752,37 +747,37 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
     return None if made_so else VersionFault.FALSE_PARTIALS
 
 
-# Earning: what of a version's contributions counts, for the schedule and for credits, before any limit.
-#
-# Nothing does of whom its round did not trust, and of copies: whoever sends again what it, or anybody, sent
-# before has trained nothing. A copy is known by the first bytes of its payload's digest, which the table of
-# watermarks has of every learner's newest contribution. Where several in one version have the same payload,
-# they count together as one: nobody can tell who copied whom, and no honest learner is to be robbed.
-#
-# Rules: docs/protocol/weights.md, section 9.
-
 LAST_BYTES = 8
 """Bytes of a payload's digest by which a copy of it is known."""
 NOT_KNOWN = bytes(32)
 """Digest of a contributor that names no payload."""
 
 
-def mark_of(payload_digest: bytes) -> bytes:
+def copy_mark(payload_digest: bytes) -> bytes:
     """Find the bytes by which a copy of that payload is known; empty: it is not named."""
     return b"" if payload_digest == NOT_KNOWN else payload_digest[:LAST_BYTES]
 
 
-def alone(parts: Sequence[Contributor]) -> list[bool]:
+def unshared(parts: Sequence[Contributor]) -> list[bool]:
     """Tell of each contribution whether no other of the version has the same payload: only such work earns a
     vote. One payload in many names would else earn one for each."""
-    alike = Counter(filter(None, (mark_of(part.payload_digest) for part in parts)))
-    return [alike[mark_of(part.payload_digest)] <= 1 for part in parts]
+    alike = Counter(filter(None, (copy_mark(part.payload_digest) for part in parts)))
+    return [alike[copy_mark(part.payload_digest)] <= 1 for part in parts]
 
 
 def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
     """Compute the tokens of each contribution that count. `lasts`: marks of everybody's newest one in the
-    parent's chain."""
-    marks = [mark_of(part.payload_digest) for part in parts]
+    parent's chain.
+
+    Work of a learner that its round did not trust counts nothing, nor does a copy: a learner that sends again
+    what it, or anybody, sent before has trained nothing. A copy is known by the first bytes of its payload's
+    digest, which the table of watermarks has of every learner's newest contribution. Where several in one
+    version have the same payload, they count together as one: nobody can tell who copied whom, and no honest
+    learner is to be robbed.
+
+    Rules: docs/protocol/weights.md, section 9.
+    """
+    marks = [copy_mark(part.payload_digest) for part in parts]
     alike = Counter(filter(None, marks))
     return [
         0 if part.trust == LEAST_TRUST or mark in lasts else part.tokens // max(1, alike[mark])
@@ -790,15 +785,14 @@ def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
     ]
 
 
-# Plan of the groups that a version's header states, worked out by its maker and checked by everybody.
-#
-# Rules: docs/protocol/groups.md, section 1.
-
 LATELY_TERMS = 2
 """Terms in whose versions a learner was merged to be counted: who works, not who is listed, makes groups."""
 
 
 def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreConfig) -> tuple[int, int]:
-    """Decide (epoch, groups) that the header of version `number` states. `marks`: the table after it."""
+    """Decide (epoch, groups) that the header of version `number` states. `marks`: the table after it.
+
+    Rules: docs/protocol/groups.md, section 1.
+    """
     members = marks.merged_since(number - LATELY_TERMS * config.term_versions)
     return next_plan(parent.epoch, parent.groups, number, members, config.group_size, config.term_versions)

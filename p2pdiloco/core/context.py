@@ -1,4 +1,8 @@
-"""Context of one fragment: what its parts on one node share."""
+"""Context of one fragment: what its parts on one node share.
+
+`FragmentContext` has the chain, the `Spare` copy, our votes (`Ballots`), what was found false (`FalseStates`,
+`Repairs`) and the seats in groups, whose members an `Electorate` knows.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,101 @@ from p2pdiloco.core.standing import Standing
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
 
-# Electorate of one group: which members vote, may stand, and are expected in a round.
-#
-# This is the group as this node sees it. While the run fits into one group these are all members. In a leaf
-# group they are the members that the seeded hash puts there. Higher up they are the peers that hold the
-# offices of the groups below, by their own claim (docs/protocol/groups.md, section 6).
-#
-# A group is new at the beginning of an epoch, and its members have not heard each other yet. So for a while a
-# majority counts those that are listed but unheard too: else each would be a majority of one.
+
+class Tenure(Protocol):
+    """Questions that the parts of a fragment ask of a group's office (`Office`)."""
+
+    certificate: Certificate | None
+    """Newest one that we hold."""
+
+    @property
+    def term(self) -> int:
+        """Highest term of which we hold a certificate."""
+
+    @property
+    def syncer(self) -> str | None:
+        """Peer in office, counted on or not."""
+
+    @property
+    def holding(self) -> bool:
+        """True: this node is the syncer."""
+
+    def takes(self, now: float) -> bool:
+        """Tell whether to send to the syncer."""
+
+    def open_s(self, now: float) -> float:
+        """Compute for how long nobody was in office, as far as we know."""
+
+    def why_open(self, now: float, candidate: str = "") -> str:
+        """Say why nobody can be counted on in it, or is to leave it to that candidate; empty if one can."""
+
+    def suspect(self, why: Suspicion, **details: float) -> None:
+        """Stop counting on the syncer."""
+
+
+class OwnSeat(Protocol):
+    """Questions that the parts of a fragment ask of a seat of theirs (`Seat`)."""
+
+    name: str
+    """Name of the group."""
+    electorate: Electorate
+
+    @property
+    def office(self) -> Tenure:
+        """Office of the group, as this node sees it."""
+
+
+class FragmentContext:
+    """Chain, spare copy, votes and present seats of one fragment.
+
+    Args:
+        seats: our leaf group's first, then one more per level while we hold the office below it; taken and
+            given up by `Seats`.
+        needs_syncer: question of a node that leaves: whether something of ours is not merged yet.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        index: int,
+        chain: Chain,
+        votes: Iterable[VoteRecord],
+        seats: Sequence[OwnSeat],
+        needs_syncer: Callable[[], bool],
+    ) -> None:
+        self.shared = shared
+        self.index = index
+        self.chain = chain
+        self.standing = Standing(shared, chain)
+        shared.keep(self.standing)
+        self.spare = Spare()
+        self.repairs = Repairs(shared, chain)
+        self.false_states = FalseStates(shared, chain)
+        self.ballots = Ballots(votes)
+        self.seats = seats
+        self.moved_s = -math.inf
+        """Time at which the newest version was made, or became ours."""
+        self.needs_syncer = needs_syncer
+        self._attempts = 0
+
+    @property
+    def leaf(self) -> OwnSeat:
+        """Seat in the group in which our learner takes part."""
+        return self.seats[0]
+
+    @property
+    def grouped(self) -> bool:
+        """True: the next version is made by more than one group."""
+        return self.chain.header.groups > 1
+
+    def moved(self, now: float) -> None:
+        """Note that the newest version was made, or became ours."""
+        self.moved_s = now
+
+    def next_attempt(self) -> int:
+        """Number the next partial merge, whatever the seat."""
+        self._attempts += 1
+        return self._attempts
 
 
 class Fitness(IntEnum):
@@ -47,7 +138,17 @@ LEAVES_TO_OTHERS = {
 
 
 class Electorate:
-    """Electorate of all members: the one group of a run that fits into one."""
+    """Electorate of one group: which members vote, may stand, and are expected in a round.
+
+    This class is that of all members: the one group of a run that fits into one.
+
+    Members are as this node sees them. In a leaf group they are the members that the seeded hash puts there.
+    Higher up they are the peers that hold the offices of the groups below, by their own claim
+    (docs/protocol/groups.md, section 6).
+
+    A group is new at the beginning of an epoch, and its members have not heard each other yet. So for a while
+    a majority counts those that are listed but unheard too: else each would be a majority of one.
+    """
 
     def __init__(self, shared: Shared, fragment: int, standing: Standing) -> None:
         self._shared = shared
@@ -191,42 +292,6 @@ class Electorate:
         return frozenset(self.others(now))
 
 
-MAX_BALLOTS = 32
-"""Groups of one fragment in which our last vote is remembered, as many as the votes log keeps."""
-
-
-class Tenure(Protocol):
-    """Questions that the parts of a fragment ask of a group's office (`core.election.office`)."""
-
-    certificate: Certificate | None
-
-    @property
-    def syncer(self) -> str | None:
-        """Peer in office, counted on or not."""
-
-    @property
-    def holding(self) -> bool:
-        """True: this node is the syncer."""
-
-    def takes(self, now: float) -> bool:
-        """Tell whether to send to the syncer."""
-
-    def suspect(self, why: Suspicion, **details: float) -> None:
-        """Stop counting on the syncer."""
-
-
-class OwnSeat(Protocol):
-    """Questions that the parts of a fragment ask of a seat of theirs (`core.groups.seat`)."""
-
-    name: str
-    """Name of the group."""
-    electorate: Electorate
-
-    @property
-    def office(self) -> Tenure:
-        """Office of the group, as this node sees it."""
-
-
 class Spare:
     """Mark whether the fragment's one spare copy is in use: by a merge, an outer step or a fetched state."""
 
@@ -241,6 +306,10 @@ class Spare:
     def free(self) -> None:
         """Note that nobody uses it any more."""
         self.busy = False
+
+
+MAX_BALLOTS = 32
+"""Groups of one fragment in which our last vote is remembered, as many as the votes log keeps."""
 
 
 class Ballots:
@@ -278,84 +347,23 @@ class Ballots:
         return term if group not in self._given and _epoch(group) <= epoch else 0
 
 
-class FragmentContext:
-    """Chain, spare copy, votes and present seats of one fragment.
-
-    Args:
-        seats: our leaf group's first, then one more per level while we hold the office below it; taken and
-            given up by `core.groups.seats`.
-        needs_syncer: question of a node that leaves: whether something of ours is not merged yet.
-    """
-
-    def __init__(
-        self,
-        shared: Shared,
-        index: int,
-        chain: Chain,
-        votes: Iterable[VoteRecord],
-        seats: Sequence[OwnSeat],
-        needs_syncer: Callable[[], bool],
-    ) -> None:
-        self.shared = shared
-        self.index = index
-        self.chain = chain
-        self.standing = Standing(shared, chain)
-        shared.keep(self.standing)
-        self.spare = Spare()
-        self.repairs = Repairs(shared, chain)
-        self.false_states = FalseStates(shared, chain)
-        self.ballots = Ballots(votes)
-        self.seats = seats
-        self.moved_s = -math.inf
-        """Time at which the newest version was made, or became ours."""
-        self.needs_syncer = needs_syncer
-        self._attempts = 0
-
-    @property
-    def leaf(self) -> OwnSeat:
-        """Seat in the group in which our learner takes part."""
-        return self.seats[0]
-
-    @property
-    def grouped(self) -> bool:
-        """True: the next version is made by more than one group."""
-        return self.chain.header.groups > 1
-
-    def moved(self, now: float) -> None:
-        """Note that the newest version was made, or became ours."""
-        self.moved_s = now
-
-    def next_attempt(self) -> int:
-        """Number the next partial merge, whatever the seat."""
-        self._attempts += 1
-        return self._attempts
-
-
 def _epoch(group: str) -> int:
     parsed = parse_group(group)
     return -1 if parsed is None else parsed[0]
 
 
-# False states: versions of one fragment whose headers state another state than their update makes.
-#
-# Whoever stands on a version knows to the bit which state an update makes of it. A syncer could state the
-# right update and a false digest, and everybody would copy a state of its choosing. So such a version is
-# refused, what comes after it by the same syncer is not copied, and the syncer is accused before all.
-#
-# Rules: docs/protocol/audits.md, section 6.
-
 MAX_FALSE = 16
 
 
-class Holders(Protocol):
-    """Question to what members name (`core.following.heads`)."""
-
-    def holders(self, digest: bytes) -> list[str]:
-        """List the members whose head is that version."""
-
-
 class FalseStates:
-    """Versions of a fragment that have a false state, as this node found."""
+    """Versions of one fragment whose headers state another state than their update makes, as this node found.
+
+    A member that stands on a version knows to the bit which state an update makes of it. A syncer could state
+    the right update and a false digest, and everybody would copy a state of its choosing. So such a version
+    is refused, what comes after it by the same syncer is not copied, and the syncer is accused before all.
+
+    Rules: docs/protocol/audits.md, section 6.
+    """
 
     def __init__(self, shared: Shared, chain: Chain) -> None:
         self._shared, self._chain = shared, chain
@@ -384,15 +392,22 @@ class FalseStates:
         return here and self._chain.logged(subject.number - 1) is not None
 
     def judge(
-        self, applied: UpdateApplied, version: SignedVersion, heads: Holders, now: float
+        self,
+        applied: UpdateApplied,
+        version: SignedVersion,
+        holders: Callable[[bytes], list[str]],
+        now: float,
     ) -> VersionFault | None:
-        """Say why a version whose outer step was made here is not taken; None: it is. Accuse who lied."""
+        """Say why a version whose outer step was made here is not taken; None: it is. Accuse the liar.
+
+        `holders` lists the members whose head is a version (`NamedHeads.holders`).
+        """
         header = version.header
         if applied.unsound:
             return VersionFault.OUT_OF_SCALE
         if applied.state_digest == header.state_digest and self._chain.is_child(header):
             return None
-        if not applied.certain or self._accepted_by_most(header, heads.holders(header.digest())):
+        if not applied.certain or self._accepted_by_most(header, holders(header.digest())):
             return VersionFault.DIGEST_DIFFERS
         self._accuse(version, now)
         return VersionFault.FALSE_STATE
@@ -415,16 +430,6 @@ class FalseStates:
         shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
 
 
-# Repairs: a false version is taken back by a later one, which adds the true update and subtracts the false.
-#
-# Outer steps are linear, so in the end it is as if the true update had come in its time, momentum included;
-# and no contribution is merged again. Whoever found the version false has the true update, and makes the
-# repair in its next version of that fragment. No update is longer than others for it, so that a false repair
-# does no more harm than a false merge; and nobody needs to know that a version was false in order to follow
-# its repair.
-#
-# Rules: docs/protocol/audits.md, section 4.
-
 MAX_REMADE = 4
 WITHIN_VERSIONS = 8
 """Versions within which a false one is repaired: others have those in their logs, and see that there is such
@@ -432,7 +437,17 @@ a one."""
 
 
 class Repairs:
-    """Repairs of one fragment."""
+    """Repairs of one fragment. A later version takes a false one back: it adds the true update, and subtracts
+    the false.
+
+    Outer steps are linear, so in the end it is as if the true update had come in its time, momentum included;
+    and no contribution is merged again. A syncer that found the version false has the true update, and makes
+    the repair in its next version of that fragment. No update is longer than others for it, so that a false
+    repair does no more harm than a false merge; and nobody needs to know that a version was false in order to
+    follow its repair.
+
+    Rules: docs/protocol/audits.md, section 4.
+    """
 
     def __init__(self, shared: Shared, chain: Chain) -> None:
         self._shared, self._chain = shared, chain

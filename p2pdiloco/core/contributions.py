@@ -1,4 +1,8 @@
-"""Contributions of this node's learner, until they are merged beyond doubt."""
+"""Contributions of this node's learner, until they are merged beyond doubt.
+
+`ContributionQueue` offers them to the syncer. `Withheld` and `Patience` say when that syncer is to be
+doubted.
+"""
 
 from __future__ import annotations
 
@@ -33,33 +37,27 @@ from p2pdiloco.core.pending import (
 )
 from p2pdiloco.util import MovingAverage
 
-# Queue of our own contributions: each is offered to the syncer until it is merged, exactly once.
-#
-# A contribution is a displacement. It stays here, encoded, until a version that contains it is part of our
-# chain (docs/protocol/exactly-once.md, section 1). A syncer's death, a lost answer or a fork costs a re-send,
-# never a trained token. Contributions of one learner are ordered: each names the one before it (`after`), and
-# a syncer admits it only if its chain contains exactly that one. Hence at most the first of the queue is
-# under way.
-#
-# What our chain has merged is kept until that is beyond doubt (`kept`). If a heavier chain replaces ours and
-# lacks several, they go out as one, ahead of everything else: with the sums of their tokens and steps, and
-# the stamp of the last. The parts stay kept, so that another switch is answered from them again.
-#
-# An *attached* contribution is still part of the learner's displacement (its slot is in use): when it is
-# merged the learner must take it out. A *detached* one is not: the learner crashed since, or the version that
-# had merged it lost against a heavier chain.
-#
-# - COMBINING: its parts are being added up
-# - WAITING: to be sent (no syncer, or a pause after a refusal)
-# - OFFERED: on its way to the syncer
-# - HELD: the syncer has it; a version that contains it is due
-
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
 
 
 class ContributionQueue:
-    """Queue of one fragment's contributions of this node.
+    """Queue of one fragment's contributions of this node. Each is offered to the syncer until it is merged,
+    exactly once.
+
+    A contribution is a displacement. It stays here, encoded, until a version that contains it is part of our
+    chain (docs/protocol/exactly-once.md, section 1). A syncer's death, a lost answer or a fork costs a
+    re-send, never a trained token. Contributions of one learner are ordered: each names the one before it
+    (`after`), and a syncer admits it only if its chain contains exactly that one. Hence at most the first of
+    the queue is under way.
+
+    What our chain has merged is kept until that is beyond doubt (`kept`). If a heavier chain replaces ours
+    and lacks several, they go out as one, ahead of everything else: with the sums of their tokens and steps,
+    and the stamp of the last. The parts stay kept, so that another switch is answered from them again.
+
+    An *attached* contribution is still part of the learner's displacement (its slot is in use): when it is
+    merged the learner must take it out. A *detached* one is not: the learner crashed since, or the version
+    that had merged it lost against a heavier chain.
 
     Args:
         behind: question whether a version is on its way here, or known.
@@ -88,7 +86,6 @@ class ContributionQueue:
 
     @property
     def _office(self) -> Tenure:
-        """Office of the group in which we take part at present."""
         return self._context.leaf.office
 
     @property
@@ -109,7 +106,7 @@ class ContributionQueue:
 
     def unmerged(self) -> Unmerged:
         """Describe what is left if we end here."""
-        whole_at, slot = [self._chain.watermark(self._shared.me)], None
+        whole_at, slot = [self._chain.marks.stamp(self._shared.me)], None
         for pending in self._queue:
             if pending.attached:
                 slot = pending
@@ -123,7 +120,7 @@ class ContributionQueue:
     def take_up(self, unmerged: Unmerged) -> TakeUp:
         """Decide how much of the displacement of an earlier life, which ended so, the learner may start
         with."""
-        mode, doubts = unmerged.take_up(self._chain.watermark(self._shared.me))
+        mode, doubts = unmerged.take_up(self._chain.marks.stamp(self._shared.me))
         self._retired.extend(doubts)
         return mode
 
@@ -142,7 +139,7 @@ class ContributionQueue:
     def ready(self, event: ContributionReady, now: float) -> None:
         """Queue a new contribution of the learner."""
         shared = self._shared
-        after = self._queue[-1].stamp if self._queue else self._chain.watermark(shared.me)
+        after = self._queue[-1].stamp if self._queue else self._chain.marks.stamp(shared.me)
         self._sequence += 1
         stamp = Stamp(shared.incarnation, self._sequence)
         base = (self.base_number, self.base_digest)
@@ -277,7 +274,6 @@ class ContributionQueue:
             first.undelivered(now, self._shared.timing.retry_s)
 
     def _current(self, offer: Offer) -> Pending | None:
-        """Find the first of the queue, if it is what that offer is about."""
         header = offer.signed.header
         if not self._queue or not isinstance(header, ContributionHeader):
             return None
@@ -334,7 +330,7 @@ class ContributionQueue:
         for pending in [p for p in self._queue if watermark in p.contains]:
             self._queue.remove(pending)
             self._give_up(pending, "it contains what was merged")
-        number = self._chain.merged_at(self._shared.me)
+        number = self._chain.marks.number(self._shared.me)
         while self._queue and self._queue[0].stamp <= watermark:
             self._merged(self._queue.popleft(), number, now)
         replaced, self._replaced = self._chain.replaced != self._replaced, self._chain.replaced
@@ -381,7 +377,6 @@ class ContributionQueue:
             self._shared.out.put(DiscardContribution(self._fragment, pending.ready.ticket))
 
     def _withdraw(self, again: Pending) -> None:
-        """Withdraw what is to be sent again: the chain moved on, and it is not the same any more."""
         self._queue.remove(again)
         self._discard_payload(again)
 
@@ -405,31 +400,6 @@ class ContributionQueue:
         self.base_number, self.base_digest = number, digest
 
 
-# Effect that commits a version, with what becomes of our own contribution.
-
-
-def commit_effect(
-    shared: Shared, chain: Chain, own: ContributionQueue, version: SignedVersion, update: Ticket | None
-) -> CommitVersion:
-    """Make the effect by which the spare copy becomes the state. It says whether our own contribution is in
-    it."""
-    marks = chain.marks_after(version.header)
-    after = max(marks.stamp(shared.me), chain.watermark(shared.me))
-    merged_ticket, overwrite = own.would_merge(after)
-    return CommitVersion(version, update, merged_ticket, marks.table, after, overwrite)
-
-
-# Watch over what a syncer withholds: contributions that it leaves out, and versions that nobody gets.
-#
-# A syncer merges all that is here when a round closes. So what it has is in its next version, or in the one
-# after that, if the next was in the making. A version without it is a miss; it is then offered again, and an
-# honest syncer that had to drop it takes it. Who says time and again that it has it, and makes versions
-# without it, leaves it out on purpose.
-#
-# Nor is a syncer of use that refuses our work because its chain is another, where nobody can have that chain.
-#
-# Rules: docs/protocol/exactly-once.md, section 5.
-
 MOST_MISSES = 3
 """Times in a row that a syncer may say that it has a contribution, and make a version without it."""
 MOST_AHEAD = 4
@@ -446,7 +416,19 @@ ELSEWHERE = (
 
 
 class Withheld:
-    """Watch over the syncer that is to merge the first contribution of the queue."""
+    """Watch over the syncer that is to merge the first contribution of the queue.
+
+    It may leave contributions out, or make versions that nobody gets. A syncer merges all that is here when a
+    round closes. So what it has is in its next version, or in the one after that, if the next was in the
+    making. A version without it is a miss; it is then offered again, and an honest syncer that had to drop it
+    takes it. A syncer that says time and again that it has it, and makes versions without it, leaves it out
+    on purpose.
+
+    Nor is a syncer of use that refuses our work because its chain is another, where nobody can have that
+    chain.
+
+    Rules: docs/protocol/exactly-once.md, section 5.
+    """
 
     def __init__(self, context: FragmentContext, patience: Patience) -> None:
         self._context, self._patience = context, patience
@@ -495,11 +477,9 @@ class Withheld:
             office.suspect(Suspicion.NO_VERSION, waited_s=round(waited_s, 1))
 
 
-# Patience of a learner with a syncer that took its contribution.
-
-
 class Patience:
-    """Patience in one fragment, learned from how long contributions took until they were merged."""
+    """Patience with a syncer that took our contribution, learned from how long contributions took until they
+    were merged."""
 
     def __init__(self, context: FragmentContext) -> None:
         self._context = context
@@ -524,3 +504,14 @@ class Patience:
             wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
         # The syncers above are doubted first, by those below them.
         return wait_s * len(level_sizes(groups, config.group_size))
+
+
+def commit_effect(
+    shared: Shared, chain: Chain, own: ContributionQueue, version: SignedVersion, update: Ticket | None
+) -> CommitVersion:
+    """Make the effect by which the spare copy becomes the state. It says whether our own contribution is in
+    it."""
+    marks = chain.marks_after(version.header)
+    after = max(marks.stamp(shared.me), chain.marks.stamp(shared.me))
+    merged_ticket, overwrite = own.would_merge(after)
+    return CommitVersion(version, update, merged_ticket, marks.table, after, overwrite)

@@ -1,22 +1,16 @@
-"""Delegate of a group: brings its partial merges to the syncer of the group above.
+"""Groups of a run that does not fit into one: their partial merges, their syncers, their members.
 
-A closed round of a group that is not the topmost is merged into one partial (docs/protocol/groups.md, section
-3). It goes to the syncer of the group above as a contribution goes to its syncer: offered, held there, sent
-again if that syncer is replaced. It is kept until the chain moves past it: contains its parts, or something
-that contradicts them. What it was made of stays in the group's inbox as long, so that the group can merge
-again what is still unmerged.
+A `Delegate` brings the partial merges of one group to the syncer of the group above, which takes them into
+its `GroupInbox`. `Seeking` finds the syncers of neighbouring groups. `LeafElectorate` and `UpperElectorate`
+know who is in a group, as this node sees it.
 
-- WAITING: to be sent (no syncer above, or a pause after a refusal)
-- OFFERED: on its way to the syncer above
-- HELD: the syncer above has it; a version that contains it is due
+Rules: docs/protocol/groups.md, sections 3, 4 and 6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.core import chain
-from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
 from p2pdiloco.core.api.messages import OfficeQuery
@@ -44,6 +38,7 @@ from p2pdiloco.core.api.versions import (
 )
 from p2pdiloco.core.base import Shared, backoff_s
 from p2pdiloco.core.candidates import ranking
+from p2pdiloco.core.chain import limits_after, plan_of, rightly_stated, stamp_follows
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.core.members import Derived
 from p2pdiloco.core.pending import SendState, Underway, signed_by_learners, signed_by_syncer
@@ -68,7 +63,18 @@ class Partial(Underway):
 
 
 class Delegate:
-    """Maker and sender of the partials of one group of which we are the syncer."""
+    """Maker and sender of the partial merges of one group of which we are the syncer.
+
+    A closed round of a group that is not the topmost is merged into one partial. It goes to the syncer of the
+    group above as a contribution goes to its syncer: offered, held there, sent again if that syncer is
+    replaced. It is kept until the chain moves past it: contains its parts, or something that contradicts
+    them. What it was made of stays in the group's inbox as long, so that the group can merge again what is
+    still unmerged.
+
+    - WAITING: to be sent (no syncer above, or a pause after a refusal)
+    - OFFERED: on its way to the syncer above
+    - HELD: the syncer above has it; a version that contains it is due
+    """
 
     makes_version = False
 
@@ -106,9 +112,18 @@ class Delegate:
             contributors=sum(len(held.parts) for held in job.held),
             live=expected,
         )
-        self._limits = scale.limits_after(self._context.chain, self._shared.config)
-        key = self._fragment, self._group, self._attempt
-        self._shared.out.put(MergePartial(*key, making.inputs, making.partials, self._limits, making.seed()))
+        self._limits = limits_after(self._context.chain, self._shared.config)
+        self._shared.out.put(
+            MergePartial(
+                self._fragment,
+                self._group,
+                self._attempt,
+                making.inputs,
+                making.partials,
+                self._limits,
+                making.seed(),
+            )
+        )
 
     def merged(self, event: PartialMerged, now: float) -> None:
         """Send the sums, which are ready, to the syncer above."""
@@ -203,7 +218,6 @@ class Delegate:
             partial.retry(now, self._shared.timing.retry_s)
 
     def _current(self, offer: Offer) -> Partial | None:
-        """Find the partial that we have, if it is what that offer is about."""
         partial = self.partial
         if partial is None:
             return None
@@ -243,7 +257,7 @@ class Delegate:
             return
         chain = self._context.chain
         if any(
-            chain.watermark(p.learner) != p.after or not scale.rightly_stated(chain, p) for p in partial.parts
+            chain.marks.stamp(p.learner) != p.after or not rightly_stated(chain, p) for p in partial.parts
         ):
             if partial.offered_s:
                 self._round_s.add(now - partial.offered_s)
@@ -262,13 +276,8 @@ class Delegate:
             self.partial = None
 
 
-# Inbox of a syncer above the leaves: partial merges, one for each group below.
-#
-# Rules: docs/protocol/groups.md, section 4.
-
-
 class GroupInbox(Inbox):
-    """Inbox of a group of groups: partial merges, one per group below."""
+    """Inbox of a syncer above the leaves: partial merges, at most one for each group below."""
 
     def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
         super().__init__(context)
@@ -297,9 +306,10 @@ class GroupInbox(Inbox):
         if any(part.stamp <= part.after for part in header.parts):
             return Verdict.FALSE_STAMP
         config = self._shared.config
-        usual = config.tokens_per_step, config.inner_steps
-        done = ((part.tokens, part.inner_steps) for part in header.parts)
-        if not all(plausible_work(*work, *usual) for work in done):
+        if not all(
+            plausible_work(part.tokens, part.inner_steps, config.tokens_per_step, config.inner_steps)
+            for part in header.parts
+        ):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not self._electorate.all_below(header.group, learners):
             return Verdict.OTHER_GROUP
@@ -311,35 +321,35 @@ class GroupInbox(Inbox):
         if reason is not None:
             return reason
         for part in header.parts:
-            mark = self._chain.watermark(part.learner)
+            mark = self._chain.marks.stamp(part.learner)
             if mark != part.after:
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
-            if not chain.follows(part.stamp, mark):
+            if not stamp_follows(part.stamp, mark):
                 return Verdict.FALSE_STAMP
-            if not chain.rightly_stated(self._chain, part):
+            if not rightly_stated(self._chain, part):
                 return Verdict.IMPLAUSIBLE_WEIGHT
-        limits = chain.limits_after(self._chain, config)
+        limits = limits_after(self._chain, config)
         if not all(each.near(limits) for each in (header.limits, *_limits(header.below))):
             return Verdict.IMPLAUSIBLE_WEIGHT
         return self._judge_place(header, open_)
 
     def fits(self, held: Held) -> bool:
-        """See `Inbox.fits`. Its trust weights must follow from the chain, too: where another chain took the
-        place of ours, everybody would refuse a version with those of the old one."""
-        return super().fits(held) and all(chain.rightly_stated(self._chain, part) for part in held.parts)
+        """Tell whether it follows from the chain as of any inbox, its trust weights too: where another chain
+        took the place of ours, everybody would refuse a version with those of the old one."""
+        return super().fits(held) and all(rightly_stated(self._chain, part) for part in held.parts)
 
     def _can_be_made(self, header: PartialHeader) -> bool:
         """Tell whether it can be the merge of the partials that it names, in the order in which a version
         names its contributors: signatures cover that."""
         learners = [part.learner for part in header.parts]
-        plan = chain.plan_of(self._chain.header, self._shared.config)
+        plan = plan_of(self._chain.header, self._shared.config)
         said = len(_limits(header.below)) == len(header.below)
         return said and learners == sorted(learners) and header.tree(plan) is not None
 
     def _signed_inside(self, header: PartialHeader) -> bool:
         """Tell whether those whose work is in it say so themselves. Who puts it into a version answers for
         that."""
-        shared, plan = self._shared, chain.plan_of(self._chain.header, self._shared.config)
+        shared, plan = self._shared, plan_of(self._chain.header, self._shared.config)
         tree = header.tree(plan) or {}
         below = [part for group, part in tree.items() if group != header.group]
         by_syncers = all(signed_by_syncer(shared, self._fragment, part, header.limits) for part in below)
@@ -372,19 +382,6 @@ class GroupInbox(Inbox):
         return held
 
 
-def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
-    """List the limits that these say."""
-    return [entry.limits for entry in partials if entry.limits is not None]
-
-
-# Search for the syncers of the neighbouring groups, when groups are new.
-#
-# The holder of a group's office asks, for every group beside its own whose syncer it does not know, one
-# probable member after the other, each several times. A member that knows the certificate sends it. One that
-# knows only that of a smaller group inside sends that one, and its holder is asked next. The asked one also
-# learns of the asker: that saves it the search, and a group of newcomers only would hear of no confirmed
-# member otherwise (docs/protocol/groups.md, section 6).
-
 KEPT_S = 10.0
 """Time for which an asked peer gets our heartbeats."""
 TRIES_EACH = 3
@@ -404,7 +401,14 @@ class _Search:
 
 
 class Seeking:
-    """Searches of one seat above the leaves."""
+    """Searches of one seat above the leaves for the syncers of the neighbouring groups, when groups are new.
+
+    The holder of a group's office asks, for every group beside its own whose syncer it does not know, one
+    probable member after the other, each several times. A member that knows the certificate sends it. One
+    that knows only that of a smaller group inside sends that one, and its holder is asked next. The asked one
+    also learns of the asker: that saves it the search, and a group of newcomers only would hear of no
+    confirmed member otherwise (docs/protocol/groups.md, section 6).
+    """
 
     def __init__(self, context: FragmentContext, plan: tuple[int, int], electorate: UpperElectorate) -> None:
         self._context = context
@@ -439,10 +443,10 @@ class Seeking:
 
     def learned(self, child: str, certificate: Certificate, now: float) -> None:
         """Take in a certificate of that group below, or of one inside it."""
-        syncer, shared, plan = certificate.syncer, self._shared, (self._epoch, self._groups)
+        syncer, shared = certificate.syncer, self._shared
         if syncer == shared.me or self._asked.get(syncer, -1e18) > now - 0.1:
             return
-        leaf = leaf_index(shared.config.run, self._context.index, *plan, syncer)
+        leaf = leaf_index(shared.config.run, self._context.index, self._epoch, self._groups, syncer)
         if leaf not in self._electorate.children[child]:
             return  # made up: nobody of another group holds an office in this one
         if certificate.group == child:
@@ -479,13 +483,8 @@ class Seeking:
         return order[turn // len(span) % len(order)]
 
 
-# Electorates of a leaf group, and of a group of groups: their members as this node sees them.
-#
-# Rules: docs/protocol/groups.md, section 6.
-
 MEETING_S = 1.0
 """Time for which the members of a new group are waited for before a mere majority elects."""
-
 
 MAX_ASKED = 8192
 """Peers of which it is remembered whether they belong to a leaf group, twice as many as a view knows."""
@@ -521,7 +520,6 @@ class LeafElectorate(Electorate):
         return found
 
     def _ours(self, name: str, peers: list[str]) -> list[str]:
-        """List those of `peers` that belong here."""
         return self._derived.of(name, self._belonging, peers)
 
     def _belonging(self, peers: list[str]) -> list[str]:
@@ -650,7 +648,6 @@ class UpperElectorate(Electorate):
         return [peer for peer in among if peer in holders]
 
     def _listed(self, child: str) -> Iterable[str]:
-        """List who is listed in its leaf groups."""
         shared = self._shared
         leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
         return (peer for leaf in self._children[child] for peer in leaves[leaf])
@@ -716,3 +713,7 @@ class UpperElectorate(Electorate):
 
     def child_of(self, peer: str, now: float) -> str:
         return next((child for child, holder in self.holders(now).items() if holder == peer), "")
+
+
+def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
+    return [entry.limits for entry in partials if entry.limits is not None]

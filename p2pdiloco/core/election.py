@@ -1,4 +1,8 @@
-"""Election of a group's syncer: who may hold the office, who stands, who votes."""
+"""Election of a group's syncer: who holds the office, when this member stands for it, and whose claim is
+believed.
+
+Rules: docs/protocol/election.md.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,16 @@ from p2pdiloco.core.context import Electorate, FragmentContext
 from p2pdiloco.core.voting import Binding, Candidacy, Terms, VoteJudge, Voter, why_not_certified, why_not_for
 from p2pdiloco.util import BoundedDict, Machine, direct_members
 
-# States of a member towards a group's office, and their transitions (`core.election.office`).
-
 
 @direct_members
 class OfficeState(Enum):
-    """States of this member towards the office."""
+    """States of this member towards the office.
+
+    - VACANT: no known member holds the office, or the holder's term is over
+    - FOLLOWING: a peer holds it
+    - CANDIDATE: we asked for votes
+    - HOLDING: we hold it
+    """
 
     VACANT = auto()
     FOLLOWING = auto()
@@ -53,26 +61,19 @@ OFFICE_TABLE = {
 }
 
 
-# Office of one group's syncer: who holds it, for how long, and how it is filled again.
-#
-# A certificate (a majority's signed votes) puts a peer in office for one term (docs/protocol/election.md,
-# section 1). The term ends when the chain has grown by `term_versions`. The holder then stops by itself, and
-# a member that holds that version sees that the office is open, so an orderly hand-over races with nothing.
-# Earlier, the office is open for a member as soon as *this member* no longer counts on the holder: silent,
-# unreachable, left, or slow.
-#
-# An open office is filled by the first-ranked live candidate of the next term; each later rank waits
-# `stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose
-# chain is lighter than its own, and not while it counts on a holder.
-#
-# - VACANT: no known member holds the office, or the holder's term is over
-# - FOLLOWING: a peer holds it
-# - CANDIDATE: we asked for votes
-# - HOLDING: we hold it
-
-
 class Office:
-    """Election and tenure of one group's syncer, as one member sees it.
+    """Office of one group's syncer, as one member sees it: who holds it, for how long, and how it is filled
+    again.
+
+    A certificate (a majority's signed votes) puts a peer in office for one term (docs/protocol/election.md,
+    section 1). The term ends when the chain has grown by `term_versions`. The holder then stops by itself,
+    and a member that holds that version sees that the office is open, so an orderly hand-over races with
+    nothing. Earlier, the office is open for a member as soon as *this member* no longer counts on the holder:
+    silent, unreachable, left, or slow.
+
+    An open office is filled by the first-ranked live candidate of the next term; each later rank waits
+    `stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose
+    chain is lighter than its own, and not while it counts on a holder.
 
     Args:
         busy: question whether a round of ours is closing right now: then we do not vote us away.
@@ -308,7 +309,6 @@ class Office:
             self._lose(now, "our own vote could not be saved")
 
     def _label(self) -> dict[str, str]:
-        """Name the group, where there is more than one."""
         return {} if self._group == WHOLE_RUN else {"group": self._group}
 
     def retire(self, reason: str) -> None:
@@ -434,13 +434,11 @@ class Office:
         self._inquiry.claimed(peer, term, self.term, now)
 
 
-# Turn of this member to stand for an open office.
-#
-# Rules: docs/protocol/election.md, section 3.
-
-
 class Turn:
-    """Turn in one group: rank x stagger after the office was seen open, and not in a pause."""
+    """Turn of this member in one group: rank x stagger after the office was seen open, and not in a pause.
+
+    Rules: docs/protocol/election.md, section 3.
+    """
 
     def __init__(self, context: FragmentContext, candidates: Candidates, terms: Terms) -> None:
         self._shared = context.shared
@@ -528,16 +526,17 @@ class Turn:
         return now >= self.due_s
 
 
-# Inquiry after the certificate of an office: who claims to hold it is asked for the proof.
-#
-# Rules: docs/protocol/election.md, section 10.
-
 MAX_ASKED = 64
 """Claimants that were asked last and are remembered."""
 
 
 class Inquiry:
-    """Inquiry in one group, from when our seat in it was taken."""
+    """Inquiry after the certificate of one group's office, from when our seat in it was taken.
+
+    A peer that claims to hold the office is asked for the proof.
+
+    Rules: docs/protocol/election.md, section 10.
+    """
 
     def __init__(self, context: FragmentContext, group: str, electorate: Electorate, now: float) -> None:
         self._shared = context.shared

@@ -1,16 +1,6 @@
-"""Follower of a fragment's chain: hears of a heavier head, gets it, makes the outer step.
+"""Follower of a fragment's chain, with its doubts about holders and its checks of what they give.
 
-Heads arrive in announcements (at once, from the syncer) and in every heartbeat (soon, from everybody). A head
-that is heavier than ours is a target. If it can be reached by replaying updates, they are pulled one by one,
-each checked against its parent; else the whole state is pulled from a donor. Either way the result must have
-the digest that the version's header states, or it is thrown away and counted.
-
-Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one that
-a confirmed member holds too (docs/protocol/membership.md, section 4).
-
-- RESTING: nothing heavier is known
-- UPDATING: one outer update is being pulled or applied
-- COPYING: a whole state is being pulled
+Rules: docs/protocol/following.md, sections 2 and 3; docs/protocol/proofs.md, section 3.
 """
 
 from __future__ import annotations
@@ -19,7 +9,6 @@ import hashlib
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
-from p2pdiloco.core import chain
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
@@ -30,7 +19,7 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, table_diges
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, backoff_s
-from p2pdiloco.core.chain import Chain, plan_after
+from p2pdiloco.core.chain import MOST_TERMS, Chain, numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.fork_choice import NamedHeads
@@ -40,7 +29,12 @@ from p2pdiloco.util import BoundedDict, Machine, direct_members
 
 @direct_members
 class FollowState(Enum):
-    """Work of a follower that is under way."""
+    """Work of a follower that is under way.
+
+    - RESTING: nothing heavier is known
+    - UPDATING: one outer update is being pulled or applied
+    - COPYING: a whole state is being pulled
+    """
 
     RESTING = auto()
     UPDATING = auto()
@@ -65,7 +59,15 @@ FOLLOW_TABLE = {
 
 
 class Follower:
-    """Keeper of one fragment's chain: up with the heaviest head that confirmed members hold.
+    """Keeper of one fragment's chain: hears of a heavier head, gets it, makes the outer step.
+
+    Heads arrive in announcements (at once, from the syncer) and in every heartbeat (soon, from everybody). A
+    head that is heavier than ours is a target. If it can be reached by replaying updates, they are pulled one
+    by one, each checked against its parent; else the whole state is pulled from a donor. Either way the
+    result must have the digest that the version's header states, or it is thrown away and counted.
+
+    Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one
+    that a confirmed member holds too (docs/protocol/membership.md, section 4).
 
     Args:
         on_moved: called once we hold another peer's version.
@@ -270,9 +272,18 @@ class Follower:
             self._take_spare()
         self._next, self._giver, self._unproven = event.version, event.peer, False
         steps, own = header.longest_steps(), self._auditor.own_part(header)
-        digests = header.state_digest, header.update_digest
-        job = ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm, own, *digests)
-        self._shared.out.put(job)
+        self._shared.out.put(
+            ApplyUpdate(
+                self._fragment,
+                header.number,
+                event.ticket,
+                steps,
+                header.norm,
+                own,
+                stated=header.state_digest,
+                update_digest=header.update_digest,
+            )
+        )
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         if fault.forked:
@@ -307,11 +318,11 @@ class Follower:
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
         if self._context.false_states.builds_on(header):
             return VersionFault.FALSE_STATE
-        if header.term > self._chain.header.term + chain.MOST_TERMS:
+        if header.term > self._chain.header.term + MOST_TERMS:
             return VersionFault.FALSE_TERM
         if not plausible(header, config):
             return VersionFault.IMPLAUSIBLE_TOKENS
-        wrong = chain.fault(self._chain, header, config) or self._context.repairs.fault(header)
+        wrong = version_fault(self._chain, header, config) or self._context.repairs.fault(header)
         if wrong is not None:
             return wrong
         before, marks = self._chain.header, self._chain.marks_after(header)
@@ -329,7 +340,7 @@ class Follower:
         if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
             self._drop(event.ticket)
             return
-        fault = self._context.false_states.judge(event, version, self.heads, now)
+        fault = self._context.false_states.judge(event, version, self.heads.holders, now)
         if fault is not None:
             self._drop(event.ticket)
             syncer = version.header.syncer
@@ -377,60 +388,9 @@ class Follower:
             tokens=head.tokens,
         )
         self.heads.moved(now)
-        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        self._own.chain_moved(self._chain.marks.stamp(self._shared.me), now)
         self._on_moved(now)
 
-
-# Checks of fetched versions that need no parent.
-#
-# Rules: docs/protocol/following.md, section 2.
-
-
-def why_no_state(
-    context: FragmentContext, heads: NamedHeads, event: StateFetched, now: float
-) -> VersionFault | None:
-    """Say why a state that a donor gave is not taken; None: it is."""
-    version, table, shared = event.version, event.watermarks, context.shared
-    header, config = version.header, shared.config
-    right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, context.index)
-    if not right or not shared.signed_by(header.syncer, "version", header, version.signature):
-        return VersionFault.SIGNATURE
-    if not (heads.yields_to(event.peer, now) or heads.proven(header, event.peer, now)):
-        return VersionFault.UNBACKED
-    if context.false_states.builds_on(header):
-        return VersionFault.FALSE_STATE
-    if not heads.may_copy(header.head(), event.peer, now):
-        return VersionFault.UNSUPPORTED
-    if not plausible(header, config):
-        return VersionFault.IMPLAUSIBLE_TOKENS
-    if table_digest(table) != header.table:
-        return VersionFault.FALSE_TABLE
-    if not chain.can_be(header, table, config):
-        return VersionFault.OUT_OF_SCALE
-    if falsely_labelled(shared, version):
-        return VersionFault.FALSE_LABEL
-    return None if heads.may_replace(header.head(), event.peer, now) else VersionFault.BEHIND
-
-
-def falsely_labelled(shared: Shared, version: SignedVersion) -> bool:
-    """Tell whether it names a contribution that its learner did not sign: its syncer lied."""
-    index = unsigned(shared, version.header.fragment, version.header.contributors)
-    if index is not None:
-        shared.excluded.found(false_label(version, index))
-    return index is not None
-
-
-def plausible(header: VersionHeader, config: CoreConfig) -> bool:
-    """Tell whether its contributions can be: their steps say how far momentum goes."""
-    return header.plausible(config.tokens_per_step, config.inner_steps)
-
-
-# Doubts about holders that did not deliver: left alone for a while, longer every time.
-#
-# Else one member that boasts of a heavy head, and cannot or will not give it, would keep all others from the
-# heads that they could have had.
-#
-# Rules: docs/protocol/following.md, section 3.
 
 DISTRUST_S = 30.0
 """First pause after something false (a wrong digest, a wrong signature, garbage); at most 16 times this."""
@@ -449,7 +409,14 @@ NOW_S = -1e18
 
 
 class Doubts:
-    """Doubts about the holders of one fragment. Bounded; the longest known doubt is forgotten first."""
+    """Doubts about the holders of one fragment that did not deliver: left alone for a while, longer every
+    time.
+
+    Bounded; the longest known doubt is forgotten first. Without them one member that boasts of a heavy head,
+    and cannot or will not give it, would keep all others from the heads that they could have had.
+
+    Rules: docs/protocol/following.md, section 3.
+    """
 
     def __init__(self) -> None:
         self._until: BoundedDict[str, tuple[int, float, float]] = BoundedDict(MAX_DOUBTED)
@@ -499,11 +466,6 @@ class Doubts:
         )
 
 
-# Siblings: who holds another version of the same number is shown ours. Of two that one syncer made of one
-# parent, each half of the swarm has one; whoever has both has a proof.
-#
-# Rules: docs/protocol/proofs.md, section 3.
-
 MOST_SHOWN = 32
 """Peers that were shown a version of ours last, whom it is not shown again at once."""
 AGAIN_S = 5.0
@@ -512,7 +474,14 @@ MOST_GIVERS = 8
 
 
 class ShownVersions:
-    """Siblings of the versions in one fragment's log."""
+    """Siblings of the versions in one fragment's log: a peer that holds another version of the same number is
+    shown ours.
+
+    Of two that one syncer made of one parent, each half of the swarm has one; a node that has both has a
+    proof.
+
+    Rules: docs/protocol/proofs.md, section 3.
+    """
 
     def __init__(self, shared: Shared, chain: Chain) -> None:
         self._shared = shared
@@ -543,3 +512,42 @@ class ShownVersions:
         """Compare a version with ours of that number: it was fetched, or shown to us."""
         ours = self._chain.logged(version.header.number)
         self._shared.excluded.found(two_versions(ours, version), giver)
+
+
+def why_no_state(
+    context: FragmentContext, heads: NamedHeads, event: StateFetched, now: float
+) -> VersionFault | None:
+    """Say why a state that a donor gave is not taken; None: it is."""
+    version, table, shared = event.version, event.watermarks, context.shared
+    header, config = version.header, shared.config
+    right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, context.index)
+    if not right or not shared.signed_by(header.syncer, "version", header, version.signature):
+        return VersionFault.SIGNATURE
+    if not (heads.yields_to(event.peer, now) or heads.proven(header, event.peer, now)):
+        return VersionFault.UNBACKED
+    if context.false_states.builds_on(header):
+        return VersionFault.FALSE_STATE
+    if not heads.may_copy(header.head(), event.peer, now):
+        return VersionFault.UNSUPPORTED
+    if not plausible(header, config):
+        return VersionFault.IMPLAUSIBLE_TOKENS
+    if table_digest(table) != header.table:
+        return VersionFault.FALSE_TABLE
+    if not numbers_can_be(header, table, config):
+        return VersionFault.OUT_OF_SCALE
+    if falsely_labelled(shared, version):
+        return VersionFault.FALSE_LABEL
+    return None if heads.may_replace(header.head(), event.peer, now) else VersionFault.BEHIND
+
+
+def falsely_labelled(shared: Shared, version: SignedVersion) -> bool:
+    """Tell whether it names a contribution that its learner did not sign: its syncer lied."""
+    index = unsigned(shared, version.header.fragment, version.header.contributors)
+    if index is not None:
+        shared.excluded.found(false_label(version, index))
+    return index is not None
+
+
+def plausible(header: VersionHeader, config: CoreConfig) -> bool:
+    """Tell whether its contributions can be: their steps say how far momentum goes."""
+    return header.plausible(config.tokens_per_step, config.inner_steps)

@@ -1,16 +1,9 @@
-"""Heads that members name of one fragment: whom to believe, and which of them to follow.
+"""Fork choice of one fragment: which heads members name, whom to believe, and which head to follow.
 
-A head is a claim. It counts if who names it has a mark in our chain (`core.members.standing`), or holds an
-office by a certificate that we hold. What others name is unproven, whatever it weighs: it is asked for only
-where nothing else is to be followed, and taken only if somebody with a mark has made it. So a stranger moves
-no parameter.
+`NamedHeads` chooses. `Beginning` does so for a node with nothing. `Support` counts who stands on a version,
+by their `Stances`.
 
-A side that was cut off may have gone on with newcomers only, of whom the other side's chain has no marks. If
-it is the heavier one, neither side would follow. So who finds its versions unproven says so (`Unbacked`), and
-there those yield whose marks are all younger than that of the one who says it, or whom more than a third
-would not follow (`core.following.support`).
-
-Rules: docs/protocol/trust.md, section 4.
+Rules: docs/protocol/trust.md, sections 4 and 5.
 """
 
 from __future__ import annotations
@@ -38,7 +31,18 @@ LONG_AGO_S = -1e18
 
 
 class NamedHeads:
-    """Heads of other members that are not in our chain."""
+    """Heads that other members name and that are not in our chain.
+
+    A head is a claim. It counts if the member that names it has a mark in our chain (`Standing`), or holds an
+    office by a certificate that we hold. What others name is unproven, whatever it weighs: it is asked for
+    only where nothing else is to be followed, and taken only if somebody with a mark has made it. So a
+    stranger moves no parameter.
+
+    A side that was cut off may have gone on with newcomers only, of whom the other side's chain has no marks.
+    If it is the heavier one, neither side would follow. So a member that finds its versions unproven says so
+    (`Unbacked`). There those yield whose marks are all younger than that of the member that says it, or whom
+    more than a third would not follow (`Support`).
+    """
 
     def __init__(self, context: FragmentContext) -> None:
         self._context = context
@@ -143,7 +147,6 @@ class NamedHeads:
         return self.support.has(version, now)
 
     def _yielded(self, now: float) -> dict[str, Head]:
-        """List the heads to which we yield, by who names them."""
         view, index, ours = self._shared.view, self._context.index, self._chain.head.digest
         named = {peer: view.head(peer, index) for peer in self._yields if self.yields_to(peer, now)}
         return {peer: head for peer, head in named.items() if head is not None and head.digest != ours}
@@ -226,7 +229,6 @@ class NamedHeads:
         return True
 
     def _is_backed(self, peer: str, now: float) -> bool:
-        """Tell whether the newest head of that member has support."""
         head = self._shared.view.head(peer, self._context.index)
         return head is not None and self.support.has(head, now)
 
@@ -243,18 +245,6 @@ class NamedHeads:
         firsts = (marks.first(peer) for peer in others)
         return not any(first is not None and first <= oldest for first in firsts)
 
-
-# Beginning of a node with nothing in one fragment: which versions it takes, by whose word.
-#
-# Whoever can be heard may be new itself, or lie, and a forged chain is easily the heaviest. So a newcomer
-# follows heads that most of those stand on (`core.following.stances`) whose word counts
-# (`core.members.guidance`). What comes is taken for the time being: the beginning is over when our head is
-# one of those. Until then they are followed even where they are lighter.
-#
-# A node that started without a vouch, and hears of one in the same life, looks again: if what most of the
-# vouched members stand on is no version of ours, it takes that.
-#
-# Rules: docs/protocol/trust.md, section 5.
 
 MAX_BACKED = 256
 
@@ -280,7 +270,18 @@ class Grounds(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Beginning:
-    """Beginning in one fragment."""
+    """Beginning of a node with nothing in one fragment: which versions it takes, by whose word.
+
+    A member that is heard may be new itself, or lie, and a forged chain is easily the heaviest. So a newcomer
+    follows heads that most of those stand on (`Stances`) whose word counts (`Guidance`). What comes is taken
+    for the time being: the beginning is over when our head is one of those. Until then they are followed even
+    where they are lighter.
+
+    A node that started without a vouch, and hears of one in the same life, looks again: if what most of the
+    vouched members stand on is no version of ours, it takes that.
+
+    Rules: docs/protocol/trust.md, section 5.
+    """
 
     def __init__(self, shared: Shared, index: int, chain: Chain) -> None:
         self._shared = shared
@@ -422,16 +423,6 @@ class Beginning:
         return head.number > vouch.number or (head.number, head.digest) == (vouch.number, vouch.digest)
 
 
-# Support of versions of one fragment: how many of those who decide stand on them.
-#
-# An update shows how a state was made, and a state does not. So a full member copies one only if more than a
-# third of those who decide stand on it (`core.following.stances`): a liar alone, or a few, show theirs to
-# nobody. And whoever has more than a third against it, and fewer with it, yields, though its chain be the
-# heavier one: else a few who were cut off, and the others, would stay apart. More than a half would be too
-# many to ask for: those who lie say nothing.
-#
-# Rules: docs/protocol/trust.md, section 4.
-
 MAX_SUPPORTED = 32
 FEWEST = 3
 """Members who decide, this node included, from which on support is asked for: of two each has a half."""
@@ -440,7 +431,16 @@ AGAINST_S = 30.0
 
 
 class Support:
-    """Support of heads that are not, or not yet, in our chain."""
+    """Support of heads that are not, or not yet, in our chain: how many of those who decide stand on them.
+
+    An update shows how a state was made, and a state does not. So a full member copies one only if more than
+    a third of those who decide stand on it (`Stances`): a liar alone, or a few, show theirs to nobody. And a
+    member that has more than a third against it, and fewer with it, yields, though its chain be the heavier
+    one: else a few who were cut off, and the others, would stay apart. More than a half would be too many to
+    ask for: those who lie say nothing.
+
+    Rules: docs/protocol/trust.md, section 4.
+    """
 
     def __init__(self, context: FragmentContext) -> None:
         self._context, self._shared = context, context.shared
@@ -512,24 +512,18 @@ class Support:
         return self._shared.confirmed or self._shared.guidance.heard_enough(now)
 
 
-def _outnumber(against: set[str], ours: Sequence[str], of: list[str]) -> bool:
-    voices = len(against.intersection(of))
-    return 3 * voices > len(of) >= FEWEST and voices > len({*of}.intersection(ours))
-
-
-# Stances: heads of one fragment on which members stand.
-#
-# A member stands on the last heads that it named: its newest one, and ancestors of that. So members some
-# versions apart count together, and a liar that names a true head gives a forged one no voice.
-#
-# Rules: docs/protocol/trust.md, sections 4 and 5.
-
 STOOD_ON = 8
 """Heads of one member that are remembered."""
 
 
 class Stances:
-    """Stances of those members whose heads are noted here."""
+    """Stances of the members whose heads are noted here.
+
+    A member stands on the last heads that it named: its newest one, and ancestors of that. So members some
+    versions apart count together, and a liar that names a true head gives a forged one no voice.
+
+    Rules: docs/protocol/trust.md, sections 4 and 5.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[str, deque[Head]] = {}
@@ -570,3 +564,8 @@ class Stances:
         on.discard(peer)
         if not on:
             del self._on[head]
+
+
+def _outnumber(against: set[str], ours: Sequence[str], of: list[str]) -> bool:
+    voices = len(against.intersection(of))
+    return 3 * voices > len(of) >= FEWEST and voices > len({*of}.intersection(ours))

@@ -107,11 +107,12 @@ class Fragment:
 
     def _moved(self, now: float) -> None:
         self.context.moved(now)
-        merged = self.own.idle or self.chain.merged_at(self._shared.me) == self.chain.head.number
+        merged = self.own.idle or self.chain.marks.number(self._shared.me) == self.chain.head.number
         self.seats.chain_moved(now, merged)
         early, self._called_early = self._called_early, None
         if early is not None:
-            self.on_closing(*early, now)
+            sender, call = early
+            self.on_closing(sender, call, now)
         self._shared.notices.moved(now)
 
     def deadline(self) -> float | None:
@@ -233,7 +234,7 @@ class Fragment:
     def review(self, peers: list[str], strangers: list[str], now: float) -> None:
         """Let go of merged contributions that all of these peers have, and note who took part elsewhere.
         Strangers are waited for, too, but not for long."""
-        table = self.chain.table()
+        table = self.chain.marks.table
         grouped = self.chain.header.groups > 1 and len(table) <= MAX_WITNESSES
         seen = (self.chain.replaced, len(table))
         if seen != self._remembered or (grouped and self.own.keeps):

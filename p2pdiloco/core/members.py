@@ -1,4 +1,4 @@
-"""Membership: which peers are here, and whether to count on them."""
+"""Members of the run as one node sees them: who is here, who counts, who may come back."""
 
 from __future__ import annotations
 
@@ -13,18 +13,6 @@ from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
 from p2pdiloco.core.api.versions import Roster
 from p2pdiloco.util import BoundedDict, MovingAverage
-
-# View of the members: peers this node knows, what they said last, whether they count.
-#
-# Three degrees, from strict to lax:
-#
-# - alive: heard from lately and reachable; expected to contribute, worth asking, able to hold an office
-# - member: heard from within `member_ttl_s`; counts in every majority, also when silent just now
-# - known: listed by the DHT or heard of; gets our progress, so that it can learn of us
-#
-# A member that says good-bye leaves all three at once.
-#
-# Rules: docs/protocol/membership.md, section 1.
 
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
@@ -77,13 +65,19 @@ class _Lists:
         self.learners: list[str] = []
 
 
-def _kind(said: Progress) -> tuple[bool, bool, bool, Reach]:
-    """Pick what decides in which lists a heartbeat's sender is, and which of them count."""
-    return said.learning, said.confirmed, said.votes, said.reach
-
-
 class View:
-    """Members of the run that this node knows, without itself."""
+    """View of the members, without this node itself: what they said last, and whether they count.
+
+    Three degrees, from strict to lax:
+
+    - alive: heard from lately and reachable; expected to contribute, worth asking, able to hold an office
+    - member: heard from within `member_ttl_s`; counts in every majority, also when silent just now
+    - known: listed by the DHT or heard of; gets our progress, so that it can learn of us
+
+    A member that says good-bye leaves all three at once.
+
+    Rules: docs/protocol/membership.md, section 1.
+    """
 
     def __init__(
         self,
@@ -401,7 +395,10 @@ class View:
         return [*stale, *(peer for peer in displaced if peer not in self._members)]
 
 
-# Cache of what follows from the view's lists, kept for as long as they last.
+def _kind(said: Progress) -> tuple[bool, bool, bool, Reach]:
+    """Pick what decides in which lists a heartbeat's sender is, and which of them count."""
+    return said.learning, said.confirmed, said.votes, said.reach
+
 
 Found = TypeVar("Found")
 
@@ -425,172 +422,14 @@ class Derived:
         return found
 
 
-# Claims of peers to offices: how the syncers of neighbouring groups know each other.
-
-Claim = tuple[str, int, int]
-"""(group, fragment, term) of an office that a peer says it holds."""
-NOBODY: dict[str, int] = {}
-NOTHING: dict[str, dict[str, int]] = {}
-
-
-class Claims:
-    """Claims from heartbeats, by group. A peer's new heartbeat replaces all that it claimed before."""
-
-    def __init__(self, fragments: int) -> None:
-        self._fragments = fragments
-        self._of: dict[int, dict[str, dict[str, int]]] = {}
-        """Map fragment -> group -> peer -> term."""
-        self._by: dict[str, tuple[Claim, ...]] = {}
-        self._heard_s: dict[str, float] = {}
-        """Time at which each claimant was last heard to claim."""
-        self.version = 0
-        """Counter that grows with every change."""
-
-    def heard(self, peer: str, offices: tuple[Claim, ...], now: float) -> bool:
-        """Take in what that peer claims now. Tell whether that is news."""
-        if offices:
-            self._heard_s[peer] = now
-        else:
-            self._heard_s.pop(peer, None)
-        if offices == self._by.get(peer, ()):
-            return False
-        grouped = {(o[0], o[1]): o for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
-        new = tuple(grouped.values())
-        old = self._by.get(peer, ())
-        if new == old:
-            return False
-        for group, fragment, _ in old:
-            groups = self._of[fragment]
-            del groups[group][peer]
-            if not groups[group]:
-                del groups[group]
-        for group, fragment, term in new:
-            self._of.setdefault(fragment, {}).setdefault(group, {})[peer] = term
-        if new:
-            self._by[peer] = new
-        else:
-            del self._by[peer]
-        self.version += 1
-        return True
-
-    def expire(self, before_s: float) -> None:
-        """Void the claims that were not repeated since then: a peer may have other neighbours by now."""
-        for peer in [p for p, heard_s in self._heard_s.items() if heard_s < before_s]:
-            self.heard(peer, (), before_s)
-
-    def of(self, fragment: int, group: str) -> dict[str, int]:
-        """Find the claimants of that office: peer -> term."""
-        return self._of.get(fragment, NOTHING).get(group, NOBODY)
-
-
-# Learner of this node, as it last said how it is doing.
-
-
-class OwnLearner:
-    """Newest word of this node's learner, and its pace."""
-
-    def __init__(self) -> None:
-        self.status = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
-        self.running = False
-        self._step_time = MovingAverage()
-
-    @property
-    def step_s(self) -> float:
-        """Moving average of its inner step time; 0: not known."""
-        return self._step_time.value
-
-    def said(self, status: LearnerStatus) -> bool:
-        """Take in where it is. Tell whether others wait for that: it began, or its pace is known now."""
-        news = status.running and not self.running
-        self.status, self.running = status, status.running
-        if status.running and status.step_time_s > 0:
-            news = news or self.step_s == 0
-            self._step_time.add(status.step_time_s)
-        return news
-
-    def lost(self) -> None:
-        """Take in that it crashed."""
-        self.running = False
-
-
-# Health of this node itself: time in which it did not run is not the silence of others.
-#
-# The core knows when it asked to be woken. If it is handed its next event much later, the process was
-# stopped, starved, or its loop blocked; what others sent meanwhile waits in our own queues. So everybody's
-# silence is counted from that much later; before we have listened for a while nobody is suspected, no office
-# sought (docs/protocol/membership.md, section 3).
-
-LAG_S = 0.5
-"""Least lateness that counts. Less is usual on a busy machine: a heartbeat."""
-LISTEN_S = 1.0
-"""Time for listening afterwards, two heartbeats: what waited in our queues, and what comes next."""
-
-
-class Health:
-    """Lateness of this node's event loop."""
-
-    def __init__(self) -> None:
-        self._promised_s = math.inf
-        self._counted_s = -1e18
-        self.listens_until_s = -1e18
-        """End of listening: until then silence and failed sends mean nothing, and we stand for no office."""
-
-    def promise(self, due_s: float) -> None:
-        """Remember the time at which we asked to be woken."""
-        self._promised_s = due_s
-
-    def lag_s(self, now: float) -> float:
-        """Compute how much too late the event that is handled now comes; 0 unless that is remarkable. Asked
-        once."""
-        # What was due meanwhile is still due after the first event: no second is counted twice.
-        late_s = now - max(self._promised_s, self._counted_s)
-        if late_s < LAG_S:
-            return 0.0
-        self._counted_s = now
-        self.listens_until_s = now + LISTEN_S
-        return late_s
-
-
-# Answers of peers to our questions: who let several of them go is not waited for, where nothing else tells a
-# member from a name.
-#
-# Rules: docs/protocol/trust.md, section 3.
-
-IN_VAIN = 3
-"""Questions in a row that a peer leaves unanswered, before it counts for nothing until it answers one."""
-MOST = 512
-
-
-class Answers:
-    """Peers that left questions of ours unanswered."""
-
-    def __init__(self) -> None:
-        self._in_vain: BoundedDict[str, int] = BoundedDict(MOST)
-
-    def lacking(self, peers: Iterable[str]) -> None:
-        """Note that none came from these, in the time that there was."""
-        for peer in peers:
-            self._in_vain[peer] = self._in_vain.get(peer, 0) + 1
-
-    def came(self, peer: str) -> None:
-        """Note that this peer answered."""
-        self._in_vain.pop(peer, None)
-
-    def silent(self, peer: str) -> bool:
-        """Tell whether that peer counts for nothing."""
-        return self._in_vain.get(peer, 0) >= IN_VAIN
-
-
-# Vanished peers: they took part, or were listed, and may come back with another chain.
-#
-# Rules: docs/protocol/forks.md, section 3.
-
-
 class Vanished:
-    """Peers that are not heard, and since when; the first `most` of them.
+    """Peers that took part, or were listed, are not heard, and may come back with another chain: the first
+    `most`.
 
     In a large run these are thousands, of which nearly all are listed in other groups. Every node asks every
     two seconds which of them count, and they rarely change: so the answer is kept while its sources last.
+
+    Rules: docs/protocol/forks.md, section 3.
     """
 
     def __init__(self, most: int) -> None:
@@ -651,3 +490,156 @@ class Vanished:
                 peer for peer in self._since_s if peer in neighbours or roster.incarnation(peer) is None
             ]
         return self._counting
+
+
+Claim = tuple[str, int, int]
+"""(group, fragment, term) of an office that a peer says it holds."""
+NOBODY: dict[str, int] = {}
+NOTHING: dict[str, dict[str, int]] = {}
+
+
+class Claims:
+    """Claims of peers to offices, by group: how the syncers of neighbouring groups know each other.
+
+    A peer's new heartbeat replaces all that it claimed before.
+    """
+
+    def __init__(self, fragments: int) -> None:
+        self._fragments = fragments
+        self._of: dict[int, dict[str, dict[str, int]]] = {}
+        """Map fragment -> group -> peer -> term."""
+        self._by: dict[str, tuple[Claim, ...]] = {}
+        self._heard_s: dict[str, float] = {}
+        """Time at which each claimant was last heard to claim."""
+        self.version = 0
+        """Counter that grows with every change."""
+
+    def heard(self, peer: str, offices: tuple[Claim, ...], now: float) -> bool:
+        """Take in what that peer claims now. Tell whether that is news."""
+        if offices:
+            self._heard_s[peer] = now
+        else:
+            self._heard_s.pop(peer, None)
+        if offices == self._by.get(peer, ()):
+            return False
+        grouped = {(o[0], o[1]): o for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
+        new = tuple(grouped.values())
+        old = self._by.get(peer, ())
+        if new == old:
+            return False
+        for group, fragment, _ in old:
+            groups = self._of[fragment]
+            del groups[group][peer]
+            if not groups[group]:
+                del groups[group]
+        for group, fragment, term in new:
+            self._of.setdefault(fragment, {}).setdefault(group, {})[peer] = term
+        if new:
+            self._by[peer] = new
+        else:
+            del self._by[peer]
+        self.version += 1
+        return True
+
+    def expire(self, before_s: float) -> None:
+        """Void the claims that were not repeated since then: a peer may have other neighbours by now."""
+        for peer in [p for p, heard_s in self._heard_s.items() if heard_s < before_s]:
+            self.heard(peer, (), before_s)
+
+    def of(self, fragment: int, group: str) -> dict[str, int]:
+        """Find the claimants of that office: peer -> term."""
+        return self._of.get(fragment, NOTHING).get(group, NOBODY)
+
+
+class OwnLearner:
+    """Newest word of this node's learner, and its pace."""
+
+    def __init__(self) -> None:
+        self.status = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
+        self.running = False
+        self._step_time = MovingAverage()
+
+    @property
+    def step_s(self) -> float:
+        """Moving average of its inner step time; 0: not known."""
+        return self._step_time.value
+
+    def said(self, status: LearnerStatus) -> bool:
+        """Take in where it is. Tell whether others wait for that: it began, or its pace is known now."""
+        news = status.running and not self.running
+        self.status, self.running = status, status.running
+        if status.running and status.step_time_s > 0:
+            news = news or self.step_s == 0
+            self._step_time.add(status.step_time_s)
+        return news
+
+    def lost(self) -> None:
+        """Take in that it crashed."""
+        self.running = False
+
+
+LAG_S = 0.5
+"""Least lateness that counts. Less is usual on a busy machine: a heartbeat."""
+LISTEN_S = 1.0
+"""Time for listening afterwards, two heartbeats: what waited in our queues, and what comes next."""
+
+
+class Health:
+    """Lateness of this node's event loop: time in which it did not run is not the silence of others.
+
+    The core knows when it asked to be woken. If it is handed its next event much later, the process was
+    stopped, starved, or its loop blocked; what others sent meanwhile waits in our own queues. So everybody's
+    silence is counted from that much later; before we have listened for a while nobody is suspected, no
+    office sought (docs/protocol/membership.md, section 3).
+    """
+
+    def __init__(self) -> None:
+        self._promised_s = math.inf
+        self._counted_s = -1e18
+        self.listens_until_s = -1e18
+        """End of listening: until then silence and failed sends mean nothing, and we stand for no office."""
+
+    def promise(self, due_s: float) -> None:
+        """Remember the time at which we asked to be woken."""
+        self._promised_s = due_s
+
+    def lag_s(self, now: float) -> float:
+        """Compute how much too late the event that is handled now comes; 0 unless that is remarkable. Asked
+        once."""
+        # What was due meanwhile is still due after the first event: no second is counted twice.
+        late_s = now - max(self._promised_s, self._counted_s)
+        if late_s < LAG_S:
+            return 0.0
+        self._counted_s = now
+        self.listens_until_s = now + LISTEN_S
+        return late_s
+
+
+IN_VAIN = 3
+"""Questions in a row that a peer leaves unanswered, before it counts for nothing until it answers one."""
+MOST = 512
+
+
+class Answers:
+    """Peers that left questions of ours unanswered.
+
+    A peer that let several of them go is not waited for, where nothing else tells a member from a name.
+
+    Rules: docs/protocol/trust.md, section 3.
+    """
+
+    def __init__(self) -> None:
+        self._in_vain: BoundedDict[str, int] = BoundedDict(MOST)
+
+    def lacking(self, peers: Iterable[str]) -> None:
+        """Note that none came from these, in the time that there was."""
+        for peer in peers:
+            self._in_vain[peer] = self._in_vain.get(peer, 0) + 1
+
+    def came(self, peer: str) -> None:
+        """Note that this peer answered."""
+        self._in_vain.pop(peer, None)
+
+    def silent(self, peer: str) -> bool:
+        """Tell whether that peer counts for nothing."""
+        return self._in_vain.get(peer, 0) >= IN_VAIN

@@ -1,6 +1,6 @@
-"""Heartbeats: what we tell the members every half second, and what we learn from theirs.
+"""Membership of this node: heartbeats, becoming a full member, and leaving.
 
-Rules: docs/protocol/membership.md, section 2.
+Rules: docs/protocol/membership.md; docs/protocol/rounds.md, section 7.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from p2pdiloco.core.api.effects import Confirmed, Left
 from p2pdiloco.core.api.events import LearnerStatus, Miscalculates, PresenceSeen, ReachChanged, UplinkMeasured
 from p2pdiloco.core.api.messages import Leaving, Progress
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion
-from p2pdiloco.core.api.types import WHOLE_RUN, WORDS, Head
+from p2pdiloco.core.api.types import REACH_WORDS, WHOLE_RUN, Head
 from p2pdiloco.core.api.versions import Roster, is_group, leaf_index
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
@@ -214,7 +214,7 @@ class Heartbeats:
         shared = self._shared
         if shared.reached(event.reach):
             self.next_s = min(self.next_s, now)
-            shared.out.record("reach", None, WORDS[event.reach] or "not known")
+            shared.out.record("reach", None, REACH_WORDS[event.reach] or "not known")
             for fragment in self._fragments:
                 fragment.touch()
 
@@ -328,14 +328,6 @@ class Heartbeats:
         return neighbours is not None and sender not in neighbours
 
 
-# Choice of the heads that a heartbeat carries: those that changed lately, and a few others in turn.
-#
-# A head is some sixty bytes, and a run has up to hundreds of fragments. All heads twice a second to every
-# member would cost a small swarm more than its elections do, and a slow link its rounds. Heartbeats get lost,
-# so what changed is said several times, and what did not change is said again every few seconds.
-#
-# Rules: docs/protocol/membership.md, section 2.
-
 SAID_BEATS = 4
 """Heartbeats that say a change: so many in a row are rarely lost on a link that carries any."""
 ROUND_BEATS = 17
@@ -347,7 +339,15 @@ would else be said in just those, and never.
 
 
 class News:
-    """Memory of what the members have been told of our heads."""
+    """Memory of what the members have been told of our heads. It chooses the heads that a heartbeat carries:
+    those that changed lately, and a few others in turn.
+
+    A head is some sixty bytes, and a run has up to hundreds of fragments. All heads twice a second to every
+    member would cost a small swarm more than its elections do, and a slow link its rounds. Heartbeats get
+    lost, so what changed is said several times, and what did not change is said again every few seconds.
+
+    Rules: docs/protocol/membership.md, section 2.
+    """
 
     def __init__(self, chains: Sequence[Chain]) -> None:
         self._chains = chains
@@ -372,28 +372,20 @@ class News:
         return tuple(carried)
 
 
-def in_one(older: Progress, newer: Progress) -> Progress:
-    """Merge two heartbeats: the newer one, with heads that only the older, unsent one carries."""
-    if older.incarnation != newer.incarnation:
-        return newer
-    return replace(newer, heads=tuple(sorted((dict(older.heads) | dict(newer.heads)).items())))
-
-
-# Joining: how a node becomes a confirmed member, which votes, stands, and gives state to others.
-#
-# Where a confirmed member is heard, a node is confirmed once every fragment of its own is at a version that
-# such a member has, or at a heavier one. Where none is heard, the whole swarm may be returning
-# (docs/protocol/membership.md, section 5). Then nodes with saved state compare their heads, and take the
-# heaviest of every fragment from each other. They go on when nothing heavier is left, and everybody who took
-# part lately is here or has been waited for. A node with nothing saved waits for them; only with `--genesis`
-# it starts a run, where nobody returns with one.
-
 LATELY_VERSIONS = 16
 """Newest versions whose contributors are waited for after the death of all."""
 
 
 class Joining:
-    """Decision when this node is *confirmed*: votes, stands, and gives state to others."""
+    """Decision when this node is *confirmed*: votes, stands, and gives state to others.
+
+    Where a confirmed member is heard, a node is confirmed once every fragment of its own is at a version that
+    such a member has, or at a heavier one. Where none is heard, the whole swarm may be returning
+    (docs/protocol/membership.md, section 5). Then nodes with saved state compare their heads, and take the
+    heaviest of every fragment from each other. They go on when nothing heavier is left, and everybody who
+    took part lately is here or has been waited for. A node with nothing saved waits for them; only with
+    `--genesis` it starts a run, where nobody returns with one.
+    """
 
     def __init__(
         self, shared: Shared, fragments: tuple[Fragment, ...], genesis: bool, restored: Restored, now: float
@@ -502,7 +494,6 @@ class Joining:
         return [peer for peer in view.members(now) if (p := view.progress(peer)) is not None and p.saved]
 
     def _absent(self, now: float) -> set[str]:
-        """Find the peers that took part lately and are not here."""
         return self._before.difference(self._shared.view.members(now))
 
     def _return_patience_s(self, now: float) -> float:
@@ -549,17 +540,18 @@ class Joining:
         return f"somebody with the run's state; {here} are here without" if here else "a member"
 
 
-# Leaving on purpose: what is in flight is finished, offices are handed over, then good-bye.
-#
-# Rules: docs/protocol/rounds.md, section 7.
-
 GATHER_SHARE = 0.5
 """Share of the time that leaving may take, during which a round of ours waits for answers. A merge, and
 perhaps another round, follow."""
 
 
 class Departure:
-    """Way from the operator's wish to `Left`, in bounded time."""
+    """Way from the operator's wish to `Left`, in bounded time.
+
+    What is in flight is finished, and offices are handed over; then comes the good-bye.
+
+    Rules: docs/protocol/rounds.md, section 7.
+    """
 
     def __init__(self, shared: Shared, fragments: tuple[Fragment, ...]) -> None:
         self._shared = shared
@@ -616,3 +608,10 @@ class Departure:
         self._shared.out.record("leave", None, reason)
         self._shared.out.put(Left())
         self._shared.depart()
+
+
+def in_one(older: Progress, newer: Progress) -> Progress:
+    """Merge two heartbeats: the newer one, with heads that only the older, unsent one carries."""
+    if older.incarnation != newer.incarnation:
+        return newer
+    return replace(newer, heads=tuple(sorted((dict(older.heads) | dict(newer.heads)).items())))

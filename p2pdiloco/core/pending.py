@@ -1,6 +1,6 @@
-"""Work on its way to a syncer: its states, and what is known of it until a chain has it for good.
+"""Work on its way to a syncer: its states, its label, and what is kept of it until a chain has it for good.
 
-Rules: docs/protocol/exactly-once.md, section 1.
+Rules: docs/protocol/exactly-once.md, sections 1, 3 and 6.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from p2pdiloco.util import Machine, direct_members
 
 @direct_members
 class SendState(Enum):
-    """States of the first contribution of the queue."""
+    """States of the first contribution of the queue.
+
+    - COMBINING: its parts are being added up
+    - WAITING: to be sent (no syncer, or a pause after a refusal)
+    - OFFERED: on its way to the syncer
+    - HELD: the syncer has it; a version that contains it is due
+    """
 
     COMBINING = auto()
     WAITING = auto()
@@ -61,7 +67,7 @@ OTHER_OPINIONS = 3
 """Number of further refusals as unusable until a contribution is given up that a peer took, or may have
 taken; of a copy those of so many further versions."""
 
-WORDS = {
+SEND_WORDS = {
     SendState.COMBINING: "being combined",
     SendState.WAITING: "waits for a syncer",
     SendState.OFFERED: "on its way to the syncer",
@@ -89,7 +95,7 @@ class Underway:
 
     def words(self) -> str:
         """Say for people where it is."""
-        return WORDS[self.state]
+        return SEND_WORDS[self.state]
 
     def deadline(self, syncer: str | None) -> float | None:
         """Find when to look again, if that peer is in office."""
@@ -241,13 +247,6 @@ class Again(Pending):
         self.combine_attempt = attempt
 
 
-# Merged contributions of ours, kept until the versions that have them are beyond doubt.
-#
-# A heavier chain may replace the one that has them (docs/protocol/forks.md, section 3). Then those that it
-# lacks are sent once more, as one: displacements are additive. Payloads beyond the newest few wait on the
-# disk. There is a bound, above which the middle is combined into one already, since a chain that branched off
-# there is the least likely.
-
 IN_MEMORY = 2
 """Payloads that stay in memory: enough for a fork of one version, the usual one."""
 KEPT_MAX = 256
@@ -269,7 +268,14 @@ class KeptPart:
 
 
 class KeptContributions:
-    """Merged contributions of one fragment, oldest first."""
+    """Merged contributions of one fragment, oldest first, kept until the versions that have them are beyond
+    doubt.
+
+    A heavier chain may replace the one that has them (docs/protocol/forks.md, section 3). Then those that it
+    lacks are sent once more, as one: displacements are additive. Payloads beyond the newest few wait on the
+    disk. There is a bound, above which the middle is combined into one already, since a chain that branched
+    off there is the least likely.
+    """
 
     def __init__(self, shared: Shared, fragment: int) -> None:
         self._shared = shared
@@ -390,11 +396,43 @@ class KeptContributions:
         return (), self._combining
 
 
-# Labels of contributions: what their authors sign, and whether they did.
-#
-# Rules: docs/protocol/exactly-once.md, section 3.
+TakeUp = Literal["all", "rest", "none"]
+"""Part of a saved displacement: the whole, what was made after the copy in the slot, or nothing."""
 
-DRAWN = 64
+
+class Unmerged(msgspec.Struct, frozen=True):
+    """Displacement of one fragment at an orderly end, by what the chain may come to have of it.
+
+    A displacement is what the learner made since what the chain has of it. A copy of its first part (the
+    slot) may be with a syncer when we go, and be merged after that, or not. Taking up again what is merged as
+    well would count tokens twice; dropping what is not merged would lose them.
+
+    Rules: docs/protocol/exactly-once.md, section 6.
+    """
+
+    whole_at: tuple[Stamp, ...]
+    """Watermarks of ours in the chain at which nothing of the displacement is merged."""
+    slot: Stamp | None = None
+    """Stamp of the contribution whose copy is in the slot, if there is one."""
+    sent: bool = False
+    """True: a syncer may have all of the slot's; it is left to it, however long a merge takes."""
+    doubts: tuple[Stamp, ...] = ()
+    """Contributions that are in the whole displacement and that a peer may have: merged by any chance, the
+    displacement must go."""
+
+    def take_up(self, watermark: Stamp) -> tuple[TakeUp, tuple[Stamp, ...]]:
+        """Decide how much a new life may take up while the chain has of us what `watermark` says.
+
+        Returns (that part, what the new life must doubt until a contribution that contains it is merged).
+        """
+        if self.slot is not None and watermark == self.slot:
+            return "rest", ()
+        if watermark not in self.whole_at:
+            return "none", ()
+        return ("rest", ()) if self.sent else ("all", self.doubts)
+
+
+SIGNATURES_CHECKED = 64
 """Labels of one merge whose signatures a member checks; each draws its own, where there are more."""
 
 
@@ -441,46 +479,13 @@ def signed_by_syncer(shared: Shared, fragment: int, part: PartOfTree, limits: Me
 def unsigned(shared: Shared, fragment: int, parts: Sequence[Contributor]) -> int | None:
     """Find a part of a version that its learner did not sign, among some that are drawn; its index. None:
     there is none."""
-    drawn = range(len(parts)) if len(parts) <= DRAWN else shared.rng.sample(range(len(parts)), DRAWN)
+    drawn = (
+        range(len(parts))
+        if len(parts) <= SIGNATURES_CHECKED
+        else shared.rng.sample(range(len(parts)), SIGNATURES_CHECKED)
+    )
     return next((index for index in drawn if not _signed(shared, fragment, parts[index])), None)
 
 
 def _signed(shared: Shared, fragment: int, part: Contributor) -> bool:
     return shared.signed_by(part.learner, "work", part.work(shared.config.run, fragment), part.signature)
-
-
-# Work that an orderly end leaves unmerged, and how much of it the next life may take up again.
-#
-# A displacement is what the learner made since what the chain has of it. A copy of its first part (the slot)
-# may be with a syncer when we go, and be merged after that, or not. Taking up again what is merged as well
-# would count tokens twice; dropping what is not merged would lose them.
-#
-# Rules: docs/protocol/exactly-once.md, section 6.
-
-TakeUp = Literal["all", "rest", "none"]
-"""Part of a saved displacement: the whole, what was made after the copy in the slot, or nothing."""
-
-
-class Unmerged(msgspec.Struct, frozen=True):
-    """Displacement of one fragment at an orderly end, by what the chain may come to have of it."""
-
-    whole_at: tuple[Stamp, ...]
-    """Watermarks of ours in the chain at which nothing of the displacement is merged."""
-    slot: Stamp | None = None
-    """Stamp of the contribution whose copy is in the slot, if there is one."""
-    sent: bool = False
-    """True: a syncer may have all of the slot's; it is left to it, however long a merge takes."""
-    doubts: tuple[Stamp, ...] = ()
-    """Contributions that are in the whole displacement and that a peer may have: merged by any chance, the
-    displacement must go."""
-
-    def take_up(self, watermark: Stamp) -> tuple[TakeUp, tuple[Stamp, ...]]:
-        """Decide how much a new life may take up while the chain has of us what `watermark` says.
-
-        Returns (that part, what the new life must doubt until a contribution that contains it is merged).
-        """
-        if self.slot is not None and watermark == self.slot:
-            return "rest", ()
-        if watermark not in self.whole_at:
-            return "none", ()
-        return ("rest", ()) if self.sent else ("all", self.doubts)

@@ -1,4 +1,8 @@
-"""Lies that anybody can check: who is shown to have told one is excluded for good."""
+"""Lies of members: proofs that anybody can check, and statements on merges, as one node hears and tells them.
+
+A member that is shown to have lied is excluded for good. Rules: docs/protocol/proofs.md, sections 4 and 5;
+docs/protocol/audits.md, section 3.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,6 @@ from p2pdiloco.core.base import Shared
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.util import BoundedDict
 
-# Gossip of proofs: what is found or told is checked, acted upon once, kept, and told to the others.
-#
-# A node that accepts a proof tells everybody whom it talks to, so news floods through the swarm and ends, as
-# each accepts each culprit once. Heartbeats say by a number whom their sender excludes; one that excludes
-# others than we do is told ours, again and again at growing intervals: it may have been away.
-#
-# Rules: docs/protocol/proofs.md, sections 4 and 5.
-
 TOLD_AT_ONCE = 16
 """Proofs that a peer is told at one go; the others the next time."""
 AGAIN_S, LONGEST_S = 4.0, 64.0
@@ -29,7 +25,14 @@ MOST_TOLD = 512
 
 
 class Gossip:
-    """Gossip of one node, and what follows from a proof on it."""
+    """Gossip of one node: what is found or told is checked, acted upon once, kept, and told to the others.
+
+    A node that accepts a proof tells everybody whom it talks to, so news floods through the swarm and ends,
+    as each accepts each culprit once. Heartbeats say by a number whom their sender excludes; one that
+    excludes others than we do is told ours, again and again at growing intervals: it may have been away.
+
+    Rules: docs/protocol/proofs.md, sections 4 and 5.
+    """
 
     def __init__(self, shared: Shared, fragments: tuple[Fragment, ...], saved: tuple[Evidence, ...]) -> None:
         self._shared = shared
@@ -140,34 +143,19 @@ class Gossip:
         return True
 
 
-def audience(shared: Shared, now: float) -> list[str]:
-    """Choose who is told of news: whom we talk to, and of a large run some others. A culprit may have been
-    the only one between our group and theirs."""
-    near = shared.view.members(now)
-    known = {*near, shared.me}
-    far = [peer for peer, _ in shared.roster.members if peer not in known]
-    return [*near, *shared.rng.sample(far, min(TOLD_AFAR, len(far)))]
-
-
-def telling(proof: Evidence) -> Message:
-    """Make the message that tells somebody of evidence."""
-    return Stated(proof) if isinstance(proof, STATEMENTS) else Proven(proof)
-
-
-# Hearing of statements on merges: whoever hears an accusation makes the merge again for itself.
-#
-# Who cannot, as it came later or the contributions are gone, believes most of those who vote by its own
-# chain: never before it tried, nor against what it found itself. A node that began with nothing believes
-# nobody before it is confirmed: its chain may still be a forged one.
-#
-# Rules: docs/protocol/audits.md, section 3.
-
 NEAR = 8
 """Versions by which an accused one may be behind our head, or ahead of it: of others nothing can be had."""
 
 
 class Hearing:
-    """Hearing of one node."""
+    """Hearing of statements on merges: a node that hears an accusation makes the merge again for itself.
+
+    A node that cannot, as it came later or the contributions are gone, believes most of those who vote by its
+    own chain: never before it tried, nor against what it found itself. A node that began with nothing
+    believes nobody before it is confirmed: its chain may still be a forged one.
+
+    Rules: docs/protocol/audits.md, section 3.
+    """
 
     def __init__(self, shared: Shared, fragments: tuple[Fragment, ...]) -> None:
         self._shared, self._fragments = shared, fragments
@@ -267,21 +255,22 @@ class Hearing:
         return news and shared.accusations.hears(accuser, shared.has_vote(accuser), now)
 
 
-# Agreement of those who vote: what most of them state is believed by who cannot make the merge again.
-#
-# Only voters by our own chain count: more than half of all of them, but the accused and who is excluded, more
-# than half of the members that are here, and two at least. Whoever has so many decides all else as well. In a
-# run that few vote in yet, they alone exclude nobody.
-#
-# Rules: docs/protocol/audits.md, section 3.
-
 MAX_CULPRITS = 16
 FEWEST = 2
 """Least number of members whose word excludes somebody."""
 
 
 class Agreement:
-    """Members that state of somebody that it lied, each under its own signature."""
+    """Members that state of somebody that it lied, each under its own signature.
+
+    A node that cannot make the merge again believes what most of those who vote state.
+
+    Only voters by our own chain count: more than half of all of them, but the accused and the excluded,
+    more than half of the members that are here, and two at least. Whoever has so many decides all else as
+    well. In a run that few vote in yet, they alone exclude nobody.
+
+    Rules: docs/protocol/audits.md, section 3.
+    """
 
     def __init__(self) -> None:
         self._authors: BoundedDict[str, frozenset[str]] = BoundedDict(MAX_CULPRITS)
@@ -299,3 +288,17 @@ class Agreement:
         """Tell whether with this one most voters agree, and so many that they are most of who is here."""
         authors = (self._authors.get(statement.culprit(), frozenset()) | {statement.author()}) & voters
         return len(authors) >= max(FEWEST, len(voters) // 2 + 1, len(here) // 2 + 1)
+
+
+def audience(shared: Shared, now: float) -> list[str]:
+    """Choose who is told of news: whom we talk to, and of a large run some others. A culprit may have been
+    the only one between our group and theirs."""
+    near = shared.view.members(now)
+    known = {*near, shared.me}
+    far = [peer for peer, _ in shared.roster.members if peer not in known]
+    return [*near, *shared.rng.sample(far, min(TOLD_AFAR, len(far)))]
+
+
+def telling(proof: Evidence) -> Message:
+    """Make the message that tells somebody of evidence."""
+    return Stated(proof) if isinstance(proof, STATEMENTS) else Proven(proof)

@@ -1,10 +1,6 @@
-"""States of a syncer's round, and their transitions (`core.rounds.round`).
+"""Round of a syncer in one group: what it collects, when it closes, and for whom it waits.
 
-- IDLE: nothing usable in the inbox
-- COLLECTING: offers are in or on their way, quorum is not
-- CLOSING: quorum is complete, or the group above called: the grace window runs
-- MERGING: the tensors thread has the inputs
-- PUBLISHING: the version is being made durable, or the partial is with the syncer above
+Rules: docs/protocol/rounds.md, sections 2, 3 and 4; docs/protocol/groups.md, section 5.
 """
 
 from __future__ import annotations
@@ -37,7 +33,14 @@ from p2pdiloco.util import BoundedDict, Machine, MovingAverage, direct_members
 
 @direct_members
 class RoundState(Enum):
-    """States of a round."""
+    """States of a round.
+
+    - IDLE: nothing usable in the inbox
+    - COLLECTING: offers are in or on their way, quorum is not
+    - CLOSING: quorum is complete, or the group above called: the grace window runs
+    - MERGING: the tensors thread has the inputs
+    - PUBLISHING: the version is being made durable, or the partial is with the syncer above
+    """
 
     IDLE = auto()
     COLLECTING = auto()
@@ -86,23 +89,21 @@ ROUND_TABLE = {
 }
 
 
-# Round of a syncer in one group: collecting, closing, and handing over to be merged.
-#
-# The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group, partial
-# merges of groups higher up (docs/protocol/rounds.md, section 2; docs/protocol/groups.md, section 5). A round
-# starts when K offers are in or, of learners, on their way, and at least one of them arrived for this round.
-# (There need never be more than there are live children.) What arrived too late for a round waits for company
-# in the next, so that slow links delay no other and still take part every time. At quorum the syncer calls
-# the others ("closing"): each sends what it has, or passes; a group that is called closes its own round. The
-# round closes when all live children have answered, or when the grace window ends. If no majority of the
-# learners is in by then, it waits on for payloads that are on their way.
-#
-# What is in is then merged: by the syncer of the topmost group into the next version
-# (`core.rounds.publishing`), by all others into a partial for the group above (`core.groups.delegate`).
-
-
 class Round:
-    """Rounds of one group while this node is its syncer."""
+    """Rounds of one group while this node is its syncer: collecting, closing, and handing over to be merged.
+
+    The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group,
+    partial merges of groups higher up (docs/protocol/rounds.md, section 2; docs/protocol/groups.md, section
+    5). A round starts when K offers are in or, of learners, on their way, and at least one of them arrived
+    for this round. (There need never be more than there are live children.) What arrived too late for a round
+    waits for company in the next, so that slow links delay no other and still take part every time. At quorum
+    the syncer calls the others ("closing"): each sends what it has, or passes; a group that is called closes
+    its own round. The round closes when all live children have answered, or when the grace window ends. If no
+    majority of the learners is in by then, it waits on for payloads that are on their way.
+
+    What is in is then merged: by the syncer of the topmost group into the next version
+    (`Publisher`), by all others into a partial for the group above (`Delegate`).
+    """
 
     def __init__(
         self,
@@ -338,7 +339,6 @@ class Round:
         self._hierarchy.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number), now)
 
     def _call(self, reason: str, grace_s: float, now: float) -> None:
-        """Ask those that are missing for what they have."""
         shared, number = self._shared, self._chain.head.number + 1
         self._attendance.begin()
         missing = self._attendance.missing(now)
@@ -364,7 +364,8 @@ class Round:
             self._machine.go(RoundSignal.EMPTY)
             self.inbox.none_begins()
             if called is not None:
-                self._pass_to(*called, now)
+                peer, call = called
+                self._pass_to(peer, call, now)
             elif held:
                 self._collect(now)  # they wait for company
             return
@@ -464,17 +465,13 @@ class Round:
         self.inbox.clear()
 
 
-# Attendance of a round: which children are missing, and whether a round may begin.
-#
-# Rules: docs/protocol/rounds.md, section 4.
-
 IN_VAIN = 3
 """Rounds that wait for a child in vain, before others wait for it no more."""
 MAX_IN_VAIN = 512
 
 
 class Attendance:
-    """Children of one group, as its syncer counts them."""
+    """Children of one group, as its syncer counts them: which are missing, and whether a round may begin."""
 
     def __init__(self, context: FragmentContext, level: int, electorate: Electorate, inbox: Inbox) -> None:
         self._context = context
@@ -552,13 +549,8 @@ class Attendance:
         return now < self.not_before_s(now) and bool(self.missing(now))
 
 
-# Closing calls of a syncer: whose answer is still out, and how long answers take.
-#
-# Rules: docs/protocol/rounds.md, section 3.
-
-
 class ClosingCalls:
-    """Last closing call of one group.
+    """Closing calls of one group's syncer: whose answer is still out, and how long answers take.
 
     Answers count also when the round went on without them: only so does a window that was too short for any
     learn that it was.
@@ -598,7 +590,7 @@ class ClosingCalls:
         self._out = set()
 
     def grace_s(self, quorum_s: float, sync_s: float, now: float) -> float:
-        """Compute the grace window of a round that reached its quorum now (`timing.grace_window_s`).
+        """Compute the grace window of a round that reached its quorum now (`grace_window_s`).
 
         Above the leaves it is as long as may be. Whoever is missing there is a whole group, whose own window
         may have begun later, and no sum of answer times seen so far says how much later.
@@ -655,7 +647,7 @@ class ClosingCalls:
         self._answer_time.add(min(now - self._sent_s, self._bound_s(now)))
 
     def _bound_s(self, now: float) -> float:
-        """Compute the most that answers may take (`timing.answer_bound_s`). Before any learner has said how
+        """Compute the most that answers may take (`answer_bound_s`). Before any learner has said how
         long its inner steps are it is not nothing: a run's first versions would be made of whoever came
         first."""
         step_s = self._shared.median_step_s(now)
@@ -664,17 +656,13 @@ class ClosingCalls:
         return answer_bound_s(self._shared.config.inner_steps, step_s, self._level)
 
 
-# Window of a round that closes: until when it is open for what the others were called for.
-#
-# Rules: docs/protocol/rounds.md, section 3.
-
 CALLED_SHARE = 0.6
 """Share of the window above within which a group that is called closes: the rest is for its merge to
 arrive."""
 
 
 class ClosingWindow:
-    """Window of one group's rounds, of which one at most closes at a time."""
+    """Window of one group's closing round: until when it is open for what the others were called for."""
 
     def __init__(
         self,

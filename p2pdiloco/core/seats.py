@@ -223,7 +223,6 @@ class Seats:
                 self._shared.out.send(peer, Announce(context.index, context.chain.head, syncer))
 
     def _regroup(self, now: float) -> None:
-        """Go into new groups, if the new head says so."""
         plan = self._newest_plan()
         if plan == self._plan:
             return
@@ -399,12 +398,10 @@ class Seats:
         return seat.round if seat is not None else None
 
 
-# Seat of this node in one group of a fragment: its members, its office, its rounds.
-
-
 class Seat:
-    """Seat in one group: in our leaf group always, in the group above while we hold the office below, and so
-    on.
+    """Seat of this node in one group of a fragment: its members, its office, its rounds.
+
+    There is one in our leaf group always, one in the group above while we hold the office below, and so on.
 
     Args:
         hierarchy: our other seats of that fragment.
@@ -426,7 +423,7 @@ class Seat:
         shared, standing = context.shared, context.standing
         self.level, self.index = place
         sizes = level_sizes(plan[1], shared.config.group_size)
-        self.name = group_name(*plan, *place)
+        self.name = group_name(plan[0], plan[1], self.level, self.index)
         self.top = self.level == len(sizes) - 1
         self.seeking: Seeking | None = None
         self.electorate: Electorate

@@ -3,7 +3,7 @@
 What a peer says of itself makes it heard, no more. It decides (votes, may hold the office, is believed about
 heads) by its mark in the chain: the first of these that anybody is here of, oneself included:
 
-1. learners that vote (`core.chain.watermarks`), at a run's beginning who soon will, if few do; while the
+1. learners that vote (`core.chain.Marks`), at a run's beginning who soon will, if few do; while the
    chain has none at all, everybody,
 2. learners with a mark,
 3. who has worked on another fragment,

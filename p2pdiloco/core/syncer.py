@@ -1,5 +1,10 @@
-"""Inbox of a syncer: which offers it holds, and what is wrong with others (docs/protocol/rounds.md, section
-1)."""
+"""Syncer of a group: which offers it takes in, and how what is in becomes a version.
+
+An `Inbox` holds the offers that `Admission` lets in. A closed round is a `Job` for a `Merger`: the
+`Publisher` in the topmost group, a delegate in all others.
+
+Rules: docs/protocol/rounds.md, sections 1, 4 and 6; docs/protocol/weights.md, section 5.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from p2pdiloco.core import chain
-from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api.effects import (
     AcceptTransfer,
     AnswerTransfer,
@@ -46,7 +49,7 @@ from p2pdiloco.core.api.versions import (
     sample_seed,
 )
 from p2pdiloco.core.base import Shared
-from p2pdiloco.core.chain import Chain, Marks, plan_after
+from p2pdiloco.core.chain import Chain, Marks, limits_after, plan_after, scale_after, stamp_follows
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.pending import signed_by_learners
@@ -101,6 +104,81 @@ class Held:
         return header.base_number if isinstance(header, ContributionHeader) else header.number
 
 
+Unusable = tuple[tuple[Ticket, Verdict], ...]
+"""Inputs in which a merge found a fault, by their tickets."""
+
+
+class ClosedRound(Protocol):
+    """Round that hears what becomes of its job (`Round`)."""
+
+    def awaits(self, term: int, number: int) -> bool:
+        """Tell whether this merge is still wanted."""
+
+    def merge_done(self) -> None:
+        """Note that the merge worker is done."""
+
+    def published(self, sync_s: float | None) -> None:
+        """Note that what was merged is in the chain, `sync_s` after the round closed."""
+
+    def failed(self, reason: str, now: float, unusable: Unusable = ()) -> None:
+        """Hand over again without what was unusable; or lay the office down: nothing could be merged, for
+        reasons of ours, or it could not be kept."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Inputs of one merge, as a closed round hands them over."""
+
+    round: ClosedRound
+    group: str
+    term: int
+    number: int
+    """Number of the version for which it is meant."""
+    held: tuple[Held, ...]
+    due: bool
+    """True: it began with what was due, not with a call from above."""
+    closed_s: float
+
+
+class Merger(Protocol):
+    """Merger of a closed round: the publisher of versions, or the delegate that sends a partial merge up."""
+
+    makes_version: bool
+    """True: the version is made here, and the fragment's spare copy is needed."""
+
+    def begin(self, job: Job, missing: int, expected: int) -> None:
+        """Merge what is in."""
+
+    def withdraw(self, now: float) -> bool:
+        """Forget what was not finished: the office is lost. False: it cannot be stopped any more."""
+
+    def chain_moved(self, now: float) -> None:
+        """Take in that the chain has a new head."""
+
+    def hurry(self, now: float) -> None:
+        """Do not wait any longer: the group above calls and has nothing of us."""
+
+
+class Hierarchy(Protocol):
+    """Seats of this node above and below a level (`Seats`). Level 0: the leaf group."""
+
+    def call_own(self, level: int, call: Closing, now: float) -> None:
+        """Call this node as a child of its own group on that level: its learner, or the group below."""
+
+    def pass_up(self, peer: str, message: Pass, now: float) -> None:
+        """Tell the syncer above that a group has nothing."""
+
+    def office_above(self, level: int) -> Tenure | None:
+        """Find the office of the group above that level, if we have a seat there."""
+
+    def hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
+        """Put that level's partial into our own inbox of the group above."""
+
+    def take_back(self, level: int, group: str) -> None:
+        """Take that group's partial out of our own inbox of the group above, if it is there. It is not to be
+        merged, unless that has begun."""
+
+
 class Inbox:
     """Offers of the children: at most one each, at most `ROOM` times `group_size` in all."""
 
@@ -138,7 +216,7 @@ class Inbox:
 
     def fits(self, held: Held) -> bool:
         """Tell whether the chain contains nothing of it, and everything that comes before it."""
-        return all(self._chain.watermark(p.learner) == p.after for p in held.parts)
+        return all(self._chain.marks.stamp(p.learner) == p.after for p in held.parts)
 
     def arriving(self, transfer: int) -> Held | None:
         """Find the offer whose payload comes by this transfer."""
@@ -243,27 +321,27 @@ class LearnerInbox(Inbox):
             return Verdict.WRONG_CODEC
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
             return Verdict.WRONG_SIZE
-        usual = config.tokens_per_step, config.inner_steps
-        if not plausible_work(header.tokens, header.inner_steps, *usual):
+        if not plausible_work(header.tokens, header.inner_steps, config.tokens_per_step, config.inner_steps):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not holding:
             return Verdict.NOT_SYNCER
         reason = self._why_not_base(header.base_number, header.base_digest)
         if reason is not None:
             return reason
-        mark = chain.watermark(header.learner)
+        mark = chain.marks.stamp(header.learner)
         if header.stamp <= mark:
             return Verdict.ALREADY_MERGED
         if mark != header.after:
             return Verdict.OVERLAP if mark > header.after else Verdict.BEHIND
-        if not scale.follows(header.stamp, mark):
+        if not stamp_follows(header.stamp, mark):
             return Verdict.FALSE_STAMP
         if self._is_copy(header):
             return Verdict.COPY
         return self._judge_place(header)
 
     def fits(self, held: Held) -> bool:
-        """See `Inbox.fits`. Nor is it a copy of what was merged, or came, meanwhile."""
+        """Tell whether it follows from the chain as of any inbox, and is no copy of what was merged, or came,
+        meanwhile."""
         assert isinstance(held.header, ContributionHeader)
         return super().fits(held) and not self._is_copy(held.header)
 
@@ -300,13 +378,11 @@ class LearnerInbox(Inbox):
         return held
 
 
-# Admission of offers: answers to their headers, then to their payloads.
-#
-# Rules: docs/protocol/rounds.md, section 1.
-
-
 class Admission:
-    """Door of one group's inbox. `open_`: whether the round takes offers in that begin it."""
+    """Admission of offers to one group's inbox: answers to their headers, then to their payloads.
+
+    `open_`: whether the round takes offers in that begin it.
+    """
 
     def __init__(self, context: FragmentContext, office: Tenure, inbox: Inbox) -> None:
         self._shared = context.shared
@@ -383,60 +459,12 @@ class Admission:
             self._shared.out.record("refusal", self._fragment, str(verdict), peer=peer)
 
 
-# Laggards: newcomers for which a syncer that would merge alone lets the next version wait.
-#
-# Rules: docs/protocol/rounds.md, section 4.
-
-IN_VAIN = 3
-"""Versions that wait for a newcomer whose head does not move. Whoever has come no further in all that time
-(16 sync intervals each) does not take them."""
-MOST = 16
-"""Versions that wait for a newcomer in all, before anything of it is merged."""
-MAX_PEERS = 4096
-
-
-class _Lag:
-    """Versions that waited for one newcomer."""
-
-    __slots__ = ("at", "number", "vain", "waited")
-
-    def __init__(self) -> None:
-        self.at = self.number = -1
-        self.vain = self.waited = 0
-
-
-class Laggards:
-    """Newcomers that have not said that they hold our last version, and how long they were waited for. What
-    they say is their own word: without a bound a silent stranger would slow a lone node as much as it can."""
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._lags: BoundedDict[str, _Lag] = BoundedDict(MAX_PEERS)
-
-    def waits_for(self, peer: str, named: Head | None, chain: Chain) -> bool:
-        """Tell whether the version after the chain's head waits for that peer, which named this head."""
-        if self._shared.has_worked(peer):
-            self._lags.pop(peer, None)
-            return True
-        lag = self._lags.setdefault(peer, _Lag())
-        at = named.number if named is not None and chain.knows(named.number, named.digest) else lag.at
-        if at > lag.at:
-            lag.at, lag.vain = at, 0
-        if lag.number != chain.head.number:
-            lag.number = chain.head.number
-            lag.vain, lag.waited = min(lag.vain + 1, IN_VAIN + 1), min(lag.waited + 1, MOST + 1)
-        return lag.vain <= IN_VAIN and lag.waited <= MOST
-
-
-# Publisher of versions: merges, signs, makes durable, and only then announces.
-#
-# Done by the syncer of the topmost group, which is the only one while the run fits into one group. Merging
-# happens in `daemon.payloads.merging`. Its completion is stamped, and dropped if the chain or the office
-# moved on (docs/protocol/rounds.md, section 6).
-
-
 class Publisher:
-    """Maker of one fragment's versions, whatever the seat in which we are the topmost syncer.
+    """Maker of one fragment's versions: merges, signs, makes durable, and only then announces.
+
+    Done by the syncer of the topmost group, which is the only one while the run fits into one group. Merging
+    happens in `daemon.payloads`. Its completion is stamped, and dropped if the chain or the office
+    moved on (docs/protocol/rounds.md, section 6).
 
     Args:
         on_published: called once the chain has a version of ours more.
@@ -486,7 +514,7 @@ class Publisher:
             tokens=sum(part.tokens for part in parts),
         )
         longest_steps = max((part.inner_steps for part in parts), default=0)
-        limits = chain.limits_after(self._chain, self._shared.config, [part.learner for part in parts])
+        limits = limits_after(self._chain, self._shared.config, [part.learner for part in parts])
         apart = grouped or making.partials
         self._repairing = None if apart else self._context.repairs.next()
         self._shared.out.put(
@@ -526,10 +554,10 @@ class Publisher:
         self._shared.out.cut(self._fragment, event.cut, self._shared.me)
         config, head = self._shared.config, self._chain.head
         parts = self._parts.listed(event.measured)
-        now_usual = chain.after(self._chain, parts, config)
+        now_usual = scale_after(self._chain, parts, config)
         marks = self._chain.marks.after(event.number, parts)
         epoch, groups = plan_after(self._chain.header, marks, event.number, config)
-        limits = chain.limits_after(self._chain, config, [part.learner for part in parts])
+        limits = limits_after(self._chain, config, [part.learner for part in parts])
         header = VersionHeader(
             run=config.run,
             group=WHOLE_RUN,
@@ -566,7 +594,6 @@ class Publisher:
         )
 
     def _repaired(self, event: Merged) -> bytes | None:
-        """Name the version that this one repairs."""
         version = self._repairing if event.repaired else None
         return None if version is None else version.header.digest()
 
@@ -584,7 +611,7 @@ class Publisher:
         self._context.spare.free()
         self._chain.extend(version)
         self._context.moved(now)
-        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        self._own.chain_moved(self._chain.marks.stamp(self._shared.me), now)
         job.round.published(now - job.closed_s)
         header = version.header
         words = f"version {header.number} with {len(header.contributors)} contributions"
@@ -620,75 +647,12 @@ class Publisher:
         self._shared.out.put(DropSpare(self._fragment))
 
 
-# Handover of a closed round: what is to be merged, and who takes it.
-#
-# The topmost group's goes to `core.rounds.publishing`, any other's to `core.groups.delegate`. Both ask the
-# daemon for the arithmetic by an effect (`daemon.payloads.merging`).
-
-Unusable = tuple[tuple[Ticket, Verdict], ...]
-"""Inputs in which a merge found a fault, by their tickets."""
-
-
-class ClosedRound(Protocol):
-    """Round that hears what becomes of its job (`core.rounds.round`)."""
-
-    def awaits(self, term: int, number: int) -> bool:
-        """Tell whether this merge is still wanted."""
-
-    def merge_done(self) -> None:
-        """Note that the merge worker is done."""
-
-    def published(self, sync_s: float | None) -> None:
-        """Note that what was merged is in the chain, `sync_s` after the round closed."""
-
-    def failed(self, reason: str, now: float, unusable: Unusable = ()) -> None:
-        """Hand over again without what was unusable; or lay the office down: nothing could be merged, for
-        reasons of ours, or it could not be kept."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """Inputs of one merge, as a closed round hands them over."""
-
-    round: ClosedRound
-    group: str
-    term: int
-    number: int
-    """Number of the version for which it is meant."""
-    held: tuple[Held, ...]
-    due: bool
-    """True: it began with what was due, not with a call from above."""
-    closed_s: float
-
-
-class Merger(Protocol):
-    """Merger of a closed round: the publisher of versions, or the delegate that sends a partial merge up."""
-
-    makes_version: bool
-    """True: the version is made here, and the fragment's spare copy is needed."""
-
-    def begin(self, job: Job, missing: int, expected: int) -> None:
-        """Merge what is in."""
-
-    def withdraw(self, now: float) -> bool:
-        """Forget what was not finished: the office is lost. False: it cannot be stopped any more."""
-
-    def chain_moved(self, now: float) -> None:
-        """Take in that the chain has a new head."""
-
-    def hurry(self, now: float) -> None:
-        """Do not wait any longer: the group above calls and has nothing of us."""
-
-
-# Parts of a merge in the making, and what its syncer states of each.
-#
-# Rules: docs/protocol/weights.md, section 5.
-
 NOTHING_FOUND = Measured(0.0)
 
 
 class MergedParts:
-    """Contributions and partial merges of a closed round, in the order in which they are merged."""
+    """Contributions and partial merges of a closed round, in the order in which they are merged, and what its
+    syncer states of each."""
 
     def __init__(self, job: Job, marks: Marks) -> None:
         inputs, partials = [], []
@@ -726,24 +690,45 @@ def _stated(given: MergeInput, found: Measured) -> Contributor:
     return replace(given.contributor, trust=trust, length=found.length, score=found.score)
 
 
-# Hierarchy of groups, as a round and its merger see it: what is above and below them on this node.
+IN_VAIN = 3
+"""Versions that wait for a newcomer whose head does not move. Whoever has come no further in all that time
+(16 sync intervals each) does not take them."""
+MOST = 16
+"""Versions that wait for a newcomer in all, before anything of it is merged."""
+MAX_PEERS = 4096
 
 
-class Hierarchy(Protocol):
-    """Seats of this node above and below a level (`core.groups.seats`). Level 0: the leaf group."""
+class _Lag:
+    """Versions that waited for one newcomer."""
 
-    def call_own(self, level: int, call: Closing, now: float) -> None:
-        """Call this node as a child of its own group on that level: its learner, or the group below."""
+    __slots__ = ("at", "number", "vain", "waited")
 
-    def pass_up(self, peer: str, message: Pass, now: float) -> None:
-        """Tell the syncer above that a group has nothing."""
+    def __init__(self) -> None:
+        self.at = self.number = -1
+        self.vain = self.waited = 0
 
-    def office_above(self, level: int) -> Tenure | None:
-        """Find the office of the group above that level, if we have a seat there."""
 
-    def hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
-        """Put that level's partial into our own inbox of the group above."""
+class Laggards:
+    """Newcomers for which a syncer that would merge alone lets the next version wait.
 
-    def take_back(self, level: int, group: str) -> None:
-        """Take that group's partial out of our own inbox of the group above, if it is there. It is not to be
-        merged, unless that has begun."""
+    They have not said that they hold our last version, and what they say is their own word. Without a bound a
+    silent stranger would slow a lone node as much as it can.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._lags: BoundedDict[str, _Lag] = BoundedDict(MAX_PEERS)
+
+    def waits_for(self, peer: str, named: Head | None, chain: Chain) -> bool:
+        """Tell whether the version after the chain's head waits for that peer, which named this head."""
+        if self._shared.has_worked(peer):
+            self._lags.pop(peer, None)
+            return True
+        lag = self._lags.setdefault(peer, _Lag())
+        at = named.number if named is not None and chain.knows(named.number, named.digest) else lag.at
+        if at > lag.at:
+            lag.at, lag.vain = at, 0
+        if lag.number != chain.head.number:
+            lag.number = chain.head.number
+            lag.vain, lag.waited = min(lag.vain + 1, IN_VAIN + 1), min(lag.waited + 1, MOST + 1)
+        return lag.vain <= IN_VAIN and lag.waited <= MOST

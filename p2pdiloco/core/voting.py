@@ -1,12 +1,11 @@
 """Votes in one group: our own, our candidacy for others' votes, and what a certificate proves.
 
-Rules: docs/protocol/election.md, section 4.
+Rules: docs/protocol/election.md, sections 4, 5 and 10.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -17,7 +16,7 @@ from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
 from p2pdiloco.core.api.types import MAX_VOTES, WHOLE_RUN, Certificate, Head, Vote, VoteBody
 from p2pdiloco.core.candidates import Candidates
 from p2pdiloco.core.chain import MOST_TERMS
-from p2pdiloco.core.context import Electorate, FragmentContext
+from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.util import BoundedDict
 
 MAX_UNSAVED = 2
@@ -189,132 +188,16 @@ class Candidacy:
         return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
 
 
-def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFault | None:
-    """Say why this is no vote for us in that group; None if it is one."""
-    body, shared = vote.body, context.shared
-    if (body.run, body.group, body.fragment, body.candidate) != (
-        shared.config.run,
-        group,
-        context.index,
-        shared.me,
-    ):
-        return MessageFault.VOTE_FOR_ANOTHER
-    signed = shared.signed_by(body.voter, "vote", body, vote.signature)
-    return None if signed else MessageFault.VOTE_SIGNATURE
-
-
-def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
-    """Tell whether those who voted are still a majority of today's voters, as we see them."""
-    voters = electorate.voters(now)
-    gave = {vote.body.voter for vote in certificate.votes}
-    unheard = electorate.out_of_earshot(gave, now) + electorate.had_votes(gave, now)
-    return 2 * (len(gave.intersection(voters)) + unheard) > len(voters) + unheard
-
-
-class Binding:
-    """Watch on whether the holder's certificate still binds anyone, looked at once a heartbeat."""
-
-    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
-        self._shared = context.shared
-        self._electorate = electorate
-        self._look_s = -1e18
-        self._lost_since_s: float | None = None
-        self.term = 0
-        """Term of the last certificate that did."""
-
-    def with_late(self, certificate: Certificate | None, vote: Vote, now: float) -> Certificate | None:
-        """Add a vote that came after the majority to our certificate. Who counts more voters than we do asks
-        for it again, and accepts it then. Else a member that tells some of us that it votes, and others that
-        it does not, keeps the ones out of the others' rounds."""
-        known = {} if certificate is None else {each.body.voter: each for each in certificate.votes}
-        voter = vote.body.voter
-        if certificate is None or voter in known or len(known) >= MAX_VOTES:
-            return certificate
-        if not self._electorate.count([voter], now):
-            return certificate
-        return replace(certificate, votes=tuple(each for _, each in sorted({**known, voter: vote}.items())))
-
-    def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
-        """Tell whether it has bound no member for so long."""
-        if now < self._look_s:
-            return False
-        self._look_s = now + self._shared.timing.heartbeat_s
-        if binds(certificate, self._electorate, now):
-            self._lost_since_s, self.term = None, certificate.term
-            return False
-        if self._lost_since_s is None:
-            self._lost_since_s = now
-        if now - self._lost_since_s < patience_s:
-            return False
-        self._lost_since_s = None
-        return True
-
-
-def why_not_certified(
-    context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
-) -> MessageFault | None:
-    """Say why a certificate puts no one in office, in the view that we have ourselves; None if it does.
-
-    Who is not confirmed yet cannot count a majority: for it the syncer must have worked, and have signed one
-    of the votes.
-    """
-    shared = context.shared
-    named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
-    if certificate.syncer in shared.excluded:
-        return MessageFault.EXCLUDED
-    if not named:
-        return MessageFault.CERTIFICATE_EMPTY
-    if len(named) < len(certificate.votes):
-        return MessageFault.CERTIFICATE_REPEATS
-    if shared.confirmed:
-        unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
-        if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
-            return MessageFault.CERTIFICATE_MINORITY
-    elif certificate.syncer not in named or not shared.trusts(certificate.syncer):
-        return MessageFault.CERTIFICATE_MINORITY
-    # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
-    for vote in sorted(certificate.votes, key=lambda vote: not shared.has_worked(vote.body.voter)):
-        body = vote.body
-        expected = VoteBody(
-            shared.config.run,
-            certificate.group,
-            context.index,
-            certificate.term,
-            certificate.syncer,
-            body.voter,
-        )
-        if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
-            return MessageFault.CERTIFICATE_SIGNATURE
-    return None
-
-
-# Judge of others' candidacies: whether a candidate gets this member's vote.
-#
-# Rules: docs/protocol/election.md, section 5.
-
 LAST_AFTER_S = 6.0
 """Time for which an office is open until who made nothing of its last term may have it again."""
 
 
-class KnownOffice(Protocol):
-    """Office for which votes are asked, as far as its judge needs to know it (`core.election.office`)."""
-
-    certificate: Certificate | None
-    """Newest one that we hold."""
-
-    @property
-    def term(self) -> int:
-        """Highest term of which we hold a certificate."""
-
-    def open_s(self, now: float) -> float:
-        """Compute for how long nobody was in office, as far as we know."""
-
-    def why_open(self, now: float, candidate: str = "") -> str:
-        """Say why nobody can be counted on in it, or is to leave it to that candidate; empty if one can."""
-
-
 class VoteJudge:
-    """Judge in one group. Gives no vote itself; tells a candidate that gets none why.
+    """Judge of others' candidacies in one group: whether a candidate gets this member's vote.
+
+    It gives no vote itself, and tells a candidate that gets none why.
+
+    Rules: docs/protocol/election.md, section 5.
 
     Args:
         busy: question whether a round of ours is closing right now: then we do not vote us away.
@@ -324,7 +207,7 @@ class VoteJudge:
         self,
         context: FragmentContext,
         group: str,
-        office: KnownOffice,
+        office: Tenure,
         electorate: Electorate,
         voter: Voter,
         terms: Terms,
@@ -419,9 +302,44 @@ class VoteJudge:
         return VoteRefusal.NOT_PROVEN if over(max(known, head.number)) else VoteRefusal.COUNTED_ON
 
 
-# Terms of one group's office: which are used up, as far as this member knows, and which is next.
-#
-# Rules: docs/protocol/election.md, section 10.
+class Binding:
+    """Watch on whether the holder's certificate still binds anyone, looked at once a heartbeat."""
+
+    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
+        self._shared = context.shared
+        self._electorate = electorate
+        self._look_s = -1e18
+        self._lost_since_s: float | None = None
+        self.term = 0
+        """Term of the last certificate that did."""
+
+    def with_late(self, certificate: Certificate | None, vote: Vote, now: float) -> Certificate | None:
+        """Add a vote that came after the majority to our certificate. Who counts more voters than we do asks
+        for it again, and accepts it then. Else a member that tells some of us that it votes, and others that
+        it does not, keeps the ones out of the others' rounds."""
+        known = {} if certificate is None else {each.body.voter: each for each in certificate.votes}
+        voter = vote.body.voter
+        if certificate is None or voter in known or len(known) >= MAX_VOTES:
+            return certificate
+        if not self._electorate.count([voter], now):
+            return certificate
+        return replace(certificate, votes=tuple(each for _, each in sorted({**known, voter: vote}.items())))
+
+    def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
+        """Tell whether it has bound no member for so long."""
+        if now < self._look_s:
+            return False
+        self._look_s = now + self._shared.timing.heartbeat_s
+        if binds(certificate, self._electorate, now):
+            self._lost_since_s, self.term = None, certificate.term
+            return False
+        if self._lost_since_s is None:
+            self._lost_since_s = now
+        if now - self._lost_since_s < patience_s:
+            return False
+        self._lost_since_s = None
+        return True
+
 
 HEARSAY = MOST_TERMS // 2
 """Limit of how far above the head's term peers' words move our idea of the newest one: half of what a version
@@ -429,7 +347,10 @@ may leap, so that what is left is for elections."""
 
 
 class Terms:
-    """Terms of one group that are in use somewhere."""
+    """Terms of one group's office: which are used up, as far as this member knows, and which is next.
+
+    Rules: docs/protocol/election.md, section 10.
+    """
 
     def __init__(self, context: FragmentContext, group: str, voter: Voter) -> None:
         self._chain = context.chain
@@ -452,14 +373,14 @@ class Terms:
         return max(self.newest, self._voter.term, floor) + 1
 
 
-# Votes that a member has seen in one group: for itself, and in certificates. There is one in a term, so two
-# of one voter are a proof.
-#
-# Rules: docs/protocol/proofs.md, section 3.
-
-
 class SeenVotes:
-    """Votes for us in the newest term in which we stood, to be compared with what certificates hold."""
+    """Votes that a member has seen in one group: for itself, in the newest term in which it stood, and in
+    certificates.
+
+    There is one in a term, so two of one voter are a proof.
+
+    Rules: docs/protocol/proofs.md, section 3.
+    """
 
     def __init__(self, context: FragmentContext, group: str) -> None:
         self._context = context
@@ -501,3 +422,63 @@ class SeenVotes:
                 self._excluded.found(TwoVotes(other, vote), giver)
                 return True
         return False
+
+
+def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFault | None:
+    """Say why this is no vote for us in that group; None if it is one."""
+    body, shared = vote.body, context.shared
+    if (body.run, body.group, body.fragment, body.candidate) != (
+        shared.config.run,
+        group,
+        context.index,
+        shared.me,
+    ):
+        return MessageFault.VOTE_FOR_ANOTHER
+    signed = shared.signed_by(body.voter, "vote", body, vote.signature)
+    return None if signed else MessageFault.VOTE_SIGNATURE
+
+
+def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
+    """Tell whether those who voted are still a majority of today's voters, as we see them."""
+    voters = electorate.voters(now)
+    gave = {vote.body.voter for vote in certificate.votes}
+    unheard = electorate.out_of_earshot(gave, now) + electorate.had_votes(gave, now)
+    return 2 * (len(gave.intersection(voters)) + unheard) > len(voters) + unheard
+
+
+def why_not_certified(
+    context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
+) -> MessageFault | None:
+    """Say why a certificate puts no one in office, in the view that we have ourselves; None if it does.
+
+    A member that is not confirmed yet cannot count a majority: for it the syncer must have worked, and have
+    signed one of the votes.
+    """
+    shared = context.shared
+    named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
+    if certificate.syncer in shared.excluded:
+        return MessageFault.EXCLUDED
+    if not named:
+        return MessageFault.CERTIFICATE_EMPTY
+    if len(named) < len(certificate.votes):
+        return MessageFault.CERTIFICATE_REPEATS
+    if shared.confirmed:
+        unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
+        if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
+            return MessageFault.CERTIFICATE_MINORITY
+    elif certificate.syncer not in named or not shared.trusts(certificate.syncer):
+        return MessageFault.CERTIFICATE_MINORITY
+    # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
+    for vote in sorted(certificate.votes, key=lambda vote: not shared.has_worked(vote.body.voter)):
+        body = vote.body
+        expected = VoteBody(
+            shared.config.run,
+            certificate.group,
+            context.index,
+            certificate.term,
+            certificate.syncer,
+            body.voter,
+        )
+        if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
+            return MessageFault.CERTIFICATE_SIGNATURE
+    return None

@@ -95,10 +95,10 @@ from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.ranks import accelerators
 from p2pdiloco.ports import Transport
+from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, patiently
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import Exchange
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.util import daemon_niceness, lower_session, lower_thread, patiently
 
 logger = logging.getLogger(__name__)
 MAX_KEEPERS_ASKED = 16

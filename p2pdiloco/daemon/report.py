@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.reasons import Unheard
-from p2pdiloco.core.api.types import MAX_VOUCHED, WORDS, Vouch
+from p2pdiloco.core.api.types import MAX_VOUCHED, REACH_WORDS, Vouch
 from p2pdiloco.core.api.versions import level_sizes
 from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fragment import Fragment
@@ -184,7 +184,7 @@ class Report:
             bytes_sent=self._traffic.sent_bytes,
             bytes_received=self._traffic.received_bytes,
             bulk=self._traffic.bulk(),
-            reach=WORDS[self._core.shared.reach],
+            reach=REACH_WORDS[self._core.shared.reach],
             thin=self._core.shared.uplink.thin,
             votes=self._core.shared.vote_disk.works,
             link=self._link_watch.words[:240],
@@ -206,7 +206,7 @@ class Report:
             chain = fragment.chain
             if not chain.head.number:
                 continue
-            marks = sorted(chain.table(), key=lambda m: (not m.voter, -m.number, m.learner))
+            marks = sorted(chain.marks.table, key=lambda m: (not m.voter, -m.number, m.learner))
             members = [mark.learner for mark in marks if mark.learner not in named]
             members = members[: MAX_VOUCHED - len(named)]
             named.update(members)
@@ -279,7 +279,7 @@ class Report:
                     learning=progress.learning,
                     offices=len(progress.offices),
                     loss=sane_loss(progress.loss) if counts(peer) else None,
-                    reach=WORDS[progress.reach],
+                    reach=REACH_WORDS[progress.reach],
                     thin=progress.thin,
                     behind_versions=self._behind_versions(peer),
                     in_last_merge=peer in timeline.last_contributors,

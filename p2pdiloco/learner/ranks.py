@@ -44,7 +44,7 @@ from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line, invariant
 from p2pdiloco.learner.channel import Start, frame
 from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_RANK_KILLED, EXIT_TOO_LARGE, PassTooLarge, RankKilled
-from p2pdiloco.util import lower_process
+from p2pdiloco.priority import lower_process
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

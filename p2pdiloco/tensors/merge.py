@@ -54,7 +54,7 @@ from p2pdiloco.core.api.types import (
     can_be_weighed,
     weight_of,
 )
-from p2pdiloco.core.api.versions import FEWEST, Mean, references
+from p2pdiloco.core.api.versions import FEWEST_REFERENCES, Mean, references
 from p2pdiloco.errors import invariant
 from p2pdiloco.hashing import Hash, content_digest
 from p2pdiloco.tensors.codecs import (
@@ -211,7 +211,7 @@ class Accumulator:
         rows = zip(lengths, steps, votes or [False] * len(lengths), strict=True)
         there = [(length / math.sqrt(share), vote) for length, share, vote in rows if length > 0]
         usual = sorted(references([each for each, _ in there], [vote for _, vote in there]))
-        if not self._limits.of_median or len(usual) < FEWEST:
+        if not self._limits.of_median or len(usual) < FEWEST_REFERENCES:
             return
         self._longest = min(self._longest, self._limits.of_median * usual[(len(usual) - 1) // 2])
 
@@ -320,7 +320,7 @@ def scores(samples: Sequence[Tensor], votes: Sequence[bool] = ()) -> list[int]:
     """Compute the score of every contribution by their samples; `UNMEASURED` for all, where there are too
     few, and `UNCLEAR`, where not even most of them agree. `votes`: whose learners vote (nobody's): they are
     the others with whom all are compared, where enough do (`core.api.references`)."""
-    if len(samples) < FEWEST:
+    if len(samples) < FEWEST_REFERENCES:
         return [UNMEASURED] * len(samples)
     rows = torch.stack([_whole(sample) for sample in samples])
     products = [[int(each) for each in row] for row in (rows @ rows.T).tolist()]

@@ -183,7 +183,7 @@ class Swarm:
             return
         chain = holder.core.fragments[effect.fragment].chain
         member.spares[effect.fragment] = holder.states[effect.fragment]
-        copied = ev.StateFetched(effect.fragment, effect.peer, chain.signed, chain.table())
+        copied = ev.StateFetched(effect.fragment, effect.peer, chain.signed, chain.marks.table)
         self.post(member.peer, copied)
 
     def _CommitVersion(self, member: Member, effect: ef.CommitVersion) -> None:

@@ -122,7 +122,7 @@ def child(
         replace(p, after=before.stamp(p.learner), trust=before.mean(p.learner).trust(p.score)) for p in given
     )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)
-    usual = chain.after(chain_to(parent), merged, config(parent.fragment + 1))
+    usual = chain.scale_after(chain_to(parent), merged, config(parent.fragment + 1))
     values: dict[str, Any] = {
         "run": RUN,
         "group": WHOLE_RUN,

@@ -68,7 +68,7 @@ def long_ago() -> Effects:
     solo = syncer(quorum=1, max_base_age_versions=0)
     old = solo.head
     one_round(solo, "p1", "p2")
-    mark = solo.fragment.chain.watermark("p1")
+    mark = solo.fragment.chain.marks.stamp("p1")
     return solo.feed(ev.Offered(90, "p1", contribution("p1", old, Stamp(1, 5), after=mark)))
 
 

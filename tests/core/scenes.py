@@ -82,7 +82,7 @@ def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ef.Effect]:
     """A version that merges these learners' next contributions."""
     effects: list[ef.Effect] = []
     for index, learner in enumerate(learners):
-        mark = solo.fragment.chain.watermark(learner)
+        mark = solo.fragment.chain.marks.stamp(learner)
         stamp = Stamp(1, mark.sequence + 1)
         effects += solo.offer(learner, 10 * number + index, stamp=stamp, after=mark)
     effects += solo.wait(1.0)
@@ -94,7 +94,7 @@ def copied(author: str) -> list[ef.Effect]:
     solo = syncer()
     one_round(solo, "p1", "p2")
     parts = {part.learner: part for part in solo.fragment.chain.header.contributors}
-    mark, payload = solo.fragment.chain.watermark("p2"), parts[author].payload_digest
+    mark, payload = solo.fragment.chain.marks.stamp("p2"), parts[author].payload_digest
     signed = contribution("p2", solo.head, Stamp(1, 2), after=mark, payload_digest=payload)
     return solo.feed(ev.Offered(90, "p2", signed))
 
@@ -129,7 +129,7 @@ def left_out() -> list[ef.Effect]:
 
 def due_again(solo: Solo, learner: str, transfer: int) -> list[ef.Effect]:
     """Its work came too late for the last version, or was copied out long before it."""
-    mark = solo.fragment.chain.watermark(learner)
+    mark = solo.fragment.chain.marks.stamp(learner)
     return solo.offer(learner, transfer, stamp=Stamp(1, mark.sequence + 1), after=mark)
 
 
@@ -152,7 +152,7 @@ def serve(solo: Solo, effects: list[ef.Effect]) -> list[ef.Effect]:
 
 def next_part(chain: Chain, learner: str) -> Contributor:
     """That learner's next contribution, of H inner steps, as a syncer of this chain states it."""
-    mark, mean = chain.watermark(learner), chain.marks.mean(learner)
+    mark, mean = chain.marks.stamp(learner), chain.marks.mean(learner)
     stamp = Stamp(1, mark.sequence + 1)
     trust, votes = mean.trust(UNMEASURED), learner in chain.marks.voters
     return Contributor(learner, stamp, 40, 4, mark, trust=trust, votes=votes)
@@ -161,6 +161,6 @@ def next_part(chain: Chain, learner: str) -> Contributor:
 def doubted(chain: Chain) -> None:
     """A heavier chain takes the place of this one: with the same stamps, and where nobody agrees with
     others."""
-    table = tuple(replace(mark, agreement=-1000) for mark in chain.table())
+    table = tuple(replace(mark, agreement=-1000) for mark in chain.marks.table)
     header = replace(chain.header, tokens=chain.header.tokens + 1, table=table_digest(table))
     chain.replace(SignedVersion(header, b""), table)

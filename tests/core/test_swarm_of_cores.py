@@ -110,4 +110,4 @@ def test_who_leaves_is_merged_first_and_missed_by_nobody(swarm: Swarm) -> None:
     swarm.kill(leaver)
     train(swarm, 2)
     rest = next(iter(swarm.members.values())).core.fragments[0].chain
-    assert rest.watermark(leaver) == Stamp(1, 1) and rest.head.tokens == (3 + 2 + 2) * 40
+    assert rest.marks.stamp(leaver) == Stamp(1, 1) and rest.head.tokens == (3 + 2 + 2) * 40

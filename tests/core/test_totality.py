@@ -209,7 +209,7 @@ class Weather(RuleBasedStateMachine):
 
     @rule(kept=st.booleans())
     def restart(self, kept: bool) -> None:
-        logs = [(f.chain.logged_all(), f.chain.table()) for f in self.core.fragments]
+        logs = [(f.chain.logged_all(), f.chain.marks.table) for f in self.core.fragments]
         votes = tuple(ef.VoteRecord(f, t, c) for (f, t), c in self.votes.items())
         parts = tuple(RestoredFragment(log=log, watermarks=marks) for log, marks in logs)
         chains = parts if kept else restored_nothing(CONFIG).fragments
@@ -317,7 +317,7 @@ class Weather(RuleBasedStateMachine):
     @rule(learner=peers, fragment=st.integers(0, 1), stamp=stamps, known=st.booleans(), due=st.booleans())
     def offers(self, learner: str, fragment: int, stamp: Stamp, known: bool, due: bool) -> None:
         chain = self.core.fragments[fragment].chain
-        mark = chain.watermark(learner)
+        mark = chain.marks.stamp(learner)
         following = Stamp(mark.incarnation or 1, mark.sequence + 1)
         odd: dict[str, Any] = {"fragment": fragment, "due": due, "after": mark if known else stamp}
         signed = contribution(learner, chain.head, following if known else stamp, **odd)

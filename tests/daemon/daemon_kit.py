@@ -255,13 +255,15 @@ class Neighbourhood:
         """Everybody contributes once and all of it is merged, in everybody's chain: what must go on working
         whatever was tried."""
         mine = [m.core.shared.me for m in members]
-        before = {m.core.shared.me: m.chain_of(fragment).watermark(m.core.shared.me) for m in members}
+        before = {m.core.shared.me: m.chain_of(fragment).marks.stamp(m.core.shared.me) for m in members}
         for member in members:
             await until(lambda m=member: fragment not in m.learner.slot_in_use, "a free slot")
             member.learner.contribute(fragment)
         for member in members:
             chain = member.chain_of(fragment)
-            await until(lambda c=chain: all(c.watermark(p) > before[p] for p in mine), "all merged, here too")
+            await until(
+                lambda c=chain: all(c.marks.stamp(p) > before[p] for p in mine), "all merged, here too"
+            )
 
 
 class Rogue:

@@ -165,7 +165,7 @@ async def test_a_replayed_contribution_is_merged_once(tmp_path: Path) -> None:
         assert (await rogue.push(member, signed, payload)).verdict.taken
         chain = member.core.fragments[0].chain
         member.learner.contribute(0)
-        await until(lambda: chain.watermark(rogue.id) == Stamp(1, 1), "the contribution is merged")
+        await until(lambda: chain.marks.stamp(rogue.id) == Stamp(1, 1), "the contribution is merged")
 
         tokens = member.head().tokens
         answer = await rogue.push(member, signed, payload)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from p2pdiloco import util
+from p2pdiloco import priority
 
 
 class Threads:
@@ -18,8 +18,8 @@ class Threads:
         self.nice: dict[int, int] = {11: 0, 13: 15, 14: 0}
         self.forbidden = forbidden
         self.listed = [{11, 12, 13}, {11, 12, 13, 14}]
-        monkeypatch.setattr(util, "_threads", lambda pid: self.listed.pop(0))
-        monkeypatch.setattr(util, "lower_session", lambda pid, niceness: True)
+        monkeypatch.setattr(priority, "_threads", lambda pid: self.listed.pop(0))
+        monkeypatch.setattr(priority, "lower_session", lambda pid, niceness: True)
         monkeypatch.setattr(os, "getpriority", self.get)
         monkeypatch.setattr(os, "setpriority", self.set)
 
@@ -38,24 +38,24 @@ def test_a_thread_that_ends_and_one_that_starts_keep_no_other_from_stepping_back
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads = Threads(monkeypatch)
-    assert util.lower_process(10, 7)
+    assert priority.lower_process(10, 7)
     assert threads.nice == {11: 7, 13: 15, 14: 7}, "never up"
 
 
 def test_zero_is_not_at_all_also_of_who_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = Threads(monkeypatch)
     threads.nice = {11: -5, 12: 0, 13: 0, 14: 0}
-    assert util.lower_process(10, 0)
+    assert priority.lower_process(10, 0)
     assert threads.nice[11] == -5
 
 
 def test_a_system_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = Threads(monkeypatch, forbidden=True)
-    assert not util.lower_process(10, 7) and not threads.listed
+    assert not priority.lower_process(10, 7) and not threads.listed
     monkeypatch.setattr(os, "getpriority", lambda which, thread: 0)
-    monkeypatch.setattr(util, "LINUX", True)
-    assert not util.lower_thread(7)
-    with ThreadPoolExecutor(1, "tensors", util.lower_thread, (7,)) as executor:
+    monkeypatch.setattr(priority, "LINUX", True)
+    assert not priority.lower_thread(7)
+    with ThreadPoolExecutor(1, "tensors", priority.lower_thread, (7,)) as executor:
         assert executor.submit(int).result() == 0
 
 
@@ -74,7 +74,7 @@ def test_a_system_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 def test_rounds_step_back_by_themselves_for_a_learner_that_waits_for_its_gpu(
     device: str, wanted: str, niceness: int
 ) -> None:
-    assert util.daemon_niceness(device, wanted) == niceness
+    assert priority.daemon_niceness(device, wanted) == niceness
 
 
 async def test_what_comes_too_soon_is_tried_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +85,6 @@ async def test_what_comes_too_soon_is_tried_again_for_a_while(monkeypatch: pytes
 
     monkeypatch.setattr(asyncio, "sleep", pause)
     answers = [False, False, True]
-    assert await util.patiently(lambda pid, niceness: answers.pop(0), 10, 7) and len(pauses) == 2
-    assert not await util.patiently(lambda pid, niceness: False, 10, 7)
-    assert len(pauses) == 2 + util.ATTEMPTS
+    assert await priority.patiently(lambda pid, niceness: answers.pop(0), 10, 7) and len(pauses) == 2
+    assert not await priority.patiently(lambda pid, niceness: False, 10, 7)
+    assert len(pauses) == 2 + priority.ATTEMPTS

@@ -1,4 +1,4 @@
-"""Inputs of a new core: the run's protocol numbers, timing constants, and what was saved."""
+"""Inputs of a new core: the run's protocol numbers, timing constants, amendments, and what was saved."""
 
 from __future__ import annotations
 
@@ -131,12 +131,6 @@ class Restored(Struct, frozen=True, kw_only=True):
     """True: something newer than version 0 was found."""
 
 
-# Amendments of a run: what its owner changes on the way, and from how many tokens on each change holds.
-#
-# They change what learners do by themselves: the rate of inner steps, and whether there are any. Merges and
-# outer steps know nothing of them: whoever hears of one late only trains otherwise for a while, and still
-# makes the same versions as all others.
-
 MAX_AMENDMENTS = 32
 MAX_MESSAGE = 240
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
@@ -151,7 +145,13 @@ class Going(StrEnum):
 
 
 class Amendment(Wire, frozen=True):
-    """Change of a run by its owner. It says all that holds from then on, whatever earlier ones said."""
+    """Change of a run by its owner, from so many tokens on. It says all that holds from then on, whatever
+    earlier ones said.
+
+    They change what learners do by themselves: the rate of inner steps, and whether there are any. Merges and
+    outer steps know nothing of them: a learner that hears of one late only trains otherwise for a while, and
+    still makes the same versions as all others.
+    """
 
     number: Annotated[int, Meta(ge=1, le=1 << 53)]
     from_tokens: Count

@@ -195,7 +195,7 @@ class Measured(Struct, frozen=True):
     length: float
     """Length (L2) before it was cut."""
     score: int = UNMEASURED
-    """Agreement with the others (`tensors.merging.agreement`)."""
+    """Agreement with the others (`tensors.merge`)."""
 
 
 class PartialMerged(Event, frozen=True):

@@ -1,6 +1,7 @@
-"""Proofs: records by which anybody can check that a member lied. Each depends on nothing but itself.
+"""Evidence that a member lied: proofs that anybody can check, and statements of members that made a merge
+again.
 
-Rules: docs/protocol/proofs.md, section 2.
+A proof depends on nothing but itself (docs/protocol/proofs.md, section 2).
 """
 
 from __future__ import annotations
@@ -11,9 +12,19 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from p2pdiloco.core.api import types
 from p2pdiloco.core.api.reasons import CastOutWhy
-from p2pdiloco.core.api.types import Contributor, Count, Digest, PeerId, Signature, Vote, Wire, signed_bytes
+from p2pdiloco.core.api.types import (
+    Contributor,
+    Count,
+    Digest,
+    PeerId,
+    Signature,
+    Vote,
+    Wire,
+    merkle_path,
+    merkle_root_of,
+    signed_bytes,
+)
 from p2pdiloco.core.api.versions import PartialLabel, ShortHeader, SignedVersion, VersionHeader
 
 MAX_PROOFS = 256
@@ -91,7 +102,7 @@ class FalseLabel(Wire, frozen=True, tag=True):
     version: SignedShort
     part: Contributor
     way: Annotated[tuple[tuple[bool, Digest], ...], Meta(max_length=MAX_WAY)]
-    """Way from the contribution to the root in the short header (`core.api.merkle`)."""
+    """Way from the contribution to the root in the short header (`core.api.types.merkle_root`)."""
 
     def culprit(self) -> PeerId:
         """Name the member that lied, if the proof holds."""
@@ -106,7 +117,7 @@ class FalseLabel(Wire, frozen=True, tag=True):
     def holds(self, run: str, verify: Verify) -> bool:
         """Tell whether it proves what it says. At most two signatures are checked."""
         header, part = self.version.header, self.part
-        if header.run != run or types.root_of(part.named(), self.way) != header.contributors:
+        if header.run != run or merkle_root_of(part.named(), self.way) != header.contributors:
             return False
         if not self.version.signed(verify):
             return False
@@ -130,7 +141,7 @@ def two_versions(ours: SignedVersion | None, other: SignedVersion | SignedShort)
 def false_label(version: SignedVersion, index: int) -> FalseLabel:
     """Make the proof that a version's contributor of that index is there without its learner's signature."""
     parts = version.header.contributors
-    way = types.path([part.named() for part in parts], index)
+    way = merkle_path([part.named() for part in parts], index)
     return FalseLabel(short_of(version), parts[index], way)
 
 
@@ -146,16 +157,6 @@ def _place(header: ShortHeader | VersionHeader) -> tuple[str, str, int, bytes, i
 
 def _signed_both(first: Vote, second: Vote, verify: Verify) -> bool:
     return all(verify(v.body.voter, signed_bytes("vote", v.body), v.signature) for v in (first, second))
-
-
-# Statements of members on versions that they made again: accusations, and what refutes one.
-#
-# A false merge does not fit into a proof: its contributions are needed. But each has a digest, and the same
-# merge has the same bits everywhere. So whoever hears an accusation makes the merge again for itself: one of
-# the two, its syncer or the accuser, has signed something false. So it is with the state that a version
-# states.
-#
-# Rules: docs/protocol/audits.md, section 3.
 
 
 class FalseVersion(Wire, frozen=True, tag=True):
@@ -271,7 +272,15 @@ Subject = FalseVersion | FalseState | FalsePartial
 
 
 class Accusation(Wire, frozen=True, tag=True):
-    """Statement of a member that made a merge, or an outer step, itself: what was stated is false."""
+    """Statement of a member that made a merge, or an outer step, itself: what was stated is false.
+
+    A false merge does not fit into a proof: its contributions are needed. But each has a digest, and the same
+    merge has the same bits everywhere. So every node that hears an accusation makes the merge again for
+    itself: one of the two, its syncer or the accuser, has signed something false. So it is with the state
+    that a version states.
+
+    Rules: docs/protocol/audits.md, section 3.
+    """
 
     subject: Subject
     accuser: PeerId
@@ -331,6 +340,7 @@ class Refutation(Wire, frozen=True, tag=True):
 
 Statement = Accusation | Refutation
 Evidence = Proof | Statement
+"""Evidence for which a member is excluded: a proof, or a statement of our own, or of most who vote."""
 
 
 def cause_of(evidence: Evidence) -> CastOutWhy:
@@ -338,6 +348,3 @@ def cause_of(evidence: Evidence) -> CastOutWhy:
     same thing; anything else that is false comes of no copy."""
     signed_two = isinstance(evidence, TwoVersions | TwoVotes)
     return CastOutWhy.TWO_LIVES if signed_two else CastOutWhy.UNSOUND
-
-
-"""Evidence for which a member is excluded: a proof, or a statement of our own, or of most who vote."""

@@ -67,11 +67,11 @@ class Progress(Message, frozen=True):
     """Reachability. A hidden member leaves offices to those that can be dialled, and gives nothing that
     others have."""
     thin: bool
-    """True: its uplink carries less than an office asks (`core.uplinks.uplink`)."""
+    """True: its uplink carries less than an office asks (`core.capacity`)."""
     votes: bool
     """True: it can save a vote. A member that cannot counts in no majority."""
     proofs: Count = 0
-    """Number that says whom it excludes (`core.api.proofs.fingerprint`); 0: nobody."""
+    """Number that says whom it excludes (`core.api.evidence.fingerprint`); 0: nobody."""
 
 
 class Leaving(Message, frozen=True):

@@ -19,119 +19,6 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.util import direct_members
 
-# Merkle tree over a list: one digest for all of it, and short evidence that one entry is in it.
-#
-# As in RFC 6962: entries and inner nodes are hashed in domains of their own, so that neither can pass for the
-# other. An odd node at the end of a row goes up as it is.
-
-Path = tuple[tuple[bool, bytes], ...]
-"""Way from an entry to the root: (True if the sibling is on the left, the sibling's digest), from below."""
-EMPTY_ROOT = hashlib.sha256(b"").digest()
-
-
-def root(entries: Sequence[bytes]) -> bytes:
-    """Compute the digest of these entries, in this order."""
-    row = [_leaf(entry) for entry in entries]
-    while len(row) > 1:
-        row = _above(row)
-    return row[0] if row else EMPTY_ROOT
-
-
-def path(entries: Sequence[bytes], index: int) -> Path:
-    """Find the way from entry `index` to the root."""
-    row, at, found = [_leaf(entry) for entry in entries], index, []
-    while len(row) > 1:
-        sibling = at ^ 1
-        if sibling < len(row):
-            found.append((sibling < at, row[sibling]))
-        row, at = _above(row), at // 2
-    return tuple(found)
-
-
-def root_of(entry: bytes, way: Path) -> bytes:
-    """Compute the root that a tree has in which `entry` lies at the end of this way."""
-    digest = _leaf(entry)
-    for on_left, sibling in way:
-        digest = _node(sibling, digest) if on_left else _node(digest, sibling)
-    return digest
-
-
-def _above(row: list[bytes]) -> list[bytes]:
-    pairs = [_node(row[i], row[i + 1]) for i in range(0, len(row) - 1, 2)]
-    return pairs + row[len(row) - len(row) % 2 :]
-
-
-def _leaf(entry: bytes) -> bytes:
-    return hashlib.sha256(b"\0" + entry).digest()
-
-
-def _node(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(b"\1" + left + right).digest()
-
-
-# Reachability of a member: what it found out by asking peers, and says in its heartbeats.
-#
-# Rules: docs/protocol/links.md, section 1.
-
-
-@direct_members
-class Reach(IntEnum):
-    """Ways in which others can reach a member. Wire format: append only."""
-
-    UNKNOWN = 0
-    """Reachable or not: peers have not told it yet."""
-    DIRECT = 1
-    """Others can dial it."""
-    RELAYED = 2
-    """Reachable only through a relay, or over connections that it made itself."""
-    OUTBOUND = 3
-    """Reachable only over connections that it made itself."""
-
-
-WORDS = {
-    Reach.UNKNOWN: "",
-    Reach.DIRECT: "direct",
-    Reach.RELAYED: "relayed",
-    Reach.OUTBOUND: "outbound only",
-}
-"""Texts for people."""
-
-
-# Bounds of what a learner can have trained, and what a merge can weigh.
-#
-# Rules: docs/protocol/weights.md, section 1.
-
-FULL_TRUST, LEAST_TRUST = 64, 1
-"""Most and least trust weight (`core.api.trust_weight`): parts of a contribution's weight that count."""
-
-MAX_INNER_STEPS = 1 << 32
-"""Limit of inner steps between two merges: no learner makes more. Bounds what one lie can add to token
-counts."""
-MAX_WEIGHT = 1 << 62
-"""Limit of a contribution's weight, tokens^2 / inner steps: two thousand million tokens in one inner step.
-With `tensors.merging.merge.MIN_LENGTH` it keeps every sum of a merge inside fp32's range."""
-MOST_PERIODS = 1 << 20
-"""Limit of a contribution's inner steps as a multiple of H: years of absence."""
-
-
-def can_be_weighed(tokens: int, inner_steps: int) -> bool:
-    """Tell whether a merge can weigh so many tokens in so many inner steps."""
-    return tokens > 0 and 0 < inner_steps <= MAX_INNER_STEPS and tokens * tokens <= MAX_WEIGHT * inner_steps
-
-
-def weight_of(tokens: int, inner_steps: int, most_tokens: int, trust: int) -> float:
-    """Compute the weight of a contribution, tokens^2 / inner steps. Of the tokens at most `most_tokens`
-    weigh, and of that the share that its learner is trusted with."""
-    return min(tokens, most_tokens) * tokens / inner_steps * (trust / FULL_TRUST)
-
-
-def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int, period: int) -> bool:
-    """Tell whether a learner can have trained so many tokens in so many inner steps, and a merge can weigh
-    them: what it raises at would cost a whole round. `period`: H."""
-    possible = tokens <= inner_steps * tokens_per_step and inner_steps <= MOST_PERIODS * period
-    return possible and can_be_weighed(tokens, inner_steps)
-
-
 PeerId = Annotated[str, Meta(min_length=1, max_length=80)]
 GroupId = Annotated[str, Meta(min_length=1, max_length=64)]
 RunId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -149,7 +36,7 @@ MAX_VOUCHED = 512
 """Limit of members for which an owner vouches."""
 MAX_WATERMARKS = 16384
 WHOLE_RUN: GroupId = "all"
-"""Name of the one group that exists while the run fits into one (`core.api.grouping`)."""
+"""Name of the one group that exists while the run fits into one (`core.api.versions.Plan`)."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -187,10 +74,12 @@ class Stamp(Wire, order=True, frozen=True):
 
 NEVER = Stamp(0, 0)
 """Stamp of a learner of which nothing has been merged."""
+FULL_TRUST, LEAST_TRUST = 64, 1
+"""Most and least trust weight (`core.api.versions.Mean`): parts of a contribution's weight that count."""
 
 
 class MergeLimits(Wire, frozen=True):
-    """Limits of one contribution's part in a merge (`core.chain.scale`)."""
+    """Limits of one contribution's part in a merge (`core.chain.Scale`)."""
 
     most_tokens: Count
     """Tokens that it weighs at most."""
@@ -265,15 +154,23 @@ class Contributor(Wire, frozen=True):
     length: float = 0.0
     """Length (L2) before it was cut; 0: none, or not known."""
     score: Annotated[int, Meta(ge=UNMEASURED, le=127)] = UNMEASURED
-    """Agreement with the others of its round (`tensors.merging.agreement`)."""
+    """Agreement with the others of its round (`tensors.merge`)."""
     votes: bool = False
     """True: its learner votes, by the table of watermarks that its syncer had. Where enough of a round do,
-    they say what is usual (`core.api.references`)."""
+    they say what is usual (`core.api.versions.references`)."""
 
     def work(self, run: str, fragment: int) -> WorkLabel:
         """Make what its learner signs."""
-        done = self.tokens, self.inner_steps
-        return WorkLabel(run, fragment, self.learner, self.stamp, self.after, *done, self.payload_digest)
+        return WorkLabel(
+            run,
+            fragment,
+            self.learner,
+            self.stamp,
+            self.after,
+            self.tokens,
+            self.inner_steps,
+            self.payload_digest,
+        )
 
 
 class Watermark(Wire, frozen=True):
@@ -288,12 +185,12 @@ class Watermark(Wire, frozen=True):
     merges: Count = 1
     """Versions since then that have a contribution of it."""
     voter: Count = 0
-    """Version since which it votes; 0: it does not yet (`core.chain.watermarks`)."""
+    """Version since which it votes; 0: it does not yet (`core.chain.Marks`)."""
     agreement: Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)] = 0
-    """Slow mean of how far its contributions agree with the others' (`core.api.trust_weight`)."""
+    """Slow mean of how far its contributions agree with the others' (`core.api.versions.Mean`)."""
     last: Annotated[bytes, Meta(max_length=8)] = b""
     """First bytes of the digest of its newest contribution's payload, by which copies of it are known
-    (`core.chain.earning`); empty: not known."""
+    (`core.chain.earned`); empty: not known."""
     earned: Count = 1
     """Versions of `merges` with work that was no copy, after which it was trusted no less than a newcomer:
     they earn it its vote."""
@@ -349,8 +246,9 @@ class SignedContribution(Wire, frozen=True):
     def contributor(self) -> Contributor:
         """Make its part in a merge."""
         h = self.header
-        done = h.tokens, h.inner_steps
-        return Contributor(h.learner, h.stamp, *done, h.after, h.payload_digest, self.signature)
+        return Contributor(
+            h.learner, h.stamp, h.tokens, h.inner_steps, h.after, h.payload_digest, self.signature
+        )
 
 
 class VoteBody(Wire, frozen=True):
@@ -383,6 +281,31 @@ class Certificate(Wire, frozen=True):
     votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
 
 
+@direct_members
+class Reach(IntEnum):
+    """Ways in which others can reach a member, as it found out by asking peers, and says in its heartbeats.
+    Wire format: append only.
+
+    Rules: docs/protocol/links.md, section 1.
+    """
+
+    UNKNOWN = 0
+    """Reachable or not: peers have not told it yet."""
+    DIRECT = 1
+    """Others can dial it."""
+    RELAYED = 2
+    """Reachable only through a relay, or over connections that it made itself."""
+    OUTBOUND = 3
+    """Reachable only over connections that it made itself."""
+
+
+REACH_WORDS = {
+    Reach.UNKNOWN: "",
+    Reach.DIRECT: "direct",
+    Reach.RELAYED: "relayed",
+    Reach.OUTBOUND: "outbound only",
+}
+"""Texts for people."""
 _DOMAIN = b"p2pdiloco/1/"
 
 
@@ -399,3 +322,80 @@ class Crypto(Protocol):
 
     def verify(self, peer: str, message: bytes, signature: bytes) -> bool:
         """Tell whether that peer signed the message. False, never an exception, for anything malformed."""
+
+
+MAX_INNER_STEPS = 1 << 32
+"""Limit of inner steps between two merges: no learner makes more. Bounds what one lie can add to token
+counts."""
+MAX_WEIGHT = 1 << 62
+"""Limit of a contribution's weight, tokens^2 / inner steps: two thousand million tokens in one inner step.
+With `tensors.merge.MIN_LENGTH` it keeps every sum of a merge inside fp32's range."""
+MOST_PERIODS = 1 << 20
+"""Limit of a contribution's inner steps as a multiple of H: years of absence."""
+
+
+def can_be_weighed(tokens: int, inner_steps: int) -> bool:
+    """Tell whether a merge can weigh so many tokens in so many inner steps."""
+    return tokens > 0 and 0 < inner_steps <= MAX_INNER_STEPS and tokens * tokens <= MAX_WEIGHT * inner_steps
+
+
+def weight_of(tokens: int, inner_steps: int, most_tokens: int, trust: int) -> float:
+    """Compute the weight of a contribution, tokens^2 / inner steps. Of the tokens at most `most_tokens`
+    weigh, and of that the share that its learner is trusted with."""
+    return min(tokens, most_tokens) * tokens / inner_steps * (trust / FULL_TRUST)
+
+
+def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int, period: int) -> bool:
+    """Tell whether a learner can have trained so many tokens in so many inner steps, and a merge can weigh
+    them: what it raises at would cost a whole round. `period`: H."""
+    possible = tokens <= inner_steps * tokens_per_step and inner_steps <= MOST_PERIODS * period
+    return possible and can_be_weighed(tokens, inner_steps)
+
+
+MerklePath = tuple[tuple[bool, bytes], ...]
+"""Way from an entry to the root: (True if the sibling is on the left, the sibling's digest), from below."""
+EMPTY_ROOT = hashlib.sha256(b"").digest()
+
+
+def merkle_root(entries: Sequence[bytes]) -> bytes:
+    """Compute the root of a Merkle tree over these entries, in this order: one digest for all of them.
+
+    As in RFC 6962: entries and inner nodes are hashed in domains of their own, so that neither can pass for
+    the other. An odd node at the end of a row goes up as it is.
+    """
+    row = [_leaf(entry) for entry in entries]
+    while len(row) > 1:
+        row = _above(row)
+    return row[0] if row else EMPTY_ROOT
+
+
+def merkle_path(entries: Sequence[bytes], index: int) -> MerklePath:
+    """Find the way from entry `index` to the root."""
+    row, at, found = [_leaf(entry) for entry in entries], index, []
+    while len(row) > 1:
+        sibling = at ^ 1
+        if sibling < len(row):
+            found.append((sibling < at, row[sibling]))
+        row, at = _above(row), at // 2
+    return tuple(found)
+
+
+def merkle_root_of(entry: bytes, way: MerklePath) -> bytes:
+    """Compute the root that a tree has in which `entry` lies at the end of this way."""
+    digest = _leaf(entry)
+    for on_left, sibling in way:
+        digest = _node(sibling, digest) if on_left else _node(digest, sibling)
+    return digest
+
+
+def _above(row: list[bytes]) -> list[bytes]:
+    pairs = [_node(row[i], row[i + 1]) for i in range(0, len(row) - 1, 2)]
+    return pairs + row[len(row) - len(row) % 2 :]
+
+
+def _leaf(entry: bytes) -> bytes:
+    return hashlib.sha256(b"\0" + entry).digest()
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\1" + left + right).digest()

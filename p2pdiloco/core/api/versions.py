@@ -1,4 +1,9 @@
-"""Versions of a fragment: their headers, long and short, and what follows from them."""
+"""Versions of a fragment: their headers, the partial merges and groups in them, and what follows from them.
+
+`VersionHeader` describes a version, `PartialHeader` a group's partial merge on its way up. `Plan` says which
+member belongs to which group. `Mean` is the trust weight of a learner, `Stride` the share of a displacement
+that goes into one contribution.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from p2pdiloco.core.api import types
 from p2pdiloco.core.api.types import (
     EMPTY_TABLE,
     FULL_TRUST,
@@ -34,25 +38,138 @@ from p2pdiloco.core.api.types import (
     Signature,
     SignedContribution,
     Wire,
+    merkle_root,
     plausible_work,
 )
 from p2pdiloco.util import BoundedDict
 
-# Partial merges: the label with which a group's goes to the group above, and how a version names them.
-#
-# Who merged what follows from a version's header alone: which leaf group a learner was in, and which groups
-# are below which, is arithmetic (`core.api.grouping`). So a partial is named by its group, its syncer, and
-# the digest of its sums, and its syncer's signature holds for the contributions that the header has of that
-# group.
-#
-# Rules: docs/protocol/groups.md, section 3.
+
+class HeaderStart(Wire, frozen=True):
+    """First fields of a version's header, long and short: what it is, and of whom."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    number: Count
+    parent: Digest
+    """Digest of the parent's header; for version 0, the digest of the run id."""
+    term: Count
+    syncer: PeerId
+    """Member that made the version; for version 0, the run id."""
+    tokens: Count
+    state_digest: Digest
+    """Digest of (number, Theta, outer momentum) after the outer step; `tensors.codecs.state_digest`."""
+    update_digest: Digest
+    update_bytes: Count
+    codec: Annotated[str, Meta(max_length=16)]
+
+
+class ShortHeader(HeaderStart, frozen=True):
+    """Version header with the Merkle roots of contributors and partials in their place: it names the version,
+    and is what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred
+    bytes (docs/protocol/proofs.md, section 1)."""
+
+    contributors: Digest
+    """Merkle root over the encoded contributors, in their order (`core.api.types.merkle_root`)."""
+    epoch: Count
+    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)]
+    table: Digest
+    unit: Count
+    norm: float
+    reach: float
+    limits: MergeLimits
+    partials: Digest
+    """Merkle root over the encoded partials, in their order."""
+    repairs: Digest | None = None
+
+    def digest(self) -> bytes:
+        """Compute SHA-256 of the canonical encoding: the digest of the version."""
+        return hashlib.sha256(self.named()).digest()
+
+
+class VersionHeader(HeaderStart, frozen=True):
+    """Description of a version: parent, what was merged, and the digests of update and resulting state."""
+
+    contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
+    epoch: Count = 0
+    """Epoch of the grouping under which the *next* version is made; grows by one when the groups rotate."""
+    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
+    """Number of groups into which the members fall for the next version; 1: all are in one
+    (`core.api.versions.Plan`)."""
+    table: Digest = EMPTY_TABLE
+    """Digest of the table of watermarks after this version (`table_digest`): nobody can forge it beside a
+    state."""
+    unit: Count = 0
+    """Tokens of a usual contribution (`core.chain.Scale`); 0: H inner steps'."""
+    norm: float = 0.0
+    """Length (L2) of the outer update, as its syncer found it; of version 0, its own, about."""
+    reach: float = 0.0
+    """Length of a usual contribution; 0: not known, and nothing is cut."""
+    limits: MergeLimits = NO_LIMITS
+    """Limits by which its contributions were merged, which follow from its parent."""
+    partials: Annotated[tuple[MergedPartial, ...], Meta(max_length=MAX_PARTIALS)] = ()
+    """Partial merges of which it was made, those inside others too, sorted by group; none where one group
+    made it."""
+    repairs: Digest | None = None
+    """Digest of an earlier version, a false one, whose update is taken back in this one's, and the true one
+    added (docs/protocol/audits.md, section 4)."""
+
+    def short(self) -> ShortHeader:
+        """Make what stands for it wherever it is named or signed: contributors by their one digest."""
+        fields: dict[str, Any] = asdict(self)
+        fields["contributors"] = merkle_root([part.named() for part in self.contributors])
+        fields["partials"] = merkle_root([entry.named() for entry in self.partials])
+        return ShortHeader(**fields)
+
+    def named(self) -> bytes:
+        """Encode what stands for it: the short header."""
+        return _facts(self).named
+
+    def digest(self) -> bytes:
+        """Compute SHA-256 of the short header's canonical encoding."""
+        return _facts(self).digest
+
+    def longest_steps(self) -> int:
+        """Find the inner steps of its longest contribution; 0 for version 0."""
+        return _facts(self).longest_steps
+
+    def plausible(self, tokens_per_step: int, period: int) -> bool:
+        """Tell whether every contributor can have trained so much in so many inner steps
+        (`plausible_work`)."""
+        return _facts(self).plausible(tokens_per_step, period)
+
+    def tree(self, plan: Plan) -> Tree | None:
+        """Find out what was merged in each of its partials, where the members were grouped so; None: that
+        cannot be."""
+        return _facts(self).tree(plan)
+
+    def head(self) -> Head:
+        """Make the short name of this version."""
+        return Head(self.number, self.digest(), self.tokens, self.term)
+
+
+class SignedVersion(Wire, frozen=True):
+    """Version header with its syncer's signature over `signed_bytes("version", header)`, which are those of
+    the short one."""
+
+    header: VersionHeader
+    signature: Signature
+
 
 MAX_PARTIALS = 4096
 """Limit of partial merges in a version: as many as so many contributors in groups of more than four make."""
 
 
 class PartialLabel(Wire, frozen=True):
-    """Label that the syncer of a group signs of its partial merge, and answers for."""
+    """Label that the syncer of a group signs of its partial merge, and answers for.
+
+    Who merged what follows from a version's header alone: which leaf group a learner was in, and which groups
+    are below which, is arithmetic (`core.api.versions.Plan`). So a partial is named by its group, its syncer,
+    and the digest of its sums, and its syncer's signature holds for the contributions that the header has of
+    that group.
+
+    Rules: docs/protocol/groups.md, section 3.
+    """
 
     run: RunId
     fragment: Count
@@ -141,7 +258,20 @@ SignedOffer = SignedContribution | SignedPartial
 
 
 class Plan(NamedTuple):
-    """Plan by which a fragment's members fall into groups for one version."""
+    """Plan by which a fragment's members fall into groups for one version: which member belongs to which, by
+    arithmetic alone.
+
+    Everybody computes the same (docs/protocol/groups.md, section 1). While a run has at most `group_size`
+    members, all are in one group, `WHOLE_RUN`. Above that, every version header says into how many leaf
+    groups (`groups`) the members fall for the next version, and in which `epoch`.
+
+    A member's leaf group follows from its own peer id by a seeded hash. So nobody needs a list of all members
+    to know where it belongs, and two peers with different lists still agree. The syncers of the leaf groups
+    form groups one level up, and so on until one group is left. The syncer of that one is the root, and makes
+    the version.
+
+    Names of groups are "<epoch>/<level>/<index>"; level 0 are the leaves.
+    """
 
     run: str
     fragment: int
@@ -177,9 +307,17 @@ class PartOfTree(NamedTuple):
     def label(self, run: str, fragment: int, limits: MergeLimits) -> PartialLabel:
         """Make what its syncer signed, if it is in a version of these limits."""
         entry = self.entry
-        names = run, fragment, entry.group, entry.syncer, entry.payload_digest
         inside = (replace(each, limits=each.by(limits)) for each in self.inside)
-        return _label(*names, entry.by(limits), self.parts, inside)
+        return _label(
+            run,
+            fragment,
+            entry.group,
+            entry.syncer,
+            entry.payload_digest,
+            entry.by(limits),
+            self.parts,
+            inside,
+        )
 
 
 Tree = Mapping[str, PartOfTree]
@@ -207,7 +345,7 @@ def tree_of(
             if place not in names:
                 return None  # what it contributed came by no partial
             parts[names[place]].append(part)
-            place = place[0] + 1, parent_index(sizes, *place)
+            place = place[0] + 1, parent_index(sizes, place[0], place[1])
         if top:
             parts[top].append(part)
     for entry in partials:
@@ -216,7 +354,7 @@ def tree_of(
             return None
         place = level, index
         while place != root:
-            place = place[0] + 1, parent_index(sizes, *place)
+            place = place[0] + 1, parent_index(sizes, place[0], place[1])
             if place in names:
                 inside[names[place]].append(entry)
                 if place[0] == level + 1:
@@ -266,190 +404,17 @@ def _label(
     parts: Iterable[Contributor],
     inside: Iterable[MergedPartial],
 ) -> PartialLabel:
-    roots = (
-        types.root([part.named() for part in parts]),
-        types.root([entry.named() for entry in inside]),
-    )
-    return PartialLabel(run, fragment, group, syncer, payload_digest, limits, *roots)
-
-
-class HeaderStart(Wire, frozen=True):
-    """First fields of a version's header, long and short: what it is, and of whom."""
-
-    run: RunId
-    group: GroupId
-    fragment: Count
-    number: Count
-    parent: Digest
-    """Digest of the parent's header; for version 0, the digest of the run id."""
-    term: Count
-    syncer: PeerId
-    """Member that made the version; for version 0, the run id."""
-    tokens: Count
-    state_digest: Digest
-    """Digest of (number, Theta, outer momentum) after the outer step; see `tensors.digest`."""
-    update_digest: Digest
-    update_bytes: Count
-    codec: Annotated[str, Meta(max_length=16)]
-
-
-class ShortHeader(HeaderStart, frozen=True):
-    """Version header with the Merkle roots of contributors and partials in their place: it names the version,
-    and is what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred
-    bytes (docs/protocol/proofs.md, section 1)."""
-
-    contributors: Digest
-    """Merkle root over the encoded contributors, in their order (`core.api.merkle`)."""
-    epoch: Count
-    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)]
-    table: Digest
-    unit: Count
-    norm: float
-    reach: float
-    limits: MergeLimits
-    partials: Digest
-    """Merkle root over the encoded partials, in their order."""
-    repairs: Digest | None = None
-
-    def digest(self) -> bytes:
-        """Compute SHA-256 of the canonical encoding: the digest of the version."""
-        return hashlib.sha256(self.named()).digest()
-
-
-class VersionHeader(HeaderStart, frozen=True):
-    """Description of a version: parent, what was merged, and the digests of update and resulting state."""
-
-    contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
-    epoch: Count = 0
-    """Epoch of the grouping under which the *next* version is made; grows by one when the groups rotate."""
-    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
-    """Number of groups into which the members fall for the next version; 1: all are in one
-    (`core.api.grouping`)."""
-    table: Digest = EMPTY_TABLE
-    """Digest of the table of watermarks after this version (`table_digest`): nobody can forge it beside a
-    state."""
-    unit: Count = 0
-    """Tokens of a usual contribution (`core.chain.scale`); 0: H inner steps'."""
-    norm: float = 0.0
-    """Length (L2) of the outer update, as its syncer found it; of version 0, its own, about."""
-    reach: float = 0.0
-    """Length of a usual contribution; 0: not known, and nothing is cut."""
-    limits: MergeLimits = NO_LIMITS
-    """Limits by which its contributions were merged, which follow from its parent."""
-    partials: Annotated[tuple[MergedPartial, ...], Meta(max_length=MAX_PARTIALS)] = ()
-    """Partial merges of which it was made, those inside others too, sorted by group; none where one group
-    made it."""
-    repairs: Digest | None = None
-    """Digest of an earlier version, a false one, whose update is taken back in this one's, and the true one
-    added (docs/protocol/audits.md, section 4)."""
-
-    def short(self) -> ShortHeader:
-        """Make what stands for it wherever it is named or signed: contributors by their one digest."""
-        fields: dict[str, Any] = asdict(self)
-        fields["contributors"] = types.root([part.named() for part in self.contributors])
-        fields["partials"] = types.root([entry.named() for entry in self.partials])
-        return ShortHeader(**fields)
-
-    def named(self) -> bytes:
-        """Encode what stands for it: the short header."""
-        return _facts(self).named
-
-    def digest(self) -> bytes:
-        """Compute SHA-256 of the short header's canonical encoding."""
-        return _facts(self).digest
-
-    def longest_steps(self) -> int:
-        """Find the inner steps of its longest contribution; 0 for version 0."""
-        return _facts(self).longest_steps
-
-    def plausible(self, tokens_per_step: int, period: int) -> bool:
-        """Tell whether every contributor can have trained so much in so many inner steps
-        (`plausible_work`)."""
-        return _facts(self).plausible(tokens_per_step, period)
-
-    def tree(self, plan: Plan) -> Tree | None:
-        """Find out what was merged in each of its partials, where the members were grouped so; None: that
-        cannot be."""
-        return _facts(self).tree(plan)
-
-    def head(self) -> Head:
-        """Make the short name of this version."""
-        return Head(self.number, self.digest(), self.tokens, self.term)
-
-
-class SignedVersion(Wire, frozen=True):
-    """Version header with its syncer's signature over `signed_bytes("version", header)`, which are those of
-    the short one."""
-
-    header: VersionHeader
-    signature: Signature
-
-
-_REMEMBERED_HEADERS = 64
-
-
-def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int, period: int) -> bool:
-    return all(
-        plausible_work(part.tokens, part.inner_steps, tokens_per_step, period) for part in contributors
+    return PartialLabel(
+        run,
+        fragment,
+        group,
+        syncer,
+        payload_digest,
+        limits,
+        parts=merkle_root([part.named() for part in parts]),
+        below=merkle_root([entry.named() for entry in inside]),
     )
 
-
-class _Facts:
-    """Answers about a header, which are asked for again and again.
-
-    In a large run a header names thousands of learners, and in the simulator thousands of nodes hold the same
-    one. Remembered for the object, never for its value.
-    """
-
-    __slots__ = ("_plausible", "_tree", "digest", "header", "longest_steps", "named")
-
-    def __init__(self, header: VersionHeader) -> None:
-        self.header = header
-        self.named = header.short().named()
-        self.digest = hashlib.sha256(self.named).digest()
-        self.longest_steps = max((part.inner_steps for part in header.contributors), default=0)
-        self._plausible: tuple[tuple[int, int], bool] | None = None
-        self._tree: tuple[Plan, Tree | None] | None = None
-
-    def plausible(self, tokens_per_step: int, period: int) -> bool:
-        """Tell whether all its contributors' work is plausible; a run has one step and one H."""
-        asked = tokens_per_step, period
-        if self._plausible is None or self._plausible[0] != asked:
-            self._plausible = asked, _all_plausible(self.header.contributors, *asked)
-        return self._plausible[1]
-
-    def tree(self, plan: Plan) -> Tree | None:
-        """Find out what was merged in each of its partials; a version has one parent, which says how."""
-        if self._tree is None or self._tree[0] != plan:
-            self._tree = plan, tree_of(plan, self.header.contributors, self.header.partials)
-        return self._tree[1]
-
-
-_remembered: dict[int, _Facts] = {}
-"""Facts by the header's identity, which no other object has while the header is kept here."""
-
-
-def _facts(header: VersionHeader) -> _Facts:
-    found = _remembered.get(id(header))
-    if found is None:
-        while len(_remembered) >= _REMEMBERED_HEADERS:
-            _remembered.pop(next(iter(_remembered)), None)
-        found = _remembered[id(header)] = _Facts(header)
-    return found
-
-
-# Rotating groups of a fragment: which member belongs to which, by arithmetic alone.
-#
-# Everybody computes the same (docs/protocol/groups.md, section 1). While a run has at most `group_size`
-# members, all are in one group, `WHOLE_RUN`. Above that, every version header says into how many leaf groups
-# (`groups`) the members fall for the next version, and in which `epoch`.
-#
-# A member's leaf group follows from its own peer id by a seeded hash. So nobody needs a list of all members
-# to know where it belongs, and two peers with different lists still agree. The syncers of the leaf groups
-# form groups one level up, and so on until one group is left. The syncer of that one is the root, and makes
-# the version.
-#
-# Names of groups are "<epoch>/<level>/<index>"; level 0 are the leaves.
 
 OUTGROWN = 2
 """Factor: groups with so many times `group_size` members on average are too large."""
@@ -531,6 +496,11 @@ def next_plan(
     return (epoch, groups) if wanted == groups == 1 else (epoch + 1, wanted)
 
 
+MAX_REMEMBERED = 24
+"""Partitions into leaf groups that a roster remembers: more than fragments that change their groups at one
+time."""
+
+
 class Roster:
     """Immutable list of all listed members; one object may serve many readers.
 
@@ -570,27 +540,6 @@ class Roster:
         return found
 
 
-MAX_REMEMBERED = 24
-"""Partitions into leaf groups that a roster remembers: more than fragments that change their groups at one
-time."""
-
-
-# Trust weight of a learner in one fragment: how much of its contributions' weight counts.
-#
-# Who leads where all others do not go is wrong, or a liar, and nobody can tell by one contribution. So the
-# syncer measures of every contribution how far it agrees with the others of its round
-# (`tensors.merging.agreement`), and states it in the header. The table of watermarks keeps a slow mean of
-# that for every learner (`Watermark.agreement`). It follows from the parent's table and the header: all
-# members work it out anew. The mean decides what a contribution weighs, its own score included: so a liar
-# does harm in no round, and one contribution of an honest learner that goes nowhere costs it nothing. Trust
-# is lost faster than it is won: the mean is bounded, and what goes against the others counts the more, the
-# farther it does, so that whoever turns has some of its weight once, and then next to nothing. It follows
-# from the parent and from what the syncer states, so that partial merges compose.
-#
-# A newcomer begins with half of the weight. Nobody has none: where all are doubted, all count alike.
-#
-# Rules: docs/protocol/weights.md, section 5.
-
 USUAL = 1024
 """Agreement of a usual learner, as a mean."""
 NONE_AT, ALL_AT = 0, USUAL // 6
@@ -612,19 +561,24 @@ FORGIVEN = 8
 """Step of the mean towards all of the weight in a round too small to be measured."""
 
 
-def trust_of(agreement: int) -> int:
-    """Compute the trust weight, of `FULL_TRUST`, of a learner with that mean agreement."""
-    share = min(max(agreement - NONE_AT, 0), ALL_AT - NONE_AT)
-    return LEAST_TRUST + (FULL_TRUST - LEAST_TRUST) * share // (ALL_AT - NONE_AT)
-
-
-def in_means(score: int) -> int:
-    """Compute a score in units of the mean."""
-    return 0 if score == NOTHING else score * USUAL // USUAL_SCORE
-
-
 class Mean(Struct, frozen=True):
-    """Mean agreement of a learner in one fragment, and of how many contributions it is."""
+    """Mean agreement of a learner in one fragment, and of how many contributions it is. Its trust weight
+    follows: how much of its contributions' weight counts.
+
+    A learner that leads where no other goes is wrong, or a liar, and nobody can tell by one contribution. So
+    the syncer measures of every contribution how far it agrees with the others of its round
+    (`tensors.merge`), and states it in the header. The table of watermarks keeps a slow mean of that for
+    every learner (`Watermark.agreement`). It follows from the parent's table and the header: all members work
+    it out anew. The mean decides what a contribution weighs, its own score included: so a liar does harm in
+    no round, and one contribution of an honest learner that goes nowhere costs it nothing. Trust is lost
+    faster than it is won: the mean is bounded, and what goes against the others counts the more, the farther
+    it does, so that a learner that turns has some of its weight once, and then next to nothing. It follows
+    from the parent and from what the syncer states, so that partial merges compose.
+
+    A newcomer begins with half of the weight. Nobody has none: where all are doubted, all count alike.
+
+    Rules: docs/protocol/weights.md, section 5.
+    """
 
     agreement: int = BEGINS
     merges: int = 0
@@ -648,7 +602,18 @@ class Mean(Struct, frozen=True):
         return trust_of(self.after(score))
 
 
-def plausible(score: int) -> bool:
+def trust_of(agreement: int) -> int:
+    """Compute the trust weight, of `FULL_TRUST`, of a learner with that mean agreement."""
+    share = min(max(agreement - NONE_AT, 0), ALL_AT - NONE_AT)
+    return LEAST_TRUST + (FULL_TRUST - LEAST_TRUST) * share // (ALL_AT - NONE_AT)
+
+
+def in_means(score: int) -> int:
+    """Compute a score in units of the mean."""
+    return 0 if score == NOTHING else score * USUAL // USUAL_SCORE
+
+
+def plausible_score(score: int) -> bool:
     """Tell whether that is a score, or says why there is none."""
     return score in (*UNTOLD, NOTHING) or LEAST_SCORE <= score <= MOST_SCORE
 
@@ -660,34 +625,23 @@ def sample_seed(parts: Iterable[Contributor]) -> bytes:
     return hashlib.sha256(b"sample" + b"".join(part.payload_digest for part in parts)).digest()
 
 
-# References of a round: those against whom its contributions are measured.
-#
-# Identities are free, so strangers can be most of a round. Votes are not: few may win one at a time
-# (docs/protocol/trust.md). Where three or more of a round vote, they alone say what is usual in it; where
-# fewer do, all say it, as one or two are no majority of anybody.
-#
-# Rules: docs/protocol/weights.md, section 5.
-
-FEWEST = 3
+FEWEST_REFERENCES = 3
 """Least number of contributions of which a minority can be told from the others."""
 Each = TypeVar("Each")
 
 
 def references(parts: Sequence[Each], votes: Sequence[bool]) -> list[Each]:
-    """Choose those that are the measure of all: those that vote, if enough do, else all."""
+    """Choose those that are the measure of all: those that vote, if enough do, else all.
+
+    Identities are free, so strangers can be most of a round. Votes are not: few may win one at a time
+    (docs/protocol/trust.md). Where three or more of a round vote, they alone say what is usual in it; where
+    fewer do, all say it, as one or two are no majority of anybody.
+
+    Rules: docs/protocol/weights.md, section 5.
+    """
     voting = [part for part, votes_too in zip(parts, votes, strict=True) if votes_too]
-    return voting if len(voting) >= FEWEST else list(parts)
+    return voting if len(voting) >= FEWEST_REFERENCES else list(parts)
 
-
-# Share of a learner's displacement that one contribution carries, after an absence.
-#
-# `learner.fragments` and the simulator ask for it. A learner that was cut off, or that found no peer to merge
-# its work, comes back with a displacement of many sync intervals. Merged at full length it is one stride of a
-# single learner, in proportion to its tokens, which outer momentum then amplifies: it costs everybody loss
-# for hundreds of steps. In shares of twice the usual length, one in each round, it costs hardly any
-# (docs/results.md, `scripts/bench/study/bench_absence.py`).
-#
-# Rules: docs/protocol/weights.md, section 7.
 
 PERIODS = 2
 """Longest share, as a multiple of the usual number of inner steps between two merged contributions."""
@@ -695,14 +649,24 @@ LEAST_SHARE = 8
 """Divisor of the smallest share: at least an eighth of a displacement goes out. However irregularly
 contributions are merged, what waits does not grow beyond eight times what is trained between two of them."""
 
-
 MOST_GIVEN_UP = 2
 """Number of copies of the same displacement that are given up, until an inner step changes it."""
 
 
 class Stride:
-    """Measure of one fragment: what is usual, which is H inner steps, or more where rounds take longer, and
-    what has become of copies since the last inner step. Steps are counted from any beginning."""
+    """Share of a learner's displacement that one contribution carries, in one fragment.
+
+    It knows what is usual, which is H inner steps, or more where rounds take longer, and what has become of
+    copies since the last inner step. Steps are counted from any beginning.
+
+    `learner.fragments` and the simulator ask for it. A learner that was cut off, or that found no peer to
+    merge its work, comes back with a displacement of many sync intervals. Merged at full length it is one
+    stride of a single learner, in proportion to its tokens, which outer momentum then amplifies: it costs
+    everybody loss for hundreds of steps. In shares of twice the usual length, one in each round, it costs
+    hardly any (docs/results.md, `scripts/bench/study/bench_absence.py`).
+
+    Rules: docs/protocol/weights.md, section 7.
+    """
 
     def __init__(self, inner_steps: int, at_step: int = 0) -> None:
         """Begin with H as usual. `inner_steps`: H."""
@@ -743,3 +707,56 @@ class Stride:
         usual = max(self._least, min(self._before, self._last))
         steps = min(unmerged_steps, max(PERIODS * usual, -(-unmerged_steps // LEAST_SHARE)))
         return steps - 1 if stands and 0 < steps == self._carried else steps
+
+
+_REMEMBERED_HEADERS = 64
+
+
+def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int, period: int) -> bool:
+    return all(
+        plausible_work(part.tokens, part.inner_steps, tokens_per_step, period) for part in contributors
+    )
+
+
+class _Facts:
+    """Answers about a header, which are asked for again and again.
+
+    In a large run a header names thousands of learners, and in the simulator thousands of nodes hold the same
+    one. Remembered for the object, never for its value.
+    """
+
+    __slots__ = ("_plausible", "_tree", "digest", "header", "longest_steps", "named")
+
+    def __init__(self, header: VersionHeader) -> None:
+        self.header = header
+        self.named = header.short().named()
+        self.digest = hashlib.sha256(self.named).digest()
+        self.longest_steps = max((part.inner_steps for part in header.contributors), default=0)
+        self._plausible: tuple[tuple[int, int], bool] | None = None
+        self._tree: tuple[Plan, Tree | None] | None = None
+
+    def plausible(self, tokens_per_step: int, period: int) -> bool:
+        """Tell whether all its contributors' work is plausible; a run has one step and one H."""
+        asked = tokens_per_step, period
+        if self._plausible is None or self._plausible[0] != asked:
+            self._plausible = asked, _all_plausible(self.header.contributors, tokens_per_step, period)
+        return self._plausible[1]
+
+    def tree(self, plan: Plan) -> Tree | None:
+        """Find out what was merged in each of its partials; a version has one parent, which says how."""
+        if self._tree is None or self._tree[0] != plan:
+            self._tree = plan, tree_of(plan, self.header.contributors, self.header.partials)
+        return self._tree[1]
+
+
+_remembered: dict[int, _Facts] = {}
+"""Facts by the header's identity, which no other object has while the header is kept here."""
+
+
+def _facts(header: VersionHeader) -> _Facts:
+    found = _remembered.get(id(header))
+    if found is None:
+        while len(_remembered) >= _REMEMBERED_HEADERS:
+            _remembered.pop(next(iter(_remembered)), None)
+        found = _remembered[id(header)] = _Facts(header)
+    return found

@@ -24,11 +24,10 @@ from p2pdiloco.adapters.run_store import RunStore, SavedFragment
 from p2pdiloco.config.manifest import Dtype, Manifest, SignedManifest, manifest_from_canonical, run_id, verify
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded, parse_every
-from p2pdiloco.core import chain
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
 from p2pdiloco.core.api.types import Watermark
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.chain import Chain, numbers_can_be
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.pending import Unmerged
 from p2pdiloco.daemon.diary import Diary
@@ -76,7 +75,7 @@ def restore(config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLo
     for genesis in config.genesis_versions:
         fragment = genesis.header.fragment
         chain = _load(config, store, vault, updates, genesis)
-        marks = chain.table()
+        marks = chain.marks.table
         fragments.append(RestoredFragment(log=chain.logged_all(), watermarks=marks))
         versions[fragment] = (chain.signed, marks)
     proofs = store.proofs()
@@ -129,7 +128,7 @@ def _why_not(config: CoreConfig, saved: SavedFragment, vault: Vault) -> str | No
     """Load a checkpoint into the spare, or say why it is no state to start from: then an older one is, or
     version 0, and the others have newer ones."""
     header = saved.version.header
-    if not chain.can_be(header, saved.watermarks, config):
+    if not numbers_can_be(header, saved.watermarks, config):
         return "its numbers are none that a run has"
     try:
         theta, momentum = saved.theta.data.cast("B"), saved.momentum.data.cast("B")

@@ -134,7 +134,7 @@ class MergedRun:
                 p.learner,
                 Stamp(1, number),
                 *p.content[1:3],
-                after=chain.watermark(p.learner),
+                after=chain.marks.stamp(p.learner),
                 payload_digest=digest_of(p.content[0]),
                 trust=mean.trust(score) if (mean := self._mean(chain, p.learner)) else FULL_TRUST,
                 length=length,
@@ -143,7 +143,7 @@ class MergedRun:
             )
             for p, length, score in zip(parts, made.found.lengths, made.found.scores, strict=True)
         )
-        usual = scale.after(chain, by, self._config)
+        usual = scale.scale_after(chain, by, self._config)
         header = structs.replace(
             chain.header,
             number=number,
@@ -155,6 +155,6 @@ class MergedRun:
             reach=usual.reach,
             limits=scale.limits_after(chain, self._config, [part.learner for part in parts]),
         )
-        fault = scale.fault(chain, header, self._config) if self._cuts else None
+        fault = scale.version_fault(chain, header, self._config) if self._cuts else None
         invariant(fault is None, f"followers refuse the version: {fault}")
         chain.extend(SignedVersion(header, b""))

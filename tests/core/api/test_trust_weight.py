@@ -16,7 +16,7 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Stamp,
 )
-from p2pdiloco.core.api.versions import ALL_AT, BEGINS, Mean, plausible, trust_of
+from p2pdiloco.core.api.versions import ALL_AT, BEGINS, Mean, plausible_score, trust_of
 from p2pdiloco.core.chain import marks_of
 
 
@@ -86,7 +86,9 @@ def test_the_mean_stays_within_what_a_table_can_say() -> None:
     for merges in range(1000):
         low, high = Mean(low, merges).after(LEAST_SCORE), Mean(high, merges).after(MOST_SCORE)
     assert -3100 < low < 0 < high <= 2 * ALL_AT
-    assert [plausible(s) for s in (UNMEASURED, LEAST_SCORE - 1, LEAST_SCORE, MOST_SCORE, MOST_SCORE + 1)] == [
+    assert [
+        plausible_score(s) for s in (UNMEASURED, LEAST_SCORE - 1, LEAST_SCORE, MOST_SCORE, MOST_SCORE + 1)
+    ] == [
         True,
         False,
         True,

@@ -43,21 +43,25 @@ def test_a_path_leads_from_its_own_entry_to_the_root_and_from_no_other(
     entries: list[bytes], data: st.DataObject
 ) -> None:
     index = data.draw(st.integers(0, len(entries) - 1))
-    way, root = types.path(entries, index), types.root(entries)
-    assert types.root_of(entries[index], way) == root
-    assert types.root_of(entries[index] + b"x", way) != root
+    way, root = types.merkle_path(entries, index), types.merkle_root(entries)
+    assert types.merkle_root_of(entries[index], way) == root
+    assert types.merkle_root_of(entries[index] + b"x", way) != root
     if way:
         (on_left, sibling), *rest = way
-        assert types.root_of(entries[index], ((on_left, bytes(32)), *rest)) != root or sibling == bytes(32)
+        assert types.merkle_root_of(
+            entries[index], ((on_left, bytes(32)), *rest)
+        ) != root or sibling == bytes(32)
 
 
 def test_an_inner_node_does_not_pass_for_an_entry() -> None:
     entries = [b"a", b"b", b"c"]
-    (_, left), *_ = types.path(entries, 1)
-    inner = left + types.path(entries, 0)[0][1]
-    assert types.root([inner, b"c"]) != types.root(entries)
+    (_, left), *_ = types.merkle_path(entries, 1)
+    inner = left + types.merkle_path(entries, 0)[0][1]
+    assert types.merkle_root([inner, b"c"]) != types.merkle_root(entries)
 
 
 def test_order_and_number_of_entries_count() -> None:
-    roots = {types.root(e) for e in ([], [b""], [b"", b""], [b"a", b"b"], [b"b", b"a"], [b"a", b"b", b"b"])}
+    roots = {
+        types.merkle_root(e) for e in ([], [b""], [b"", b""], [b"a", b"b"], [b"b", b"a"], [b"a", b"b", b"b"])
+    }
     assert len(roots) == 6

@@ -56,18 +56,18 @@ def test_thirty_audits_of_odd_honest_work_are_wrong_in_none_of_ten_thousand_lear
         money = audit_state.START
         for _ in range(30):
             # -1 or 1, with a mean of `HARMS`.
-            money = audit_state.after(
+            money = audit_state.bet(
                 money, 1.0 if choice() < (1 + audit_state.HARMS) / 2 else -1.0, audit_state.HARMS
             )
-            assert audit_state.worth(money) < audit_state.ENOUGH
+            assert audit_state.stakes(money) < audit_state.ENOUGH
 
 
 @pytest.mark.parametrize("least", [audit_state.HARMS, audit_state.HELPS])
 def test_a_bet_wins_nothing_on_the_mean_if_the_mean_is_the_least(least: float) -> None:
     chance = (1 + least) / 2
     won, lost = (
-        audit_state.after(audit_state.START, -1.0, least),
-        audit_state.after(audit_state.START, 1.0, least),
+        audit_state.bet(audit_state.START, -1.0, least),
+        audit_state.bet(audit_state.START, 1.0, least),
     )
     for low, high in zip(won, lost, strict=True):
         assert math.isclose((1 - chance) * low + chance * high, 1.0) and high >= 0.0

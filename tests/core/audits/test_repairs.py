@@ -60,7 +60,7 @@ def merges(solo: Solo) -> ef.Merge:
         solo.take_office()
     effects: Effects = []
     for transfer, learner in enumerate(OTHERS, 10 * solo.head.number):
-        mark = solo.fragment.chain.watermark(learner)
+        mark = solo.fragment.chain.marks.stamp(learner)
         effects += solo.offer(learner, transfer, stamp=Stamp(1, mark.sequence + 1), after=mark)
     effects += solo.wait(1.0, silent=("p1",))
     return found(effects, ef.Merge)[0]

@@ -91,10 +91,10 @@ def test_keeps_the_log_that_was_asked_for() -> None:
 
 def test_restored_from_its_log_it_is_the_same() -> None:
     chain = grown(5)
-    again = Chain(chain.logged_all(), chain.table(), 3)
-    assert (again.head, again.table(), again.logged_all()) == (
+    again = Chain(chain.logged_all(), chain.marks.table, 3)
+    assert (again.head, again.marks.table, again.logged_all()) == (
         chain.head,
-        chain.table(),
+        chain.marks.table,
         chain.logged_all(),
     )
 
@@ -110,7 +110,7 @@ def test_replaced_by_a_heavier_chain_only() -> None:
     chain.replace(other, marks)
     assert chain.head == other.header.head() and chain.head.number == 2
     assert chain.logged_all() == (other,), "the ancestors of another chain are unknown"
-    assert chain.watermark("p3") == Stamp(1, 2) and chain.watermark("p1") == NEVER
+    assert chain.marks.stamp("p3") == Stamp(1, 2) and chain.marks.stamp("p1") == NEVER
 
 
 def test_weight_is_tokens_then_term_then_digest() -> None:
@@ -125,9 +125,9 @@ def test_watermarks_follow_the_contributors() -> None:
     marks, once = chain.marks_after(header).table, Mean().after(UNMEASURED)
     first = Watermark("p1", Stamp(1, 2), 2, 1, 2, 2, once + 8, earned=2)
     assert marks == (first, Watermark("p2", Stamp(1, 2), 2, 2, 1, 0, once))
-    assert chain.watermark("p1") == Stamp(1, 1) and chain.watermark("p2") == NEVER
+    assert chain.marks.stamp("p1") == Stamp(1, 1) and chain.marks.stamp("p2") == NEVER
     chain.extend(child(chain.header, learners=("p1", "p2")))
-    assert chain.table() == marks
+    assert chain.marks.table == marks
 
 
 def test_work_weighs_beside_that_of_a_usual_member() -> None:

@@ -16,7 +16,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict, VersionFault
 from p2pdiloco.core.api.types import FULL_TRUST, LEAST_TRUST, NEVER, UNMEASURED, Contributor, Stamp, Watermark
 from p2pdiloco.core.api.versions import ALL_AT, SignedVersion, VersionHeader
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.chain import Chain, Marks
 
 UNIT = 40
 """Tokens of H inner steps here."""
@@ -40,7 +40,7 @@ def work(*tokens: int) -> tuple[Contributor, ...]:
 
 
 def extended(chain: Chain, parts: tuple[Contributor, ...], norm: float = 1.0) -> Chain:
-    found = scale.after(chain, parts, run())
+    found = scale.scale_after(chain, parts, run())
     header = child(
         chain.header, contributors=parts, norm=norm, tokens=found.tokens, unit=found.unit, reach=found.reach
     )
@@ -50,25 +50,27 @@ def extended(chain: Chain, parts: tuple[Contributor, ...], norm: float = 1.0) ->
 
 def test_the_first_unit_is_what_h_steps_take() -> None:
     assert scale.unit_of(start().header, run()) == UNIT
-    assert scale.after(start(), work(40, 40, 40), run()).unit == UNIT
+    assert scale.scale_after(start(), work(40, 40, 40), run()).unit == UNIT
 
 
 def test_one_of_three_moves_no_unit_and_of_two_the_smaller_counts() -> None:
-    assert scale.after(start(), work(40, 40, 1 << 40), run()).unit == UNIT
-    assert scale.after(start(), work(40, 1 << 40), run()).unit == UNIT
-    assert scale.after(start(), work(1, 40, 40), run()).unit == UNIT
-    assert scale.after(start(), work(1 << 40, 1 << 40), run()).unit == UNIT + UNIT // 8
-    assert scale.after(start(), work(1, 1), run()).unit == UNIT - UNIT // 16
+    assert scale.scale_after(start(), work(40, 40, 1 << 40), run()).unit == UNIT
+    assert scale.scale_after(start(), work(40, 1 << 40), run()).unit == UNIT
+    assert scale.scale_after(start(), work(1, 40, 40), run()).unit == UNIT
+    assert scale.scale_after(start(), work(1 << 40, 1 << 40), run()).unit == UNIT + UNIT // 8
+    assert scale.scale_after(start(), work(1, 1), run()).unit == UNIT - UNIT // 16
 
 
 def test_strangers_move_no_unit_and_no_reach_where_three_vote() -> None:
     voters = tuple(replace(part, votes=True, length=LENGTH / 4) for part in work(UNIT, UNIT, UNIT))
     crowd = tuple(replace(part, learner=f"s{n}", length=1e-3) for n, part in enumerate(work(*[1] * 9)))
-    found = scale.after(start(), (*voters, *crowd), run())
+    found = scale.scale_after(start(), (*voters, *crowd), run())
     assert (found.unit, found.reach) == (UNIT, LENGTH / 4)
     two = (*voters[:2], *crowd)
-    assert scale.after(start(), two, run()).unit < UNIT, "of two none says what is usual"
-    only_crowd = scale.after(start(), tuple(replace(part, votes=False) for part in (*voters, *crowd)), run())
+    assert scale.scale_after(start(), two, run()).unit < UNIT, "of two none says what is usual"
+    only_crowd = scale.scale_after(
+        start(), tuple(replace(part, votes=False) for part in (*voters, *crowd)), run()
+    )
     assert only_crowd.unit < UNIT and only_crowd.reach < LENGTH / 4
 
 
@@ -90,23 +92,23 @@ def test_who_votes_is_said_rightly() -> None:
 
 def test_the_unit_has_ends() -> None:
     most = start(unit=scale.MOST_GROWTH * UNIT)
-    assert scale.after(most, work(1 << 50), run()).unit == scale.MOST_GROWTH * UNIT
-    assert scale.after(start(unit=1), work(1), run()).unit == 1
+    assert scale.scale_after(most, work(1 << 50), run()).unit == scale.MOST_GROWTH * UNIT
+    assert scale.scale_after(start(unit=1), work(1), run()).unit == 1
 
 
 def test_a_chain_counts_no_more_than_eight_units_of_a_contribution() -> None:
-    assert scale.after(start(), work(40, 300), run()).tokens == 340
-    assert scale.after(start(), work(40, 1 << 60), run()).tokens == 40 + 8 * UNIT
+    assert scale.scale_after(start(), work(40, 300), run()).tokens == 340
+    assert scale.scale_after(start(), work(40, 1 << 60), run()).tokens == 40 + 8 * UNIT
 
 
 def test_what_a_chain_counts_of_one_is_twice_what_it_weighs_or_twice_h_steps() -> None:
     """Of four learners, one that claims anything makes the schedule run at most one and a half times as
     fast; one that is honest and much faster than the others counts in full."""
     four = extended(start(), work(*[UNIT] * 4))
-    counted = scale.after(four, work(1 << 60, 40, 40, 40), run()).tokens - four.header.tokens
+    counted = scale.scale_after(four, work(1 << 60, 40, 40, 40), run()).tokens - four.header.tokens
     assert counted == 3 * UNIT + 120
     slow = extended(start(unit=10), work(10, 10, 10, 10))
-    counted = scale.after(slow, work(2 * UNIT, 10, 10, 10), run()).tokens - slow.header.tokens
+    counted = scale.scale_after(slow, work(2 * UNIT, 10, 10, 10), run()).tokens - slow.header.tokens
     assert counted == 2 * UNIT + 30
 
 
@@ -114,11 +116,11 @@ def test_who_was_away_may_bring_more_by_the_versions_between() -> None:
     chain = extended(start(), work(40))
     for number in (2, 3, 4):
         extended(chain, (Contributor("other", Stamp(1, number), 40, 4),))
-    found = scale.after(chain, (Contributor("p0", Stamp(1, 9), 1 << 60, 4),), run())
+    found = scale.scale_after(chain, (Contributor("p0", Stamp(1, 9), 1 << 60, 4),), run())
     assert found.tokens == 160 + 8 * UNIT * 4, "three versions without it"
-    assert scale.after(chain, (Contributor("new", Stamp(1, 9), 1 << 60, 4),), run()).tokens == 160 + 320
+    assert scale.scale_after(chain, (Contributor("new", Stamp(1, 9), 1 << 60, 4),), run()).tokens == 160 + 320
     # What is usual is asked for each version, too.
-    assert scale.after(chain, (Contributor("p0", Stamp(1, 9), 160, 16),), run()).unit == UNIT
+    assert scale.scale_after(chain, (Contributor("p0", Stamp(1, 9), 160, 16),), run()).unit == UNIT
 
 
 def long(*lengths: float, steps: int = 4, trust: int = FULL_TRUST) -> tuple[Contributor, ...]:
@@ -131,7 +133,7 @@ def long(*lengths: float, steps: int = 4, trust: int = FULL_TRUST) -> tuple[Cont
 
 def reach(parts: tuple[Contributor, ...], number: int = 100, reach: float = 2.0) -> float:
     """What is usual after a version of these, where it was 2."""
-    return scale.after(start(number=number, reach=reach), parts, run()).reach
+    return scale.scale_after(start(number=number, reach=reach), parts, run()).reach
 
 
 def test_the_reach_follows_the_lower_median_of_lengths_by_an_eighth_at_most() -> None:
@@ -158,14 +160,14 @@ def test_who_is_not_trusted_measures_and_counts_nothing() -> None:
     liars = long(1.0, 1.0, 1.0, trust=LEAST_TRUST)
     others = (Contributor("q", Stamp(1, 1), 40, 4, length=2.0),)
     assert reach((*liars, *others)) == 2.0
-    assert scale.after(start(), (*liars, *others), run()).tokens == 40
-    assert scale.after(start(), liars, run()).unit == UNIT
+    assert scale.scale_after(start(), (*liars, *others), run()).tokens == 40
+    assert scale.scale_after(start(), liars, run()).unit == UNIT
 
 
 def test_a_version_of_nobody_who_is_trusted_is_heavier_than_its_parent_by_one_token() -> None:
     """Else nobody followed it, in a run whose last learners are all doubted."""
     liars = long(1.0, 1.0, 1.0, trust=LEAST_TRUST)
-    assert scale.after(start(tokens=100), liars, run()).tokens == 101
+    assert scale.scale_after(start(tokens=100), liars, run()).tokens == 101
 
 
 def test_limits_are_of_the_parent() -> None:
@@ -240,21 +242,21 @@ def test_who_states_the_limits_of_many_for_a_version_of_few_is_refused() -> None
     marks = tuple(Watermark(f"p{i}", NEVER, 9, merges=9, voter=1, agreement=ALL_AT) for i in range(10))
     chain = Chain(start(number=9).logged_all(), marks, 8)
     part = Contributor("p0", Stamp(1, 1), UNIT, 4, votes=True, trust=FULL_TRUST, score=UNMEASURED)
-    found = scale.after(chain, (part,), run())
+    found = scale.scale_after(chain, (part,), run())
     stated = {"tokens": found.tokens, "unit": found.unit, "reach": found.reach, "norm": 0.1}
     few, many = scale.limits_after(chain, run(), ["p0"]), scale.limits_after(chain, run())
     header = replace(child(chain.header, contributors=(part,), **stated).header, contributors=(part,))
-    assert scale.fault(chain, replace(header, limits=few), run()) is None
-    assert scale.fault(chain, replace(header, limits=many), run()) is VersionFault.FALSE_SCALE
+    assert scale.version_fault(chain, replace(header, limits=few), run()) is None
+    assert scale.version_fault(chain, replace(header, limits=many), run()) is VersionFault.FALSE_SCALE
 
 
 def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand simulated nodes ask it of one header that names ten thousand."""
     chain, parts = start(), work(*[40] * 50)
     asked: list[str] = []
-    usual = Chain.merged_at
-    monkeypatch.setattr(Chain, "merged_at", lambda self, who: asked.append(who) or usual(self, who))
-    assert {scale.after(chain, parts, run()).tokens for _ in range(3)} == {2000}
+    usual = Marks.number
+    monkeypatch.setattr(Marks, "number", lambda self, who: asked.append(who) or usual(self, who))
+    assert {scale.scale_after(chain, parts, run()).tokens for _ in range(3)} == {2000}
     assert len(asked) == 50
 
 
@@ -311,7 +313,7 @@ def test_what_one_makes_others_take() -> None:
                 Stamp(1, number),
                 each,
                 each // 10,
-                chain.watermark(f"p{i}"),
+                chain.marks.stamp(f"p{i}"),
                 trust=chain.marks.mean(f"p{i}").trust(i * number % 144 - 64),
                 length=float(number % 7) / 3,
                 score=i * number % 144 - 64,
@@ -320,7 +322,7 @@ def test_what_one_makes_others_take() -> None:
         )
         norm = float(number % 7) / 3
         extended(chain, parts, norm)
-        assert scale.fault(other, chain.header, run()) is None
+        assert scale.version_fault(other, chain.header, run()) is None
         other.extend(chain.signed)
     assert chain.header.reach != LENGTH / 4 and chain.header.unit != UNIT
 
@@ -333,7 +335,7 @@ def state(**odd: object) -> VersionHeader:
 
 
 def test_an_honest_copy_can_be() -> None:
-    assert scale.can_be(state(), (Watermark("p1", Stamp(1, 9), 9),), config())
+    assert scale.numbers_can_be(state(), (Watermark("p1", Stamp(1, 9), 9),), config())
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_a_copy_with_numbers_that_no_chain_has_is_not_taken(
     odd: dict[str, object], marks: tuple[Watermark, ...]
 ) -> None:
     header = state(**odd)
-    assert not scale.can_be(header, marks, config())
+    assert not scale.numbers_can_be(header, marks, config())
     solo = Solo(heads=(header.head(),))
     for pull in [e for e in solo.greeting if isinstance(e, ef.FetchState)]:
         version = SignedVersion(header, sign(header.syncer, "version", header))

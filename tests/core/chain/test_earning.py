@@ -11,7 +11,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import LEAST_TRUST, NOTHING, USUAL_SCORE, Contributor, Stamp
-from p2pdiloco.core.chain import LAST_BYTES, Chain, earned, mark_of, marks_of
+from p2pdiloco.core.chain import LAST_BYTES, Chain, copy_mark, earned, marks_of
 from p2pdiloco.credits import FragmentLedger, HistoryRecord
 
 
@@ -25,9 +25,9 @@ def grown(chain: Chain, *parts: Contributor) -> list[int]:
     """Tokens of the chain, version after version, as these parts are merged one after another."""
     found = []
     for number, each in enumerate(parts, 1):
-        after = chain.watermark(each.learner)
+        after = chain.marks.stamp(each.learner)
         each = replace(each, stamp=Stamp(1, number), after=after)
-        tokens = scale.after(chain, (each,), config()).tokens
+        tokens = scale.scale_after(chain, (each,), config()).tokens
         version = child(chain.header, contributors=(each,), tokens=tokens)
         chain.extend(version)
         found.append(chain.header.tokens)
@@ -46,13 +46,13 @@ def test_a_stale_replay_and_a_copy_count_nothing() -> None:
 
 def test_what_names_no_payload_is_no_copy() -> None:
     unnamed = replace(part("a", 1, "x"), payload_digest=bytes(32))
-    assert grown(chain(), unnamed, replace(unnamed, learner="b")) == [40, 80] and not mark_of(bytes(32))
+    assert grown(chain(), unnamed, replace(unnamed, learner="b")) == [40, 80] and not copy_mark(bytes(32))
 
 
 def test_one_payload_of_several_counts_once() -> None:
     parts = (part("a", 1, "x"), part("b", 1, "x"), part("c", 1, "y"))
     assert earned(parts, frozenset()) == [20, 20, 40]
-    assert earned(parts, frozenset([mark_of(digest("x"))])) == [0, 0, 40]
+    assert earned(parts, frozenset([copy_mark(digest("x"))])) == [0, 0, 40]
     assert earned((replace(parts[2], trust=LEAST_TRUST),), frozenset()) == [0]
 
 
@@ -75,9 +75,9 @@ def test_credits_are_as_the_chain_counts() -> None:
     ledger, here = FragmentLedger("run", 0), chain()
     parts = part("a", 1, "x"), part("b", 1, "x"), part("a", 2, "y"), part("b", 2, "w", score=NOTHING)
     for number, each in enumerate(parts, 1):
-        each = replace(each, after=here.watermark(each.learner))
+        each = replace(each, after=here.marks.stamp(each.learner))
         each = replace(each, trust=here.marks.mean(each.learner).trust(each.score))
-        tokens = scale.after(here, (each,), config()).tokens
+        tokens = scale.scale_after(here, (each,), config()).tokens
         version = child(here.header, contributors=(each,), tokens=tokens)
         here.extend(version)
         ledger.add(HistoryRecord(number, version))

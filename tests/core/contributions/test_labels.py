@@ -7,7 +7,7 @@ from kit import RUN, Solo, config, contribution, digest, signed_part
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import Contributor, SignedContribution, Stamp
-from p2pdiloco.core.pending import DRAWN, signed_by_learners, unsigned
+from p2pdiloco.core.pending import SIGNATURES_CHECKED, signed_by_learners, unsigned
 
 HONEST = signed_part(Contributor("p1", Stamp(1, 2), 40, 4, Stamp(1, 1), digest("payload")))
 
@@ -46,15 +46,17 @@ def test_a_label_and_its_part_in_a_merge_have_one_signature() -> None:
 
 def test_a_follower_checks_some_of_very_many_a_syncer_all(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = solo().core.shared
-    false = [Contributor(f"p{i}", Stamp(1, 1), 40, 4) for i in range(10 * DRAWN)]
+    false = [Contributor(f"p{i}", Stamp(1, 1), 40, 4) for i in range(10 * SIGNATURES_CHECKED)]
     assert not signed_by_learners(shared, 0, false) and unsigned(shared, 0, false) is not None
     true = [signed_part(part) for part in false]
     checked: list[str] = []
     honest = shared.signed_by
     monkeypatch.setattr(shared, "signed_by", lambda peer, *what: checked.append(peer) or honest(peer, *what))
-    assert signed_by_learners(shared, 0, true) and len(checked) == 10 * DRAWN, "it answers for them"
+    assert signed_by_learners(shared, 0, true) and len(checked) == 10 * SIGNATURES_CHECKED, (
+        "it answers for them"
+    )
     checked.clear()
-    assert unsigned(shared, 0, true) is None and len(set(checked)) == DRAWN
+    assert unsigned(shared, 0, true) is None and len(set(checked)) == SIGNATURES_CHECKED
     first = set(checked)
     checked.clear()
     assert unsigned(shared, 0, true) is None and set(checked) != first, "nobody knows which"

@@ -81,7 +81,9 @@ def test_nothing_that_is_said_about_groups_breaks_a_member(
     for transfer, (peer, group, fragment, parts, right) in enumerate(offered, start=9000):
         told = tuple(
             signed_part(
-                Contributor(learner, Stamp(1, sequence), 40, 4, chain.watermark(learner) if right else NEVER)
+                Contributor(
+                    learner, Stamp(1, sequence), 40, 4, chain.marks.stamp(learner) if right else NEVER
+                )
             )
             for learner, sequence in parts
         )

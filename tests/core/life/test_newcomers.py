@@ -62,7 +62,7 @@ def test_a_few_missed_versions_are_replayed_and_many_are_copied() -> None:
     effects = serve(many := newcomer(9), many.greeting)
     assert many.head.number == 9 and not found(effects, ef.FetchUpdate)
     assert found(effects, ef.CommitVersion)[0].update is None
-    assert many.fragment.chain.watermark("p1") == Stamp(1, 9), "the donor's watermarks come with it"
+    assert many.fragment.chain.marks.stamp("p1") == Stamp(1, 9), "the donor's watermarks come with it"
 
 
 def test_a_holder_that_does_not_deliver_is_not_the_only_one_asked() -> None:

@@ -65,7 +65,7 @@ def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
     assert [part.contributor.learner for part in merge.inputs] == ["p2"]
     solo.merged(merge)
     # And where nothing comes at all, the next header begins another one.
-    mark = solo.fragment.chain.watermark("p1")
+    mark = solo.fragment.chain.marks.stamp("p1")
     first = contribution("p1", solo.head, stamp=Stamp(1, 1), after=mark)
     solo.feed(ev.Offered(3, "p1", first))
     solo.feed(ev.PayloadBroken(3, Verdict.CUT))
@@ -103,12 +103,12 @@ def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
     header(solo, "p1", 20)
     assert called(here(solo, 20)) == ["p2", "p3"], "whoever sends one that arrives is believed again"
     for number, learner in enumerate(("p2", "p3"), 21):
-        mark = solo.fragment.chain.watermark(learner)
+        mark = solo.fragment.chain.marks.stamp(learner)
         effects = solo.offer(learner, number, stamp=Stamp(1, 2), after=mark, due=False)
     solo.merged(found(effects, ef.Merge)[0])
     solo.wait(20.0)
     solo.take_office()  # p2 and p3 vote now
-    mark = solo.fragment.chain.watermark("p1")
+    mark = solo.fragment.chain.marks.stamp("p1")
     assert called(header(solo, "p1", 30, stamp=Stamp(1, 2), after=mark)) == ["p2", "p3"]
 
 
@@ -119,7 +119,7 @@ def test_a_header_that_is_too_late_for_a_version_begins_no_round_after_it() -> N
     here(solo, 2)
     solo.merged(found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ef.Merge)[0])
     assert solo.head.number == 1
-    mark = solo.fragment.chain.watermark("p2")
+    mark = solo.fragment.chain.marks.stamp("p2")
     assert not called(solo.offer("p2", 4, stamp=Stamp(1, 2), after=mark)), "p1's is of the version before"
 
 
@@ -177,7 +177,7 @@ def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> Non
     header(solo, "p1", 1)
     parts = (Contributor("p3", Stamp(1, 1), 40, 4),)
     chain, run = solo.fragment.chain, solo.core.shared.config
-    usual = {"unit": scale.after(chain, parts, run).unit, "limits": scale.limits_after(chain, run)}
+    usual = {"unit": scale.scale_after(chain, parts, run).unit, "limits": scale.limits_after(chain, run)}
     solo.announce(child(chain.header, "p3", ("p3",), term=2, **usual))
     assert solo.head.number == 1 and solo.fragment.office.holding
     assert not called(solo.offer("p2", 2)), "one is in for the new version"

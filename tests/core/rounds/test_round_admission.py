@@ -87,7 +87,7 @@ def test_a_base_too_old_is_refused_and_the_learner_labels_it_anew() -> None:
     old = solo.head
     one_round(solo, "p1", "p2", number=1)
     assert solo.head.number == 1
-    stamp, after = Stamp(1, 2), solo.fragment.chain.watermark("p1")
+    stamp, after = Stamp(1, 2), solo.fragment.chain.marks.stamp("p1")
     signed = contribution("p1", old, stamp, after=after)
     refusal = found(solo.feed(ev.Offered(90, "p1", signed)), ef.AnswerTransfer)[0]
     assert refusal.verdict is Verdict.STALE_BASE

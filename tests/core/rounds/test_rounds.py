@@ -375,7 +375,7 @@ def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
     solo = syncer(quorum=3, peers=("p1", *strangers), founders=("me", "p1"), term_versions=9)
     called = []
     for number in range(1, 6):
-        mark = solo.fragment.chain.watermark("p1")
+        mark = solo.fragment.chain.marks.stamp("p1")
         effects = solo.offer("p1", number, stamp=Stamp(1, number), after=mark) + solo.wait(30.0)
         called.append(
             {send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)}
@@ -389,7 +389,7 @@ def test_a_newcomer_that_passes_now_and_then_is_no_learner_for_that() -> None:
     solo = syncer(quorum=3, peers=("p1", "s1"), founders=("me", "p1"), term_versions=9)
     called = []
     for number in range(1, 8):
-        mark = solo.fragment.chain.watermark("p1")
+        mark = solo.fragment.chain.marks.stamp("p1")
         effects = solo.offer("p1", number, stamp=Stamp(1, number), after=mark)
         while not found(effects, ef.Merge):
             if number == 2 and (calls := sent(effects, msg.Closing, to="s1")):

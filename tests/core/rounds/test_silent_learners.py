@@ -23,7 +23,7 @@ def test_who_has_worked_and_answers_no_call_is_waited_for_three_times() -> None:
     for number in range(1, 11):
         effects: list[ef.Effect] = []
         for place, learner in enumerate(("p2", "p1") if number == 6 else ("p1",)):
-            mark = solo.fragment.chain.watermark(learner)
+            mark = solo.fragment.chain.marks.stamp(learner)
             effects += solo.offer(learner, 2 * number + place, stamp=Stamp(1, number), after=mark)
         effects += solo.wait(30.0)
         called.append(bool(sent(effects, msg.Closing, to="p2")))

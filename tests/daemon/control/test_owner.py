@@ -304,7 +304,7 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         await controls.pause()
         assert two.learner.wish.rests and two.report.word == "idle"
         two.learner.contribute(0)  # what it had
-        await until(lambda: one.chain_of(0).watermark(two.core.shared.me).sequence == 2, "its work merged")
+        await until(lambda: one.chain_of(0).marks.stamp(two.core.shared.me).sequence == 2, "its work merged")
         _says(two, True)
         await until(lambda: not two.core.shared.learning, "its core to know")
         controls.look()

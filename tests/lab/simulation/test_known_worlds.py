@@ -76,7 +76,7 @@ class Usurper(Perjurer):
         host, part = self._world.hosts[LIAR], self._part(fragment, chain)
         steps = MergedPart(LIAR, part.stamp, 10**9 + self._steps, 10**9 + self._steps + 1)
         update = OuterUpdate.of(fragment, number, (steps,), b"", 1)
-        weighed, marks = scale.after(chain, (part,), config), chain.marks.after(number, (part,))
+        weighed, marks = scale.scale_after(chain, (part,), config), chain.marks.after(number, (part,))
         epoch, groups = plan_after(chain.header, marks, number, config)
         header = VersionHeader(
             run=config.run,
@@ -103,7 +103,7 @@ class Usurper(Perjurer):
         return self._signed(header), update
 
     def _part(self, fragment: int, chain: Chain) -> Contributor:
-        config, mark = self._world.plan.config, chain.watermark(LIAR)
+        config, mark = self._world.plan.config, chain.marks.stamp(LIAR)
         self._steps += 1
         stamp = Stamp(self._world.hosts[LIAR].incarnation, mark.sequence + 1)
         payload = hashlib.sha256(b"%d" % self._steps).digest()
