@@ -131,7 +131,7 @@ class Start(Command, frozen=True):
     bases: tuple[BaseRef, ...]
     """Base of every fragment that the daemon has put into the exchange: theta starts from it."""
     restore_path: Path | None = None
-    """Learner state file (`learner.loop.save`); moments and counters of time are taken."""
+    """Learner state file (`learner.loop.save_checkpoint`); moments and counters of time are taken."""
     restore: tuple[RestoreMode, ...] = ()
     """Share of the saved displacement to take, per fragment (empty: none). "all" takes the whole, "rest" only
     what was not in flight in a contribution when it was saved, "none" starts at the base."""

@@ -54,7 +54,7 @@ from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 
 
 class FragmentCounters(Struct):
-    """Counters of one fragment; all but the slot survive a restart (`learner.loop.save`)."""
+    """Counters of one fragment; all but the slot survive a restart (`learner.loop.save_checkpoint`)."""
 
     unmerged_tokens: int = 0
     unmerged_steps: int = 0
