@@ -260,18 +260,8 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
         device.type in ANSWERING_DEVICES and not ranks.sharded
     )  # of shares, other ranks copy at boundaries only
     gives_up = answers and ranks is ALONE  # others wait in the middle of a step until all are there
-    channel.emit(
-        Ready(
-            device=where,
-            parameters=parameters,
-            threads=parts.threads,
-            inner_step=training.inner_step,
-            restored=restored,
-            note=note,
-            gives_up=gives_up,
-            appraises=mailbox.appraises,
-        )
-    )
+    step, appraises = training.inner_step, mailbox.appraises
+    channel.emit(Ready(where, parameters, parts.threads, step, restored, note, gives_up, appraises))
     for text in (data.note, *device_hints(options.device, device)):
         if text:
             channel.emit(Note(text[:4096]))

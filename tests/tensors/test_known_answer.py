@@ -53,12 +53,12 @@ def test_another_outer_step_has_another_answer(monkeypatch: pytest.MonkeyPatch) 
 FLUSHES = """
 import torch
 from p2pdiloco.tensors import outer_update as known_answer
-assert known_answer.step_answer() == known_answer.STEP_ANSWER and known_answer.answer() == known_answer.ANSWER
+assert known_answer.step_answer() == known_answer.STEP_ANSWER and known_answer.merge_answer() == known_answer.MERGE_ANSWER
 if not torch.set_flush_denormal(True):
     print("this processor cannot")
 else:
     assert known_answer.step_answer() != known_answer.STEP_ANSWER, "the outer step"
-    assert known_answer.answer() != known_answer.ANSWER, "the merge"
+    assert known_answer.merge_answer() != known_answer.MERGE_ANSWER, "the merge"
     assert not known_answer.merges_as_everywhere() and not known_answer.steps_as_everywhere()
     print("noticed")
 """
