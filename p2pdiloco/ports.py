@@ -66,7 +66,7 @@ class PullSource(Struct, frozen=True):
     """Function that is awaited before so many bytes are sent: what is less urgent waits there."""
 
 
-class Connections(Struct, frozen=True):
+class PeerConnections(Struct, frozen=True):
     """Connections to one peer."""
 
     ips: tuple[str, ...]
@@ -191,7 +191,7 @@ class Transport(Protocol):
     def connected(self) -> list[str]:
         """Peers that there is a connection to, sorted."""
 
-    async def link(self, peer: str) -> Connections | None:
+    async def link(self, peer: str) -> PeerConnections | None:
         """Connections to that peer at this moment; None: there is none."""
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:

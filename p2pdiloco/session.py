@@ -37,9 +37,9 @@ from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
-from p2pdiloco.learner.mailbox import DEVICES, Answering, Stillness
+from p2pdiloco.learner.mailbox import ANSWERING_DEVICES, Answering, Stillness
 from p2pdiloco.learner.optimizer import is_shared_out, schedule_of
-from p2pdiloco.learner.program_model import Keeping, ProgramParameters
+from p2pdiloco.learner.program_model import MoveWatch, ProgramParameters
 from p2pdiloco.learner.program_ranks import (
     CallAnswer,
     FollowingRank,
@@ -57,7 +57,7 @@ from p2pdiloco.learner.ranks import Distributed, Ranks
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
 from p2pdiloco.tasks.description import Description, carried, describe, load_constants
 from p2pdiloco.tasks.initial import named_parameters, unwrapped
-from p2pdiloco.tasks.own_tasks import NAME, section_of
+from p2pdiloco.tasks.own_tasks import OWN_LOOP, section_of
 from p2pdiloco.tasks.registry import manifest_from_table, render_toml, task_of
 from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tensors.layout import Exchange, plan_fragments
@@ -362,7 +362,7 @@ class SessionNode:
     def computing(self) -> Iterator[None]:
         """Context in which another thread answers, if it can. Raises: UserError."""
         device = self.parameters.device
-        if self._channel is None or self._ranks.sharded or device.type not in DEVICES:
+        if self._channel is None or self._ranks.sharded or device.type not in ANSWERING_DEVICES:
             yield  # of shares, other ranks copy at boundaries only
             return
         self.look()
@@ -388,7 +388,7 @@ class SessionNode:
         try:
             self.parameters.look()
             if stepped:
-                self._keeping.look()
+                self._moves.look()
         except UserError:
             self.stopped = True
             self._daemon.terminate()
@@ -423,7 +423,7 @@ class SessionNode:
         if not self.stopped:
             self._daemon.terminate()
         self.stopped = True
-        self._keeping.close()
+        self._moves.close()
         self._end(self._leave_s)
 
     @property
@@ -492,27 +492,27 @@ class SessionNode:
             manifest.sync.keep_in_flight,
         )
         self._ranks.tell("plan", RunPlan(names, layouts, packed(constants)))
-        self._keeping = Keeping(self.parameters, layouts)
-        before = [self._keeping.sample(fragment) for fragment in range(len(layouts))]
+        self._moves = MoveWatch(self.parameters, layouts)
+        before = [self._moves.sample(fragment) for fragment in range(len(layouts))]
         for fragment in range(len(layouts)):
             fragments.reset_to_base(fragment)
         self.parameters.settle()
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
         training = ProgramTraining(manifest.inner, self._model, groups, self._ranks)
-        restored, note = loop.take_up(start, cast(Training, training), fragments)
+        restored, note = loop.take_up_checkpoint(start, cast(Training, training), fragments)
         for fragment, sample in enumerate(before):
-            self._keeping.moved(fragment, sample, began=True)
+            self._moves.moved(fragment, sample, began=True)
         training.run_is_at(fragments.run_tokens(learners=1))
         self._before = training.inner_step
         assert self._channel is not None
         mailbox = ProgramMailbox(
-            self._channel, fragments, self.parameters, training, start, self._keeping, self._evaluate
+            self._channel, fragments, self.parameters, training, start, self._moves, self._evaluate
         )
         numel = sum(layout.numel for layout in layouts)
         where = f"{self._ranks.count} x " if self._ranks.count > 1 else ""
         device_text = f"{where}{self.parameters.device}, a program's own loop"
         self._channel.emit(Ready(device_text, numel, 0, training.inner_step, restored, note))
-        self._keeping.look_when_it_steps(optimizer)
+        self._moves.look_when_it_steps(optimizer)
         for sentence in parts.left_out([*names, *constants]):
             say(sentence)
         return mailbox, training
@@ -576,7 +576,7 @@ def new_run(
         manifest = msgspec.structs.replace(
             base,
             run=msgspec.structs.replace(
-                base.run, task=NAME, initial=checksum(arrays | fixed), initial_name=kind
+                base.run, task=OWN_LOOP, initial=checksum(arrays | fixed), initial_name=kind
             ),
             model=table(section_of(specs)) | constants_table(fixed),
             inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens_per_step),

@@ -18,7 +18,7 @@ from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint
 from p2pdiloco.adapters.flow import CHUNK_BYTES, Limits
 from p2pdiloco.adapters.framing import ByteReader, ByteWriter
 from p2pdiloco.errors import PeerUnreachable, UserError, invariant
-from p2pdiloco.ports import Connections, TransportHandlers
+from p2pdiloco.ports import PeerConnections, TransportHandlers
 
 HANDSHAKE_BYTES = 200
 Pair = frozenset[str]
@@ -169,9 +169,9 @@ class MemoryTransport(Endpoint):
         """See `ports.Transport.connected`."""
         return sorted(peer for peer in self._hub._up if self._reaches(peer))
 
-    async def link(self, peer: str) -> Connections | None:
+    async def link(self, peer: str) -> PeerConnections | None:
         """See `ports.Transport.link`."""
-        return Connections(("127.0.0.1",)) if self._reaches(peer) else None
+        return PeerConnections(("127.0.0.1",)) if self._reaches(peer) else None
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
         """See `ports.Transport.answers_at`; who is up answers everywhere."""

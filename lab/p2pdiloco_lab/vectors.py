@@ -410,7 +410,7 @@ class VectorTrainer(Trainer):
     def saved(self, fragment: int) -> tuple[bytes, bytes]:
         _, fragments, _ = self._parts()
         whole = fragments.displacement(fragment)
-        rest = fragments.rest(fragment) if fragments.counters[fragment].slot_in_use else whole
+        rest = fragments.not_in_flight(fragment) if fragments.counters[fragment].slot_in_use else whole
         return bytes(bytes_of(whole)), bytes(bytes_of(rest))
 
 

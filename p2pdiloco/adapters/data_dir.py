@@ -1,10 +1,14 @@
-"""A node's data folder and the lock that gives it to one running node.
+"""A node's data folder: its lock, file operations, and small files in it.
 
-<data_dir>/identity.key                      the node's Ed25519 key
-           lock                              flock held while a node runs here
-           events.jsonl                      adapters.disk.events_log
-           joined.txt                        daemon.run_files.joined
-           runs/<first 16 of run id>/        adapters.disk.run_store, learner.safetensors
+    identity.key                      the node's Ed25519 key
+    lock                              flock held while a node runs here
+    events.jsonl                      `EventsLog`
+    joined.txt                        runs that the node joined
+    runs/<first 16 of run id>/        `adapters.run_store`, learner.safetensors
+
+`DataDir` gives the folder to one running node. `Files` writes durably. `Spool` is scratch for payloads that
+find no place in memory. `try_file` and `try_folder` try places where somebody wants results, before the work
+for them begins, and leave them as they were.
 
 Listed in docs/reference/disk.md, section 1.
 """
@@ -83,7 +87,7 @@ class DataDir:
             self._make_private()
 
     def _make_private(self) -> None:
-        """Keep others out of a folder that was there before; say so where that is not ours to do."""
+        """A folder that was there before may not be ours to change: then it says so."""
         try:
             found = self.path.stat()
             mode = stat.S_IMODE(found.st_mode)
@@ -160,11 +164,6 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
-# File operations that persistence is built from, and what goes wrong with them.
-#
-# `Files` is the seam for fault injection: tests override one primitive (`write`, `sync`, `replace`, ...) to
-# raise ENOSPC or to "crash" there. All failures of the operating system leave as `StorageError`.
-
 TEMP_SUFFIX = ".tmp"
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -188,7 +187,11 @@ def storage_error(error: OSError, action: str, path: Path) -> StorageError:
 
 
 class Files:
-    """Durable writes. Primitives raise `OSError`, the composite operations `StorageError`."""
+    """Durable writes. Primitives raise `OSError`, the composite operations `StorageError`.
+
+    This is the seam for fault injection: tests override one primitive (`write`, `sync`, `replace`, ...) to
+    raise ENOSPC or to "crash" there.
+    """
 
     # --- primitives (overridden by tests) ----------------------------------------------------------
 
@@ -326,22 +329,16 @@ class Files:
             raise storage_error(error, "list", folder) from error
 
 
-# Scratch on the disk for payloads that arrive and find no place in memory.
-#
-# One unlinked file of the data folder: of use to the running process only, gone with it however it ends.
-# Payloads lie in it one beside the other; what is given back is used again, and the end of the file goes back
-# to the disk.
-
-MOST_BYTES = 16 << 30
+SPOOL_BYTES = 16 << 30
 """Most bytes that the file may have."""
-BLOCK_BYTES = 512
+DISK_BLOCK_BYTES = 512
 """Bytes of a block of `st_blocks`, on every system."""
-SPARE_BYTES = 256 << 20
+SPOOL_SPARE_BYTES = 256 << 20
 """Bytes of the disk that stay free for what must be durable."""
 
 
 class Scratch:
-    """Room for one payload; given back when nobody refers to it any more. See `tensors.payload.Stored`."""
+    """Room for one payload; given back when nobody refers to it any more. A `tensors.merge.Stored`."""
 
     def __init__(self, spool: Spool, start: int, nbytes: int) -> None:
         self._spool = spool
@@ -360,10 +357,16 @@ class Scratch:
 
 
 class Spool:
-    """Scratch file, and who has which part of it. All but `read` and what the garbage collector calls is for
-    the event loop's thread."""
+    """Scratch file for payloads that arrive and find no place in memory, and who has which part of it.
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES, spare_bytes: int = SPARE_BYTES) -> None:
+    One unlinked file of the data folder: of use to the running process only, gone with it however it ends.
+    Payloads lie in it one beside the other; what is given back is used again, and the end of the file goes
+    back to the disk. All but `read` and what the garbage collector calls is for the event loop's thread.
+    """
+
+    def __init__(
+        self, folder: Path, most_bytes: int = SPOOL_BYTES, spare_bytes: int = SPOOL_SPARE_BYTES
+    ) -> None:
         """Raises: StorageError."""
         self._folder = folder
         self._most = most_bytes
@@ -394,7 +397,7 @@ class Spool:
             return False
         try:
             disk = os.fstatvfs(self._file.fileno())
-            unwritten = max(0, end - BLOCK_BYTES * os.fstat(self._file.fileno()).st_blocks)
+            unwritten = max(0, end - DISK_BLOCK_BYTES * os.fstat(self._file.fileno()).st_blocks)
         except OSError as error:
             logger.warning("%s", storage_error(error, "write in", self._folder))
             return False
@@ -410,7 +413,7 @@ class Spool:
         return scratch
 
     def _place(self, size: int) -> int:
-        """Find room for so much: the first gap, or the end."""
+        """The first gap of that size, or the end."""
         free = 0
         for start, end in self._taken:
             if start - free >= size:
@@ -479,9 +482,7 @@ class Spool:
         self._file.close()
 
 
-# Places where somebody wants results: tried before the work for them begins, and left as they were.
-
-PREFIX = ".p2pdiloco-"
+TRIAL_PREFIX = ".p2pdiloco-"
 
 
 def try_file(path: Path, flag: str) -> None:
@@ -511,9 +512,9 @@ def try_folder(folder: Path, flag: str) -> None:
 
 
 def _write_into(folder: Path) -> None:
-    """Write a file there, and delete it. Raises: OSError."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=PREFIX) as file:
-        file.write(PREFIX.encode())
+    """Raises: OSError."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=TRIAL_PREFIX) as file:
+        file.write(TRIAL_PREFIX.encode())
 
 
 def _cannot(error: OSError, path: Path, flag: str) -> StorageError:
@@ -523,8 +524,6 @@ def _cannot(error: OSError, path: Path, flag: str) -> StorageError:
     )
 
 
-# Diary of a node for people and scripts: one JSON object a line (schema: docs/reference/events.md).
-
 FieldValue = str | int | float | bool | dict[str, float] | None
 MAX_TEXT = 500
 """Characters of one text value; a peer's words are in here."""
@@ -533,7 +532,9 @@ ROTATED_SUFFIX = ".1"
 
 
 class EventsLog:
-    """Appends lines, each with one system call, so that a reader and a crash see whole lines.
+    """Diary of a node for people and scripts: one JSON object a line (schema: docs/reference/events.md).
+
+    Each line is appended with one system call, so that a reader and a crash see whole lines.
 
     At `max_bytes` the file becomes `<name>.1` (replacing an older one): at most twice that is on disk.
     A line that cannot be written is dropped and counted in `dropped`: a diary never stops a node.
@@ -622,21 +623,19 @@ class EventsLog:
         self._torn = bool(self._bytes) and os.pread(self._descriptor, 1, self._bytes - 1) != b"\n"
 
 
-# File of proofs against members, `proofs` in a run's folder: replaced as a whole for every new one.
-#
-# Each proof holds by its signatures or not at all, so the file has no checksum; a damaged one is set aside.
-
-NAME = "proofs"
+PROOFS_FILE = "proofs"
 _decoder = msgspec.msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
 
 
 def load_proofs(folder: Path, tell: Callable[[str], None]) -> tuple[Evidence, ...]:
-    """Read the proofs; `tell` hears of damage. Whether they hold is for the reader to see."""
-    return read_note(folder / NAME, _decoder.decode, tell) or ()
+    """Read the proofs against members; `tell` hears of damage. Whether they hold is for the reader to see:
+    each holds by its signatures or not at all, so the file has no checksum. A damaged one is set aside.
+    """
+    return read_note(folder / PROOFS_FILE, _decoder.decode, tell) or ()
 
 
 def save_proofs(folder: Path, proofs: Sequence[Evidence], files: Files) -> None:
     """Write all proofs durably, over those before. Raises: StorageError."""
-    path = folder / NAME
+    path = folder / PROOFS_FILE
     clear_folder_at(path)
     files.save(path, [msgspec.msgpack.encode(tuple(proofs))], durable=True)

@@ -1,8 +1,8 @@
 """Base of all transports: limits, refusals, and the daemon's handlers behind them.
 
 A concrete transport knows how to carry one message (`_call`) and how to open one byte stream (`_open`).
-Everything above that, both the asking and the answering side, is here, so that the in-memory and the
-libp2p transport cannot differ in it.
+Everything above that, both the asking and the answering side, is in `Endpoint`, so that the in-memory and the
+libp2p transport cannot differ in it. `signed_value` and `acceptable` sign and judge records of the DHT.
 """
 
 from __future__ import annotations
@@ -81,11 +81,10 @@ class Endpoint(ABC):
         self._introduce: Callable[[str], Awaitable[bool]] | None = None
 
     def introduce_by(self, introduce: Callable[[str], Awaitable[bool]]) -> None:
-        """See `ports.Transport.introduce_by`."""
         self._introduce = introduce
 
-    async def step_back(self, niceness: int) -> None:  # noqa: B027 - what carries the bytes here is no process
-        """See `ports.Transport.step_back`."""
+    async def step_back(self, niceness: int) -> None:  # noqa: B027
+        """Nothing to do, unless another process carries the bytes."""
 
     @abstractmethod
     async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
@@ -100,19 +99,15 @@ class Endpoint(ABC):
         """End the connections to a peer, soon; it may dial again. Never raises."""
 
     def allow(self, upload_bits_per_s: float, download_bits_per_s: float) -> None:
-        """See `ports.Transport.allow`."""
         self._limits.allow(upload_bits_per_s, download_bits_per_s, asyncio.get_running_loop().time)
 
     def carried_bytes(self) -> tuple[int, int]:
-        """See `ports.Transport.carried_bytes`."""
         return self._limits.carried_out_bytes, self._limits.carried_in_bytes
 
     def payload_bytes(self) -> tuple[int, int]:
-        """See `ports.Transport.payload_bytes`."""
         return self._limits.sent_bytes, self._limits.received_bytes
 
     async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
-        """See `ports.Transport.send`."""
         invariant(len(data) <= MAX_MESSAGE_BYTES, f"control message of {len(data)} bytes")
         return await self._admitted(peer, lambda: self._send(peer, data, timeout_s))
 
@@ -136,7 +131,6 @@ class Endpoint(ABC):
         timeout_s: float,
         before_end: Callable[[], None] | None = None,
     ) -> tuple[bool, bytes]:
-        """See `ports.Transport.push`."""
         return await self._admitted(
             peer,
             lambda: self._exchange(peer, timeout_s, lambda c: streams.push(c, header, payload, before_end)),
@@ -145,13 +139,11 @@ class Endpoint(ABC):
     async def pull(
         self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float
     ) -> tuple[bytes, bytearray] | Refusal:
-        """See `ports.Transport.pull`."""
         collected = streams.Collected(max_payload_bytes)
         refusal = await self.pull_into(peer, request, collected, timeout_s)
         return refusal or (collected.header, collected.payload)
 
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
-        """See `ports.Transport.pull_into`."""
         return await self._admitted(
             peer, lambda: self._exchange(peer, timeout_s, lambda c: streams.pull(c, request, sink))
         )
@@ -169,7 +161,7 @@ class Endpoint(ABC):
         return await ask()
 
     def _flow(self, peer: str) -> Flow:
-        """Window of a peer; those of peers that we had nothing to do with for longest are forgotten."""
+        """Windows of peers that we had nothing to do with for longest are forgotten."""
         flow = self._flows.get(peer) or Flow(asyncio.get_running_loop().time)
         self._flows[peer] = flow
         return flow
@@ -195,7 +187,8 @@ class Endpoint(ABC):
             return await self._on(peer, stream, transfer(self._channel(peer, stream, timeout_s)))
 
     def _channel(self, peer: str, stream: Stream, idle_s: float) -> framing.Channel:
-        return framing.Channel(*stream, idle_s, self._flow(peer), self._limits)
+        reader, writer = stream
+        return framing.Channel(reader, writer, idle_s, self._flow(peer), self._limits)
 
     async def _on(self, peer: str, stream: Stream, transfer: Awaitable[T]) -> T:
         complete = False
@@ -212,7 +205,6 @@ class Endpoint(ABC):
                 end_stream(stream[1], False)
 
     async def end_incoming(self) -> None:
-        """See `ports.Transport.end_incoming`."""
         self._handlers = None
         tasks = list(self._serving)
         for task in tasks:
@@ -220,7 +212,6 @@ class Endpoint(ABC):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
-        """Answer a raw message that arrived on `sender`'s authenticated connection; returns the raw reply."""
         try:
             await self._turn(sender)
             with _Slot(self._messages_in, sender, MAX_MESSAGES_IN, MAX_MESSAGES_IN_PER_PEER):
@@ -256,7 +247,6 @@ class Endpoint(ABC):
     async def _serve_stream(
         self, sender: str, reader: framing.ByteReader, writer: framing.ByteWriter
     ) -> None:
-        """Answer one incoming stream, one request after the other, and end it."""
         channel = self._channel(sender, (reader, writer), SERVE_IDLE_S)
         complete, task = False, asyncio.current_task()
         assert task is not None
@@ -287,7 +277,7 @@ class Endpoint(ABC):
             end_stream(writer, complete)
 
     async def _serve_one(self, channel: framing.Channel, sender: str, kind: int | None) -> None:
-        """Answer one request. Raises: as `streams.serve`."""
+        """Raises: as `streams.serve`."""
         try:
             member = await self._turn(sender)
             with self._places.taken(sender, member):
@@ -306,7 +296,7 @@ class Endpoint(ABC):
             raise
 
     def _offence(self, peer: str, error: RemoteError) -> RemoteError:
-        """Count what a peer did wrong; a peer's refusal of us is none. Returns the error, to be raised."""
+        """A peer's refusal of us is none. Returns the error, to be raised."""
         if not isinstance(error, RefusedByPeer):
             self._count(error.counted if isinstance(error, PutOff) else error.reason)
             logger.debug("refused %s: %s", peer, error)
@@ -343,12 +333,6 @@ def report_bug(where: str, error: BaseException) -> None:
     asyncio.get_running_loop().call_exception_handler(context)
 
 
-# Signed records of the DHT: what is signed, and what makes a record acceptable.
-#
-# A record lives under (key, subkey); the subkey is its owner's peer id, so every peer has exactly one record
-# under a key and nobody can touch another's. On the wire a value is the msgpack encoding of bytes, followed
-# by the owner's 64-byte Ed25519 signature over domain, key, subkey, value and expiration.
-
 MAX_VALUE_BYTES = 32 * 1024
 MAX_LIFETIME_S = 300.0
 """Time for which a record is kept at most: it says where somebody is, who can say so again."""
@@ -360,8 +344,12 @@ _text = msgspec.msgpack.Decoder(str)
 
 
 def signed_value(crypto: Crypto, key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
-    """Append our signature to the value. key: 20-byte DHT id; subkey, value: msgpack; expires: Unix time,
-    s."""
+    """Append our signature to the value. key: 20-byte DHT id; subkey, value: msgpack; expires: Unix time, s.
+
+    A record lives under (key, subkey); the subkey is its owner's peer id, so every peer has exactly one
+    record under a key and nobody can touch another's. On the wire a value is the msgpack encoding of bytes,
+    followed by the owner's 64-byte Ed25519 signature over domain, key, subkey, value and expiration.
+    """
     return value + crypto.sign(signed_message(key, subkey, value, expires))
 
 

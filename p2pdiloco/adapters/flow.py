@@ -21,18 +21,18 @@ CHUNK_BYTES = 256 * 1024
 LEAST_CHUNK_BYTES = 4 * 1024
 ASKS = 4
 """Parts in which a window is acknowledged, at least."""
-LEAST_BYTES = 8 * 1024
+LEAST_WINDOW_BYTES = 8 * 1024
 """Least bytes of a window. Several peers share a link of ours without a word: five such windows are a third
 of a second of 1 Mbit/s."""
-EASY_BYTES = 32 * 1024
+EASY_WINDOW_BYTES = 32 * 1024
 """Least bytes of a window on a fast link, whose best rate lately brings so many within `TARGET_S`. What waits
 there may wait for a busy machine, and so little is no burden."""
-START_BYTES = 16 * 1024
+START_WINDOW_BYTES = 16 * 1024
 RATE_S = 0.5
 """Seconds over which arriving bytes are counted to a rate."""
 FADING = 0.98
 """Factor by which the best rate fades in `RATE_S`: half of it is left in a quarter of a minute."""
-MOST_BYTES = 16 * 1024 * 1024
+MOST_WINDOW_BYTES = 16 * 1024 * 1024
 """Most bytes of a window: 1 Gbit/s across an ocean."""
 TARGET_S = 0.1
 """Seconds that bulk may make itself wait, and thereby others."""
@@ -54,17 +54,17 @@ class Flow:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self.window_bytes = START_BYTES
+        self.window_bytes = START_WINDOW_BYTES
         self.in_flight_bytes = 0
         self._growing_fast = True
-        self._enough_bytes = MOST_BYTES
+        self._enough_bytes = MOST_WINDOW_BYTES
         """Bytes up to which the window grows fast, if at all."""
         self._limited = False
         """True: the window held the sender up. Only then does it say anything that all went well."""
         self._fastest_s = self._fastest_before_s = float("inf")
         self._since_s = now()
         self._shrunk_s = -1e18
-        self._least_bytes = START_BYTES
+        self._least_bytes = START_WINDOW_BYTES
         self._best_bytes_per_s = 0.0
         self._counted_bytes = 0
         self._counting_s = now()
@@ -105,7 +105,9 @@ class Flow:
         took_s = now - self._counting_s
         if took_s >= RATE_S:
             self._best_bytes_per_s = max(self._counted_bytes / took_s, FADING * self._best_bytes_per_s)
-            self._least_bytes = max(LEAST_BYTES, min(int(TARGET_S * self._best_bytes_per_s), EASY_BYTES))
+            self._least_bytes = max(
+                LEAST_WINDOW_BYTES, min(int(TARGET_S * self._best_bytes_per_s), EASY_WINDOW_BYTES)
+            )
             self._counted_bytes, self._counting_s = 0, now
 
     def arrived(self, size: int, after_s: float) -> None:
@@ -129,7 +131,7 @@ class Flow:
             self.window_bytes += int(
                 size * (1.0 - waited_s / TARGET_S) * self.chunk_bytes / self.window_bytes
             )
-        self.window_bytes = max(self._least_bytes, min(self.window_bytes, MOST_BYTES))
+        self.window_bytes = max(self._least_bytes, min(self.window_bytes, MOST_WINDOW_BYTES))
         self._limited = self._turn.locked()
         self._room.set()
 
@@ -191,7 +193,7 @@ class Allowance:
         self._charge(size, DEBT_S)
 
     def _charge(self, size: int, most_s: float) -> float:
-        """Charge the bytes; returns the seconds that they would have to wait."""
+        """Returns the seconds that the bytes would have to wait."""
         now = self._now()
         start = max(self._paid_until_s, now - BURST_S)
         self._paid_until_s = max(start, min(start + size * OVERHEAD / self.bytes_per_s, now + most_s))
@@ -319,12 +321,12 @@ class Sending:
             return False
         self.unacknowledged_bytes -= size
         self._room.set()
-        rest, sent_s = size, 0.0
-        while rest > 0:
+        left, sent_s = size, 0.0
+        while left > 0:
             chunk, sent_s = self._chunks.popleft()
-            if chunk > rest:
-                self._chunks.appendleft((chunk - rest, sent_s))
-            rest -= chunk
+            if chunk > left:
+                self._chunks.appendleft((chunk - left, sent_s))
+            left -= chunk
         # The acknowledgement was asked for with the last of these chunks; the others waited for that.
         self._flow.arrived(size, self._now() - sent_s)
         return True

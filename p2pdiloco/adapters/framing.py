@@ -3,8 +3,9 @@
 A chunk is its length (4 bytes, big endian, at most 256 KiB), 8 bytes of checksum, and its bytes; length 0 is
 the END. With the highest bit of the length, ASK, the sender asks for an acknowledgement: the receiver then
 says how many bytes it has dealt with since the last (GOT, 4 bytes). An ASK may come without bytes. The
-sender's window is kept by that (`adapters.net.flow`). What a payload is, its signed label says: there is a
-digest in it, which the receiver checks elsewhere.
+sender's window is kept by that (`adapters.flow`). What a payload is, its signed label says: there is a digest
+in it, which the receiver checks elsewhere. `Channel` speaks these frames; `DirectStream` is the byte stream
+below it.
 
 Listed in docs/reference/wire.md, section 3.
 """
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from p2pdiloco.adapters.flow import CHUNK_BYTES, MOST_BYTES, Flow, Limits, Sending
+from p2pdiloco.adapters.flow import CHUNK_BYTES, MOST_WINDOW_BYTES, Flow, Limits, Sending
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer
@@ -234,9 +235,8 @@ class Channel:
                 start += len(chunk)
                 if pace is not None:
                     await pace(len(chunk))
-                if (
-                    upload is not None
-                ):  # before the chunk counts as sent: our own limit is no delay of the link
+                if upload is not None:
+                    # Before the chunk counts as sent: our own limit is no delay of the link.
                     await upload.take(len(chunk))
                 if not await self._may_go(sending, len(chunk), stop):
                     return False
@@ -335,7 +335,7 @@ class Channel:
         may then be on their way at most. What is allowed is shared by all that are receiving."""
         download = self._limits.download
         if download is None:
-            yield MOST_BYTES
+            yield MOST_WINDOW_BYTES
             return
         with download.shared() as most:
             await download.take(most)
@@ -383,12 +383,6 @@ class TooSlow(TransportError):
     """Error: bytes come, but below the least rate."""
 
 
-# A byte stream whose bytes land where they are wanted, without a buffer in between.
-#
-# asyncio's StreamReader copies everything three times, and wakes its reader for every piece that arrives.
-# Here the kernel writes into the space that a waiting `fill` was given, and the task wakes when all of it is
-# there. What arrives while nobody waits goes to a small buffer; when that is full the other side has to wait.
-
 FIRST_BYTES, SPARE_BYTES = 4 * 1024, 128 * 1024
 """Bytes of the buffer for what nobody waits for: at first, for most streams carry little of it, and when more
 came."""
@@ -397,7 +391,13 @@ WRITE_BYTES = 512 * 1024
 
 
 class DirectStream(asyncio.BufferedProtocol):
-    """Connection in both directions: reader and writer in one. One task reads, one writes."""
+    """Connection in both directions: reader and writer in one. One task reads, one writes.
+
+    Bytes land where they are wanted, without a buffer in between. asyncio's StreamReader copies everything
+    three times, and wakes its reader for every piece that arrives. Here the kernel writes into the space that
+    a waiting `fill` was given, and the task wakes when all of it is there. What arrives while nobody waits
+    goes to a small buffer; when that is full the other side has to wait.
+    """
 
     def __init__(self, connected: Callable[[DirectStream], None] | None = None) -> None:
         """Make a stream without a connection; `connected` is called when the connection is there."""
@@ -417,18 +417,16 @@ class DirectStream(asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol --------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """See asyncio."""
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BYTES)
         if self._connected is not None:
             self._connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio. Never empty: reading pauses before."""
+        """Never empty: reading pauses before."""
         return self._spare[self._end :] if self._unfilled is None else self._unfilled
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio."""
         self._arrived_bytes += nbytes
         if self._unfilled is None:
             self._end += nbytes
@@ -445,21 +443,18 @@ class DirectStream(asyncio.BufferedProtocol):
                 self._wake()
 
     def eof_received(self) -> bool:
-        """See asyncio: the writing half stays open."""
+        """The writing half stays open."""
         self._end_with(TransportError("stream cut"))
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         self._end_with(TransportError("stream cut" if exc is None else f"stream cut: {exc}"))
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """See asyncio."""
         self._held_up = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        """See asyncio."""
         held_up, self._held_up = self._held_up, None
         if held_up is not None and not held_up.done():
             held_up.set_result(None)
@@ -533,12 +528,12 @@ class DirectStream(asyncio.BufferedProtocol):
 
         Raises: TransportError (cut).
         """
-        rest = space[self._taken(space) :]
-        if not rest:
+        unfilled = space[self._taken(space) :]
+        if not unfilled:
             return True
         if self._ended is not None:
             raise self._ended
-        self._unfilled = rest
+        self._unfilled = unfilled
         loop = asyncio.get_running_loop()
         before = self._arrived_bytes
         in_time = True
@@ -586,9 +581,8 @@ class DirectStream(asyncio.BufferedProtocol):
         self.transport.close()
 
 
-# Refusals between transports: reason and detail as they cross a stream, and as an error at the other end.
-
 MAX_REASON_BYTES = 1024
+"""Most bytes of a refusal: reason and detail, as they cross a stream."""
 
 
 class RefusedByPeer(RemoteError):

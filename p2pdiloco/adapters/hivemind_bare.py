@@ -2,8 +2,8 @@
 
 Imported before it: `import hivemind` loads averager, optimizer and mixture of experts, and with them scipy;
 `hivemind.dht` and `hivemind.utils` load torch, for futures and descriptions of tensors. None of these is used
-here. So who only talks to peers (a bootstrap, `p2pdiloco status`) has no torch in memory: 40 MB for 235, 0.15
-s of CPU for 1.3."""
+here. So a process that only talks to peers (a bootstrap, `p2pdiloco status`) has no torch in memory: 40 MB
+for 235, 0.15 s of CPU for 1.3."""
 
 from __future__ import annotations
 

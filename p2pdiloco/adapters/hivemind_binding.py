@@ -1,10 +1,11 @@
-"""Binding to hivemind's p2pd client, made safe. Only this module and `hivemind_dht` import hivemind.
+"""Binding to hivemind's p2pd client (`Attachment`) and its DHT (`RecordTable`), made safe.
 
-What is different from plain hivemind 1.1.12, and why (all measured):
+Only this module imports hivemind. What is different from plain hivemind 1.1.12, and why (all measured):
 * sockets lie in our own private folder, with room for 1024 waiting streams instead of 100;
 * a call ends when the connection to p2pd ends (there it hangs for ever), and a cancelled call cannot
   break the reading task (there a late reply to a cancelled call kills it, and all later calls hang);
-* a message to p2pd is one write, and a peer's id is spelled once, not with every message.
+* a message to p2pd is one write, and a peer's id is spelled once, not with every message;
+* a refused record no longer shortens the life of the good one; dictionaries of the DHT are bounded.
 """
 
 from __future__ import annotations
@@ -99,7 +100,6 @@ class _Control(ControlClient):  # type: ignore[misc]
         await asyncio.wait({self._read_task, self._write_task}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _handle_persistent_request(self, call_id: UUID, request: Any) -> None:
-        """Answer a call of a peer's."""
         try:
             if self.turn is not None and request.proto != MESSAGE_PROTOCOL:
                 await self.turn(_peer_of(request.peer).to_base58())
@@ -117,7 +117,7 @@ class _Control(ControlClient):  # type: ignore[misc]
         return await self._exchange(message)
 
     async def _exchange(self, message: Any) -> bytes:
-        """Send a request on the persistent connection and wait for its reply, or for the connection's end."""
+        """Wait for the reply, or for the connection's end."""
         call_id = UUID(bytes=message.callId)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending_calls[call_id] = reply
@@ -167,7 +167,7 @@ class _P2P(P2P):  # type: ignore[misc]
         return self
 
     def _start_listening(self) -> None:
-        """Do nothing: `Attachment` listens."""
+        """`Attachment` listens."""
 
 
 class Attachment:
@@ -317,7 +317,7 @@ class Attachment:
 
 
 def _texts(addresses: Sequence[bytes]) -> list[str]:
-    """Write addresses as text, without those of kinds that we do not know."""
+    """Without addresses of kinds that we do not know."""
     texts = []
     for raw in addresses:
         try:
@@ -371,11 +371,6 @@ def peer_id_of(peer: str) -> Any:
     except ValueError as error:
         raise PeerUnreachable(f"'{peer[:80]}' is not a peer id") from error
 
-
-# Binding to hivemind's DHT, made safe.
-#
-# What is different from plain hivemind 1.1.12, and why (measured): a refused record no longer shortens the
-# life of the good one; dictionaries are bounded.
 
 MAX_KEYS = 4096
 MAX_ACCEPTED = 8192
@@ -514,7 +509,7 @@ class ClockSkew(Exception):
 
 
 class _Validator(RecordValidatorBase):  # type: ignore[misc]
-    """Validator of signed records (`dht_records`)."""
+    """Validator of signed records (`adapters.endpoint.acceptable`)."""
 
     def __init__(self, crypto: Crypto) -> None:
         self._crypto = crypto
@@ -523,11 +518,14 @@ class _Validator(RecordValidatorBase):  # type: ignore[misc]
         that is asked, and a signature takes far longer than a digest."""
 
     def validate(self, record: DHTRecord) -> bool:
-        parts = record.key, record.subkey, record.value, record.expiration_time
-        digest = content_digest(endpoint.signed_message(*parts))
+        digest = content_digest(
+            endpoint.signed_message(record.key, record.subkey, record.value, record.expiration_time)
+        )
         if digest in self._accepted:
             return True
-        accepted = endpoint.acceptable(self._crypto, *parts, time.time())
+        accepted = endpoint.acceptable(
+            self._crypto, record.key, record.subkey, record.value, record.expiration_time, time.time()
+        )
         if accepted:
             self._accepted[digest] = None
         return accepted
@@ -542,7 +540,7 @@ class _Validator(RecordValidatorBase):  # type: ignore[misc]
 
 
 class _Storage(DHTLocalStorage):  # type: ignore[misc]
-    """Storage bounded in the size of every dictionary; the number of keys is bounded by `maxsize`."""
+    """Every dictionary is bounded in its size; the number of keys is bounded by `maxsize`."""
 
     def store_subkey(self, key: Any, subkey: Any, value: bytes, expiration_time: float) -> bool:
         current = self.get(key)

@@ -1,7 +1,8 @@
 """Transport on libp2p: our own supervised p2pd, hivemind's DHT in our loop, our own bulk framing.
 
 A dead p2pd is replaced in place: same identity, same ports, same DHT records, the peers that we knew are
-dialled again. Meanwhile calls fail at once with `PeerUnreachable`.
+dialled again. Meanwhile calls fail at once with `PeerUnreachable`. `Meeting` keeps the peers to join through,
+those known from before, and who of them is connected.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from p2pdiloco.adapters.p2pd import P2PDaemon, P2PDOptions
 from p2pdiloco.adapters.streams import RequestAllowance
 from p2pdiloco.errors import NobodyReached, PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import Connections, TransportHandlers
+from p2pdiloco.ports import PeerConnections, TransportHandlers
 from p2pdiloco.util import BoundedDict
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
@@ -99,11 +100,10 @@ class HivemindTransport(Endpoint):
         return self._daemon.pid
 
     async def step_back(self, niceness: int) -> None:
-        """See `P2PDaemon.step_back`."""
         await self._daemon.step_back(niceness)
 
     async def start(self, handlers: TransportHandlers, may_be_alone: bool = False) -> None:
-        """See `ports.Transport.start`. `may_be_alone`: as `Meeting.join_initial`."""
+        """`may_be_alone`: as `Meeting.join_initial`."""
         binding.quiet_logs()
         self._handlers = handlers
         try:
@@ -118,7 +118,6 @@ class HivemindTransport(Endpoint):
             task.add_done_callback(_report_end)
 
     async def close(self) -> None:
-        """See `ports.Transport.close`."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -127,13 +126,12 @@ class HivemindTransport(Endpoint):
         await self._daemon.stop()
 
     def addresses(self) -> list[str]:
-        """See `ports.Transport.addresses`."""
         listen = self._listen if self._daemon.options.listen else []
         first = [*self._daemon.options.announce, *self._outside]
         return multiaddrs.reachable_order(listen, first, self._observed, self.peer_id, self._own)
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
-        """See `ports.Transport.connect`. The addresses are kept for reconnecting."""
+        """The addresses are kept for reconnecting."""
         dialable = dialable_addresses(peer, addresses)
         if not dialable:
             raise PeerUnreachable(f"no usable address of {peer}")
@@ -143,37 +141,33 @@ class HivemindTransport(Endpoint):
         self._meeting.met(peer)
 
     def learn(self, peer: str, addresses: Sequence[str]) -> None:
-        """See `ports.Transport.learn`."""
         dialable = dialable_addresses(peer, addresses)
         if dialable:
             self._meeting.book.heard_of(peer, dialable)
 
     def peers_connected(self) -> int:
-        """See `ports.Transport.peers_connected`; at most 5 s old."""
+        """At most 5 s old."""
         return len(self._meeting.connected)
 
     def connected(self) -> list[str]:
-        """See `ports.Transport.connected`; at most 5 s old."""
+        """At most 5 s old."""
         return sorted(self._meeting.connected)
 
-    async def link(self, peer: str) -> Connections | None:
-        """See `ports.Transport.link`."""
+    async def link(self, peer: str) -> PeerConnections | None:
         try:
             ends = (await self._require().peers(CONTROL_TIMEOUT_S)).get(peer)
         except PeerUnreachable:
             return None
-        return None if ends is None else Connections(multiaddrs.direct_ips(ends))
+        return None if ends is None else PeerConnections(multiaddrs.direct_ips(ends))
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
-        """See `ports.Transport.answers_at`."""
-        return await multiaddrs.answers(peer, ip, port, timeout_s)
+        return await multiaddrs.peer_answers(peer, ip, port, timeout_s)
 
     def found_outside(self, addresses: Sequence[str]) -> None:
-        """See `ports.Transport.found_outside`."""
         self._outside = list(addresses)
 
     async def hide(self) -> None:
-        """See `ports.Transport.hide`. p2pd must be started anew for it; 10 s at most."""
+        """p2pd must be started anew for it; 10 s at most."""
         self._outside = []
         options = self._daemon.options
         if not options.relay or options.force_reachability is not None or not self._relays:
@@ -201,7 +195,7 @@ class HivemindTransport(Endpoint):
             return await self._records.clock_ahead_s(peer)
 
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
-        """See `ports.Transport.put_record`. Never shortens the life of our earlier record under key."""
+        """Never shortens the life of our earlier record under key."""
         invariant(len(value) <= MAX_RECORD_BYTES, f"record of {len(value)} bytes")
         records = self._records
         if records is None:
@@ -216,7 +210,7 @@ class HivemindTransport(Endpoint):
             return False
 
     async def get_records(self, key: str) -> dict[str, bytes]:
-        """See `ports.Transport.get_records`. What we hold ourselves when the DHT does not answer."""
+        """What we hold ourselves when the DHT does not answer."""
         records = self._records
         if records is None:
             return {}
@@ -288,7 +282,6 @@ class HivemindTransport(Endpoint):
                     raise
 
     async def _bring_up(self) -> None:
-        """Start p2pd, our connection to it, and the DHT on top. Raises: UserError, TransportError."""
         daemon = self._daemon
         await daemon.start(self._listen)
         self._attachment = await binding.Attachment.open(
@@ -312,7 +305,6 @@ class HivemindTransport(Endpoint):
             await attachment.close()
 
     async def _supervise(self) -> None:
-        """Replace p2pd whenever it dies."""
         failures = 0
         while True:
             began = time.monotonic()
@@ -389,10 +381,6 @@ def _report_end(task: asyncio.Task[None]) -> None:
         report_bug("transport's background task", error)
 
 
-# Meeting peers: those to join through, those known from before, and who of them is connected.
-#
-# Rules: docs/protocol/membership.md, section 6.
-
 DIAL_TIMEOUT_S = 10.0
 MAX_DIALS = 16
 FEW_PEERS = 3
@@ -412,6 +400,8 @@ class Meeting:
     Args:
         initial_peers, remembered: multiaddrs that end in /p2p/ID. It is no error when of `remembered` none is
             there any more.
+
+    Rules: docs/protocol/membership.md, section 6.
     """
 
     def __init__(self, me: str, initial_peers: Sequence[str], remembered: Sequence[str]) -> None:
@@ -515,7 +505,7 @@ class Meeting:
             await self._dial_all(attachment, wanted)
 
     async def _dial_all(self, attachment: Attachment, wanted: dict[str, list[str]]) -> list[str]:
-        """Dial these addresses at once, best effort; returns who was reached."""
+        """At once, best effort; returns who was reached."""
         peers = list(wanted)[: 2 * MAX_DIALS]
         dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
         results = await asyncio.gather(*dials, return_exceptions=True)

@@ -1,7 +1,8 @@
-"""Multiaddrs as text: what a person typed, ports to claim, the order in which others are told.
+"""Addresses of peers: multiaddrs as text, who is known where, and who answers there.
 
-Only the parts of the format that p2pd speaks are known here. Pure functions except `claim_ports`
-(binds and releases) and `interface_addresses` (asks the operating system).
+Only the parts of the format that p2pd speaks are known here. `claim_ports` binds and releases ports;
+`AddressBook` remembers peers; `peer_answers` checks that a certain peer answers at a certain address;
+`Announcer` and `look_nearby` find peers in the local network by multicast DNS.
 """
 
 from __future__ import annotations
@@ -336,15 +337,15 @@ def _wrong(text: str, reason: str) -> UserError:
     return UserError(f"'{text}' is not a usable address: {reason}.", f"An address looks like {EXAMPLE}")
 
 
-# Addresses of peers: of those that we were connected to, and of those that we only heard of.
-#
-# Bounded; whom we only heard of goes first. Nobody is dialled for being in here.
-
 MAX_PEERS = 4096
 
 
 class AddressBook:
-    """Addresses that can be dialled, by peer, the one met last at the end."""
+    """Addresses that can be dialled, by peer, the one met last at the end.
+
+    The peers are those that we were connected to, and those that we only heard of. The book is bounded; peers
+    that we only heard of go first. Nobody is dialled for being in here.
+    """
 
     def __init__(self) -> None:
         self._addresses: BoundedDict[str, list[str]] = BoundedDict(MAX_PEERS)
@@ -371,31 +372,23 @@ class AddressBook:
         yield from list(self._addresses.items())[-peers:]
 
 
-# Check that a certain peer answers at a certain address, by a TCP connection of our own.
-#
-# The connection lies beside those of p2pd. libp2p's handshake goes on it as far as the peer's proof of its
-# identity.
-#
-# p2pd reuses an open connection to a peer, so it cannot tell whether a new one could be made. An open port
-# alone proves nothing: behind one NAT it may be forwarded to another node. So the first two messages of
-# Noise XX are exchanged: in the second the peer signs the key of this handshake with that of its peer id.
-# Then the connection is closed; nothing is sent that the peer had to store.
-#
-# Why by ourselves: p2pd has no call for it, and no kept library does it without much else. py-libp2p brings
-# trio and a networking stack of its own; noiseprotocol has had no release for years, and does not know what
-# libp2p puts into the handshake.
-# The arithmetic is `cryptography`'s; what is here is the order of one handshake, tested against p2pd.
-# Sources: https://github.com/libp2p/specs/tree/master/noise, https://noiseprotocol.org/noise.html
-
 MULTISTREAM, NOISE = b"\x13/multistream/1.0.0\n", b"\x07/noise\n"
-PROTOCOL = b"Noise_XX_25519_ChaChaPoly_SHA256"
+NOISE_PROTOCOL = b"Noise_XX_25519_ChaChaPoly_SHA256"
 SIGNED_PREFIX = b"noise-libp2p-static-key:"
 KEY_BYTES, TAG_BYTES = 32, 16
 MAX_PAYLOAD_BYTES = 4096
 
 
-async def answers(peer: str, ip: str, port: int, timeout_s: float) -> bool:
-    """Tell whether that peer, and nobody else, answers there. Never raises for what the other side does."""
+async def peer_answers(peer: str, ip: str, port: int, timeout_s: float) -> bool:
+    """Tell whether that peer, and nobody else, answers there. Never raises for what the other side does.
+
+    A TCP connection of our own is made beside those of p2pd. libp2p's handshake goes on it as far as the
+    peer's proof of its identity. p2pd reuses an open connection to a peer, so it cannot tell whether a new
+    one could be made. An open port alone proves nothing: behind one NAT it may be forwarded to another node.
+    So the first two messages of Noise XX are exchanged: in the second the peer signs the key of this
+    handshake with that of its peer id. Then the connection is closed; nothing is sent that the peer had to
+    store.
+    """
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -425,10 +418,17 @@ async def _proves(peer: str, reader: asyncio.StreamReader, writer: asyncio.Strea
 
 
 class Initiator:
-    """Noise XX from the side of whoever dialled, the first two of its three messages."""
+    """Noise XX from the side of whoever dialled, the first two of its three messages.
+
+    Why by ourselves: p2pd has no call for it, and no kept library does it without much else. py-libp2p brings
+    trio and a networking stack of its own; noiseprotocol has had no release for years, and does not know what
+    libp2p puts into the handshake. The arithmetic is `cryptography`'s; what is here is the order of one
+    handshake, tested against p2pd. Sources: https://github.com/libp2p/specs/tree/master/noise,
+    https://noiseprotocol.org/noise.html
+    """
 
     def __init__(self) -> None:
-        self._chaining = self._hash = PROTOCOL  # exactly as long as a hash
+        self._chaining = self._hash = NOISE_PROTOCOL  # exactly as long as a hash
         self._key = bytes(KEY_BYTES)
         self._count = 0
         self._ephemeral = X25519PrivateKey.generate()
@@ -490,13 +490,8 @@ def _field(message: bytes, wanted: int) -> bytes:
     raise ValueError("no signature")
 
 
-# Discovery in the local network: nodes and bootstraps announce themselves by multicast DNS, others look.
-#
-# Service `_p2pdiloco._tcp`, text records `id` (peer id) and `runs` (first digits of run ids). What is heard
-# is anybody's claim: a place to dial, no more. Needs the extra `lan` (zeroconf).
-
-SERVICE = "_p2pdiloco._tcp.local."
-DIGITS = 12
+LAN_SERVICE = "_p2pdiloco._tcp.local."
+LAN_RUN_DIGITS = 12
 MAX_FOUND = 32
 MAX_RUNS = 8
 MAX_LAN_ADDRESSES = 4
@@ -528,7 +523,12 @@ def check_lan() -> None:
 
 
 class Announcer:
-    """Announcer of one peer, on the event loop."""
+    """Announcer of one peer in the local network, on the event loop.
+
+    Nodes and bootstraps announce themselves by multicast DNS, others look. Service `_p2pdiloco._tcp`, text
+    records `id` (peer id) and `runs` (first digits of run ids). What is heard is anybody's claim: a place to
+    dial, no more. Needs the extra `lan` (zeroconf).
+    """
 
     def __init__(self, peer: str, addresses: Sequence[str]) -> None:
         """`addresses`: under which the peer is reached, with /p2p/ID."""
@@ -542,7 +542,7 @@ class Announcer:
 
         Raises: OSError, zeroconf.Error.
         """
-        wanted = tuple(run[:DIGITS] for run in runs[:MAX_RUNS])
+        wanted = tuple(run[:LAN_RUN_DIGITS] for run in runs[:MAX_RUNS])
         if wanted == self._runs or not self._hosts:
             return
         from zeroconf import InterfaceChoice
@@ -562,8 +562,8 @@ class Announcer:
         from zeroconf import ServiceInfo
 
         return ServiceInfo(
-            SERVICE,
-            f"{self._peer}.{SERVICE}",
+            LAN_SERVICE,
+            f"{self._peer}.{LAN_SERVICE}",
             parsed_addresses=list(self._hosts),
             port=self._port,
             properties={"id": self._peer, "runs": ",".join(runs)},
@@ -578,7 +578,7 @@ class Announcer:
 
 
 def _hosts_of(addresses: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Find the hosts of this network in addresses, all of one port. None of the loopback beside others."""
+    """Hosts of this network, all of one port. None of the loopback beside others."""
     found: list[tuple[str, int]] = []
     for address in addresses:
         kind, host, transport, port = address.split("/")[1:5]
@@ -651,7 +651,7 @@ def look_nearby(seconds: float = LOOK_S) -> list[Nearby]:
     except OSError as error:
         raise UserError(f"this network cannot be looked through: {error}", "name a peer: --join") from error
     try:
-        ServiceBrowser(zeroconf, SERVICE, heard)  # type: ignore[arg-type]
+        ServiceBrowser(zeroconf, LAN_SERVICE, heard)  # type: ignore[arg-type]
         if heard.any.wait(seconds):
             threading.Event().wait(min(SETTLE_S, seconds))
     finally:

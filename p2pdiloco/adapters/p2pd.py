@@ -112,7 +112,7 @@ class P2PDaemon:
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 raise UserError(f"{self.folder} belongs to another user.", "Remove it, or set TMPDIR.")
             self.folder.chmod(0o700)
-            await self._end_leftover()
+            await asyncio.to_thread(self._kill_leftover)
             for path in (*self.folder.glob("*.sock"), self._pid_file):
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -122,7 +122,8 @@ class P2PDaemon:
             ) from error
 
     async def start(self, listen: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start p2pd and wait until it listens on multiaddrs with explicit ports (`multiaddrs.claim_ports`).
+        """Start p2pd and wait until it listens on multiaddrs with explicit ports
+        (`adapters.multiaddrs.claim_ports`).
 
         Raises: UserError (cannot listen, no usable binary), TransportError (did not come up).
         """
@@ -248,11 +249,8 @@ class P2PDaemon:
             )
         return TransportError(f"p2pd ended while starting: {last[-200:] or 'without a word'}")
 
-    async def _end_leftover(self) -> None:
-        """End the p2pd of a killed predecessor, if it is still there and really is ours."""
-        await asyncio.to_thread(self._end_process_of_file)
-
-    def _end_process_of_file(self) -> None:
+    def _kill_leftover(self) -> None:
+        """Kill the p2pd of a killed predecessor, if it is still there and really is ours."""
         try:
             pid = int(self._pid_file.read_text())
             process = psutil.Process(pid)

@@ -42,10 +42,10 @@ _TYPES = {
     "U8": "|u1",
     "BOOL": "|b1",
 }
-"""NumPy's types of what is written, by the word of such files."""
-_WORDS = {kind: word for word, kind in _TYPES.items()}
-_LONG_WORDS = _TYPES | {np.dtype(kind).name: kind for kind in _TYPES.values()}
-"""NumPy's types by these words, and by those of some releases of safetensors."""
+"""NumPy's types of what is written, by their names in such files."""
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_LONG_NAMES = _TYPES | {np.dtype(kind).name: kind for kind in _TYPES.values()}
+"""NumPy's types by these names, and by those of some releases of safetensors."""
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -66,7 +66,7 @@ class ResultFile(Struct, frozen=True):
     labels: tuple[Label, ...]
     """Labels of the fragments, by index."""
     parameters: Arrays
-    """Parameters, and the constants of the model (`tasks.constants`)."""
+    """Parameters, and the constants of the model (`tasks.task.Constant`)."""
 
 
 class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +107,7 @@ def checksum_of(path: Path) -> str:
 
 
 class _Tensors(Mapping[str, NDArray[Any]]):
-    """Tensors of an open file."""
+    """Tensors of an open file, each loaded when it is asked for."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -163,8 +163,8 @@ def save_tensors(
         dtype = (dtypes or {}).get(name, "fp32")
         shorter = _SHORTER.get(dtype)
         content = _bytes(shorter(array) if shorter else array)
-        word = dtype.upper().replace("P", "") if shorter else _WORDS[array.dtype.newbyteorder("<").str]
-        header[name] = {"dtype": word, "shape": array.shape, "data_offsets": [at, at + content.nbytes]}
+        kind = dtype.upper().replace("P", "") if shorter else _NAMES[array.dtype.newbyteorder("<").str]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [at, at + content.nbytes]}
         chunks.append(content)
         at += content.nbytes
     encoded = msgspec.json.encode(header)
@@ -260,8 +260,8 @@ def _array(path: Path, name: str, tensor: dict[str, Any], exact: bool) -> NDArra
         flat = np.frombuffer(raw, dtype="<f2").astype(np.float32)
     elif kind in ("BF16", "bfloat16"):
         flat = (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-    elif exact and kind in _LONG_WORDS:
-        flat = np.frombuffer(raw, dtype=_LONG_WORDS[kind])
+    elif exact and kind in _LONG_NAMES:
+        flat = np.frombuffer(raw, dtype=_LONG_NAMES[kind])
     else:
         raise StorageError(f"{path}: {name} is of type {kind}: only F32, F16 and BF16 are read")
     try:

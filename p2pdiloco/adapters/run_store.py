@@ -1,14 +1,16 @@
 """Store of one run on a node's disk, under `<data_dir>/runs/<first 16 of the run id>/`.
 
-    votes.log                                    adapters.disk.votes_log
-    proofs                                       adapters.disk.proofs_file
+    votes.log                                    `VotesLog`
+    proofs                                       `adapters.data_dir.save_proofs`
     fragments/<fff>/checkpoint-<n>.safetensors   Theta, outer momentum and version; the newest two
     updates/<fff>/<n>.update                     the log of outer updates
     manifest.signed, learner.safetensors         others write these
 
 Synchronous: to be called from one I/O thread of the process that holds the data folder's lock. Whatever
 is found damaged is set aside (`*.corrupt`), told in `take_problems`, and then as if it had never been saved:
-the node catches up from its peers instead.
+the node catches up from its peers instead. Every byte that matters is under a checksum. Nothing is unpickled;
+`CorruptFile` is the only thing that decoding raises. `KeptFiles` is scratch for payloads that may be sent
+again.
 
 Listed in docs/reference/disk.md, section 2.
 """
@@ -293,19 +295,6 @@ class RunStore:
                     self._files.delete(path)
 
 
-# File formats of a run's store, checkpoint and update. Every byte that matters is under a checksum.
-#
-# Checkpoint: a safetensors file with the fp32 vectors `theta` and `momentum`. Its metadata holds the signed
-# version and the watermarks (base64 of their msgpack) and the checksum. It is read with the safetensors
-# library, but written here: the format is a length, a JSON header, and data. The library builds the whole
-# file in memory with the interpreter lock held (measured: 0.4 s for 240 MB, in which the daemon would be
-# mute).
-#
-# Update: magic, length of the signed version (4 bytes, little endian), its msgpack, the SHA-256 of all that,
-# and the payload. The payload's digest is in the version, and was compared before it came here.
-#
-# Nothing is unpickled; `CorruptFile` is the only thing that decoding raises.
-
 UPDATE_MAGIC = b"p2pdiloco-update-2\n"
 CHECKPOINT_FORMAT = "p2pdiloco-checkpoint-1"
 _SHA256_BYTES = 32
@@ -349,7 +338,13 @@ def _checksum(version: bytes, watermarks: bytes, theta: Buffer, momentum: Buffer
 def encode_checkpoint(
     version: SignedVersion, watermarks: tuple[Watermark, ...], theta: Buffer, momentum: Buffer
 ) -> list[Buffer]:
-    """Encode a checkpoint as chunks of a file; theta and momentum (fp32, equal sizes) are not copied."""
+    """Encode a checkpoint as chunks of a file; theta and momentum (fp32, equal sizes) are not copied.
+
+    A safetensors file with the fp32 vectors `theta` and `momentum`. Its metadata holds the signed version and
+    the watermarks (base64 of their msgpack) and the checksum. It is read with the safetensors library, but
+    written here: the format is a length, a JSON header, and data. The library builds the whole file in memory
+    with the interpreter lock held (measured: 0.4 s for 240 MB, in which the daemon would be mute).
+    """
     theta, momentum = memoryview(theta).cast("B"), memoryview(momentum).cast("B")
     size = theta.nbytes
     invariant(size == momentum.nbytes and size % 4 == 0, "theta and momentum must be fp32 of one size")
@@ -398,7 +393,11 @@ def decode_checkpoint(data: bytes) -> SavedFragment:
 
 
 def encode_update(version: SignedVersion, payload: Buffer) -> list[Buffer]:
-    """Encode an update as chunks of a file; the payload is not copied."""
+    """Encode an update as chunks of a file; the payload is not copied.
+
+    Magic, length of the signed version (4 bytes, little endian), its msgpack, the SHA-256 of all that, and
+    the payload. The payload's digest is in the version, and was compared before it came here.
+    """
     version_bytes = _encoder.encode(version)
     head = UPDATE_MAGIC + len(version_bytes).to_bytes(4, "little") + version_bytes
     return [head, hashlib.sha256(head).digest(), payload]
@@ -434,13 +433,6 @@ def _decode_watermarks(data: bytes) -> tuple[Watermark, ...]:
         raise CorruptFile(f"not watermarks ({error})") from error
 
 
-# Log of our votes: an append-only text file, one checksummed line for every vote.
-#
-# A line is `<16 hex digits of SHA-256 of the JSON> <JSON of VoteRecord>\n`; without a group it is of the
-# whole run. A vote counts once `save` has returned; forgetting one could let a node vote twice in a term, so
-# sound lines outlive damage around them. Groups rotate: of every fragment the votes in the `KEPT_GROUPS`
-# groups voted in last are kept, which reaches many epochs back, and that of the whole run always.
-
 COMPACT_ABOVE_BYTES = 64 * 1024
 KEPT_GROUPS = 32
 """Groups of one fragment whose votes are kept. A member votes in one group a level and epoch, of at most five
@@ -468,7 +460,14 @@ def _parse(line: bytes) -> VoteRecord | None:
 
 
 class VotesLog:
-    """Log of the newest votes. `report` is told about damage that was found and contained."""
+    """Log of our newest votes: an append-only text file, one checksummed line for every vote.
+
+    A line is `<16 hex digits of SHA-256 of the JSON> <JSON of VoteRecord>` and a newline; without a group it
+    is of the whole run. A vote counts once `save` has returned; forgetting one could let a node vote twice in
+    a term, so sound lines outlive damage around them. Groups rotate: of every fragment the votes in the
+    `KEPT_GROUPS` groups voted in last are kept, which reaches many epochs back, and that of the whole run
+    always. `report` is told about damage that was found and contained.
+    """
 
     def __init__(self, path: Path, files: Files, report: Callable[[str], None]) -> None:
         """Raises: StorageError: the file cannot be read, or not be mended."""
@@ -486,7 +485,7 @@ class VotesLog:
             self._load(files.read(path))
 
     def newest(self) -> Votes:
-        """See `Votes`."""
+        """The newest vote of each fragment and group."""
         return dict(self._newest)
 
     def save(self, record: VoteRecord) -> None:
@@ -561,7 +560,7 @@ class VotesLog:
 
 
 def _note(votes: Votes, record: VoteRecord) -> None:
-    """Put a vote last, where it is the newest of its group, and let go of the oldest beyond the bound."""
+    """A vote comes last where it is the newest of its group; the oldest beyond the bound go."""
     key = (record.fragment, record.group)
     known = votes.pop(key, None)
     votes[key] = record if known is None or record.term > known.term else known
@@ -570,13 +569,10 @@ def _note(votes: Votes, record: VoteRecord) -> None:
         del votes[old]
 
 
-# Updates in a run's log that a power cut may still take: written, but not synced, or not written at all.
-#
-# Synchronous, for the I/O thread of `adapters.disk.run_store`.
-
-
 class UnsyncedUpdates:
-    """Numbers of the updates of each fragment that are not durable. No more than the log has."""
+    """Numbers of the updates of each fragment that a power cut may still take: written, but not synced, or
+    not written at all. No more than the log has.
+    """
 
     def __init__(self, files: Files, folder_of: Callable[[int], Path]) -> None:
         """`folder_of`: the folder with a fragment's updates."""
@@ -626,14 +622,12 @@ class UnsyncedUpdates:
         return min(self._written[fragment] | self._failed[fragment], default=None)
 
 
-# Payloads of merged contributions that wait on the disk in case they must be sent again.
-#
-# Scratch: of use to the running process only, so written without a sync and cleared at every start. Each file
-# begins with the digest of the rest. Synchronous, for one I/O thread; `load` may come from another.
-
-
 class KeptFiles:
-    """A folder of payloads, by ticket."""
+    """A folder of payloads, by ticket: merged contributions that wait in case they must be sent again.
+
+    Scratch: of use to the running process only, so written without a sync and cleared at every start. Each
+    file begins with the digest of the rest. `load` may come from another thread than the I/O thread.
+    """
 
     def __init__(self, folder: Path, files: Files | None = None) -> None:
         """Open an empty folder: what an earlier process left in it goes.

@@ -3,7 +3,7 @@
 libp2p streams end silently when a peer dies, have no message bounds, and lose the last bytes when the
 sender closes first. So every length is capped and known before anything is read, a payload has an explicit
 end, and after a transfer the server waits for the next one: who closes is the client, or time
-(`adapters.net.kept_streams`).
+(`KeptStreams`).
 
     client                                   server
     PUSH  header, payload size          →
@@ -17,10 +17,13 @@ end, and after a transfer the server waits for the next one: who closes is the c
                                         ←    chunks …, END
     ACK (of all the rest)               →
 
-After an ERROR the server closes. Chunks and GOT: `adapters.net.framing`. `most` is how many bytes the
+After an ERROR the server closes. Chunks and GOT: `adapters.framing`. `most` is how many bytes the
 receiver wants on their way to it at most, `offset` how many it has from a stream that was cut. Whoever breaks
 a rule costs himself the stream: `RemoteError`. A cut or a pause that is too long is a `TransportError`.
 Nothing else comes out of this module.
+
+`push`, `pull` and `serve` make transfers. `KeptStreams` and `KeptIncoming` keep idle streams, `Places` bounds
+incoming ones, and `RequestAllowance` bounds the requests of peers that are no members.
 """
 
 from __future__ import annotations
@@ -129,13 +132,12 @@ class Collected:
         self.payload = bytearray()
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
-        """See `ports.PullSink.begin`."""
         if payload_bytes > self._most:
             raise RemoteError("oversized", f"payload of {payload_bytes} bytes, at most {self._most}")
         self.header, self.payload = header, bytearray()
 
     def write(self, offset: int, chunk: memoryview) -> None:
-        """See `ports.PullSink.write`. The payload grows as chunks come, in order."""
+        """The payload grows as chunks come, in order."""
         self.payload[offset : offset + len(chunk)] = chunk
 
 
@@ -160,7 +162,7 @@ async def _listening(channel: Channel, size: int, most: int) -> AsyncIterator[tu
 
 
 def _from(payload: Sequence[Buffer], offset: int) -> list[memoryview]:
-    """Cut off the first `offset` bytes of all buffers."""
+    """All but the first `offset` bytes."""
     rest = []
     for part in payload:
         view = memoryview(part).cast("B")
@@ -210,7 +212,7 @@ async def refuse(channel: Channel, error: RemoteError) -> None:
 
 
 async def _header(channel: Channel, cap: int, others: bool) -> bytes:
-    """Read a header or a request. Raises: RemoteError (longer than this peer's may be)."""
+    """A header or a request. Raises: RemoteError (longer than this peer's may be)."""
     (size,) = U32.unpack(await channel.exact(4))
     if others and OTHERS_HEADER_BYTES < size <= cap:
         raise RemoteError(StreamRefusal.LONG_HEADER.value, f"{size} bytes of at most {OTHERS_HEADER_BYTES}")
@@ -232,7 +234,7 @@ async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers
 
 
 async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
-    """Stream the payload into the sink; exactly one of finish and abort is called."""
+    """Exactly one of finish and abort is called."""
     reason = "cancelled"
     complete = False
     start = sink.offset
@@ -284,27 +286,26 @@ async def _give(channel: Channel, source: PullSource, most: int) -> int:
     return size
 
 
-# Streams of bulk that are kept: one carries a transfer, and the next one to the same peer.
-#
-# Opening a stream costs more than a small transfer on it. So the client keeps a stream on which all went
-# well, for a while, and the server waits there for what comes next. Neither end's idle streams count as
-# transfers; both are bounded, and whoever has too many ends the one that was idle for longest. A stream on
-# which anything went wrong is never kept.
-
 KEEP_S = 15.0
 """Seconds after which a client ends an idle stream. Fragments are due seconds apart."""
 SERVER_KEEPS_S = 30.0
 """Seconds after which a server ends an idle stream: longer, so that it hardly ever ends one on which
 something is coming."""
-MOST, MOST_PER_PEER = 24, 4
+MOST_KEPT, MOST_KEPT_PER_PEER = 24, 4
 """Most idle streams of ours; more than that many at a time to one peer are rare."""
-MOST_IN, MOST_IN_PER_PEER = 64, 6
+MOST_KEPT_IN, MOST_KEPT_IN_PER_PEER = 64, 6
 """Most idle streams of others; of one peer some more than it keeps, since both ends choose by themselves."""
 Stream = tuple[ByteReader, ByteWriter]
 
 
 class KeptStreams:
-    """Idle streams of a client, by peer."""
+    """Idle streams of a client, by peer: a stream carries a transfer, and then the next one to the same peer.
+
+    Opening a stream costs more than a small transfer on it. So the client keeps a stream on which all went
+    well, for a while, and the server waits there for what comes next (`KeptIncoming`). Neither end's idle
+    streams count as transfers; both are bounded, and the end that has too many ends the one that was idle for
+    longest. A stream on which anything went wrong is never kept.
+    """
 
     def __init__(self) -> None:
         self._idle: OrderedDict[int, tuple[str, Stream, float]] = OrderedDict()
@@ -320,7 +321,7 @@ class KeptStreams:
         whole."""
         for number in [n for n, (whose, _, _) in reversed(self._idle.items()) if whose == peer]:
             _, stream, _ = self._idle.pop(number)
-            if whole(stream[0]):
+            if is_whole_stream(stream[0]):
                 return stream
             end_stream(stream[1], False)
         return None
@@ -329,9 +330,9 @@ class KeptStreams:
         """Keep a stream on which all went well."""
         loop = asyncio.get_running_loop()
         mine = [number for number, (whose, _, _) in self._idle.items() if whose == peer]
-        if len(mine) >= MOST_PER_PEER:
+        if len(mine) >= MOST_KEPT_PER_PEER:
             self._end(mine[0])
-        elif len(self._idle) >= MOST:
+        elif len(self._idle) >= MOST_KEPT:
             self._end(next(iter(self._idle)))
         self._next += 1
         self._idle[self._next] = (peer, stream, loop.time())
@@ -354,7 +355,8 @@ class KeptStreams:
         loop = asyncio.get_running_loop()
         self._timer = None
         for number, (_, (reader, _), since_s) in list(self._idle.items()):
-            if loop.time() >= since_s + KEEP_S or not whole(reader):  # as the timer reckons, or it would spin
+            # As the timer reckons, or it would spin.
+            if loop.time() >= since_s + KEEP_S or not is_whole_stream(reader):
                 self._end(number)
         if self._idle:
             oldest_s = next(iter(self._idle.values()))[2]
@@ -375,9 +377,9 @@ class KeptIncoming:
         """Let a stream's task wait from now on. Where there are too many, one ends: of the same peer's, or of
         the peer that has most."""
         counts = Counter(whose for whose, _ in self._idle.values())
-        if counts[peer] >= MOST_IN_PER_PEER:
+        if counts[peer] >= MOST_KEPT_IN_PER_PEER:
             self._end_oldest(peer)
-        elif len(self._idle) >= MOST_IN:
+        elif len(self._idle) >= MOST_KEPT_IN:
             self._end_oldest(counts.most_common(1)[0][0])
         self._idle[task] = (peer, writer)
 
@@ -392,7 +394,7 @@ class KeptIncoming:
         end_stream(writer, True)
 
 
-def whole(reader: ByteReader) -> bool:
+def is_whole_stream(reader: ByteReader) -> bool:
     """Tell whether nothing is known against an idle stream: its end, or bytes that nobody asked for."""
     return bool(getattr(reader, "idle", True))
 
@@ -406,19 +408,11 @@ def end_stream(writer: ByteWriter, complete: bool) -> None:
         transport.abort()
 
 
-# Places for incoming streams: of the members of our run, of all others, and of one peer among them.
-#
-# Whoever is no member takes none of the members' places: strangers cost nothing, and there are as many as
-# somebody likes. Within a pool a peer may have most places while nobody else wants one. Where all are taken,
-# one that has less than its share gets a place of the peer that has most.
-#
-# Listed in docs/reference/bounds.md, section 4.
-
 MAX_STREAMS_IN = 64
 """Number of transfers that peers have under way here, while nobody is a member yet (and of a bootstrap)."""
-OF_MEMBERS, OF_OTHERS = 48, 16
+STREAMS_OF_MEMBERS, STREAMS_OF_OTHERS = 48, 16
 """Number of those of a node that is a member: of its fellow members, and of all others."""
-SHARES = 4
+POOL_SHARES = 4
 """A peer's share of a pool is one of so many; the last one is never had by a peer that has all others."""
 
 
@@ -466,7 +460,15 @@ class _Pool:
 
 
 class Places:
-    """Places of all streams that come in."""
+    """Places of all streams that come in: of the members of our run, of all others, and of one peer among
+    them.
+
+    A peer that is no member takes none of the members' places: strangers cost nothing, and there are as many
+    as somebody likes. Within a pool a peer may have most places while nobody else wants one. Where all are
+    taken, one that has less than its share gets a place of the peer that has most.
+
+    Listed in docs/reference/bounds.md, section 4.
+    """
 
     def __init__(self, gave_way: Callable[[], None]) -> None:
         """`gave_way`: called for a stream that was ended so that another peer has its share."""
@@ -484,8 +486,8 @@ class Places:
         Raises: Busy.
         """
         pool = self._members if member else self._others
-        most = MAX_STREAMS_IN if member is None else OF_MEMBERS if member else OF_OTHERS
-        share = most // SHARES
+        most = MAX_STREAMS_IN if member is None else STREAMS_OF_MEMBERS if member else STREAMS_OF_OTHERS
+        share = most // POOL_SHARES
         mine = pool.count(peer)
         if mine >= most - share:
             raise Busy(StreamRefusal.ONE_PEERS_SHARE.value)
@@ -500,7 +502,7 @@ class Places:
                 pool.places.remove(place)
 
     def _make_way(self, pool: _Pool, share: int) -> bool:
-        """End the newest stream of the peer that has most, if that is more than its share."""
+        """Only of a peer that has more than its share: the newest stream ends."""
         (peer, count), *_ = Counter(place.peer for place in pool.places).most_common(1)
         if count <= share:
             return False
@@ -512,15 +514,6 @@ class Places:
             place.task.cancel()
         return True
 
-
-# Allowance of requests of those who are no members: so many at once, then so many a second.
-#
-# Whoever asks for more is answered late: its request waits for its turn unread, so a peer that asks one thing
-# after the other is slowed down, and costs next to nothing. Where too many of its requests wait already it is
-# refused, late as well, and who goes on nevertheless is disconnected. Peer ids cost nothing, so all strangers
-# have one more allowance together.
-#
-# Listed in docs/reference/bounds.md, section 7.
 
 PEER_AT_ONCE, PEER_PER_S = 64, 4.0
 """Requests of one peer. A newcomer had some 40 in its first five seconds, and then its heartbeats, two a
@@ -573,7 +566,16 @@ class _Bucket:
 
 
 class RequestAllowance:
-    """Allowance of each peer, and of all strangers together."""
+    """Allowance of requests of each peer that is no member, and of all strangers together: so many at once,
+    then so many a second.
+
+    A peer that asks for more is answered late: its request waits for its turn unread, so a peer that asks one
+    thing after the other is slowed down, and costs next to nothing. Where too many of its requests wait
+    already it is refused, late as well, and a peer that goes on nevertheless is disconnected. Peer ids cost
+    nothing, so all strangers have one more allowance together.
+
+    Listed in docs/reference/bounds.md, section 7.
+    """
 
     def __init__(self, count: Callable[[Excess], None], disconnect: Callable[[str], None]) -> None:
         """`count` is told of what was held back, `disconnect` who goes on although it is refused."""
@@ -620,7 +622,7 @@ class RequestAllowance:
         return bucket
 
     def _goes_on(self, peer: str, bucket: _Bucket) -> bool:
-        """Count a refusal; tell whether the peer was disconnected for it."""
+        """True: the peer was disconnected for it."""
         bucket.refused += 1
         if bucket.refused < MOST_REFUSED:
             return False

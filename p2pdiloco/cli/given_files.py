@@ -39,11 +39,11 @@ from p2pdiloco.tasks.hub_export import LONG_NAMES
 from p2pdiloco.tasks.hub_models import NOT_PARAMETERS, harmless, read_json
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.tokens import (
-    FILE,
+    TOKENIZER_FILE,
     FileTokenizer,
-    digest_of,
     end_of_document,
     read_tokenizer,
+    tokenizer_digest,
     tokens_in_front,
 )
 
@@ -451,23 +451,23 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     path, (name, _, revision) = Path(wanted), wanted.partition("@")
     about: dict[str, Any] = {}
     if path.exists():
-        name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
+        name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or TOKENIZER_FILE, ""
         file = _in_folder(path) if path.is_dir() else _of_our_kind(path)
         refuse_pointer(file)
         content, about = read_tokenizer(file), object_in(file.with_name("tokenizer_config.json"))
     elif "/" in name and may_be_on_the_hub(name):
-        click.echo(f"asking the hub for {FILE} of {name}", err=True)
-        content = read_tokenizer(hub_file(name, FILE, revision))
+        click.echo(f"asking the hub for {TOKENIZER_FILE} of {name}", err=True)
+        content = read_tokenizer(hub_file(name, TOKENIZER_FILE, revision))
     else:
         raise UserError(
             f"there is no tokenizer file {wanted}", "give a path, or OWNER/NAME of the Hugging Face hub"
         )
-    end, digest = end or end_of_document(content), digest_of(content)
+    end, digest = end or end_of_document(content), tokenizer_digest(content)
     # The run that a checkpoint is of has said it already.
     is_same = digest == manifest.data.tokenizer_digest
     data = msgspec.structs.replace(
         manifest.data,
-        tokenizer=FILE if name == BYTES else name,
+        tokenizer=TOKENIZER_FILE if name == BYTES else name,
         tokenizer_revision=revision,
         tokenizer_digest=digest,
         end_of_document=end,
@@ -507,7 +507,7 @@ def _of_model(source: Path) -> str | None:
     # An export has its description, a checkpoint lies beside no configuration.
     if (folder / DESCRIPTION).exists() or (folder is not source and not (folder / CONFIG).exists()):
         return None
-    if not (folder / FILE).exists() and _other_kind(folder) is None:
+    if not (folder / TOKENIZER_FILE).exists() and _other_kind(folder) is None:
         click.echo(f"{clean(folder.name)} has no tokenizer: text is read as raw bytes", err=True)
         return None
     return str(_in_folder(folder))
@@ -515,11 +515,11 @@ def _of_model(source: Path) -> str | None:
 
 def _in_folder(folder: Path) -> Path:
     """Raises: UserError (it has no tokenizer, or one of another kind)."""
-    if (folder / FILE).exists():
-        return folder / FILE
+    if (folder / TOKENIZER_FILE).exists():
+        return folder / TOKENIZER_FILE
     found = _other_kind(folder)
     if found is None:
-        raise UserError(f"{folder} has no {FILE}", "give a folder that has, or the file")
+        raise UserError(f"{folder} has no {TOKENIZER_FILE}", "give a folder that has, or the file")
     raise _of_another_kind(found)
 
 
@@ -543,7 +543,7 @@ def _of_another_kind(file: Path) -> UserError:
     folder = str(file.parent)
     load = f"T.from_pretrained({folder!r}).save_pretrained({folder!r})"
     return UserError(
-        f"{folder} has its tokenizer in {file.name}, but only {FILE} is read",
+        f"{folder} has its tokenizer in {file.name}, but only {TOKENIZER_FILE} is read",
         "convert it (pip install transformers sentencepiece tiktoken): python -c "
         f'"from transformers import AutoTokenizer as T; {load}"; '
         f"or give another with --tokenizer ({BYTES}: text is read as raw bytes)",

@@ -57,7 +57,7 @@ from p2pdiloco.config.presets import (
 from p2pdiloco.daemon.display.snapshot import count, counted
 from p2pdiloco.daemon.run_files.shared_files import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import UserError, clean
-from p2pdiloco.tasks.causal_lm import NAME, built, check_causal, existing
+from p2pdiloco.tasks.causal_lm import HUB_TASK, built, check_causal, existing
 from p2pdiloco.tasks.causal_lm import section_of as hub_section
 from p2pdiloco.tasks.description import carried, describe
 from p2pdiloco.tasks.documents import hub_file, may_be_on_the_hub
@@ -119,7 +119,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     task = task_of(_fitting(manifest))
     manifest = task.manifest
     specs = task.specs()
-    if manifest.run.task == NAME and not checkpoints:
+    if manifest.run.task == HUB_TASK and not checkpoints:
         # Names in files are an architecture's own affair: the library knows them.
         config = _config(source)
         with files.alone() as folder:
@@ -278,7 +278,7 @@ def _made_for(config: dict[str, Any]) -> int:
 
 
 def _of_hub(config: dict[str, Any], base: Manifest) -> Manifest:
-    run = msgspec.structs.replace(base.run, task=NAME, task_package="", initial=NOT_YET)
+    run = msgspec.structs.replace(base.run, task=HUB_TASK, task_package="", initial=NOT_YET)
     model = table(hub_section(config, base.inner.tokens_per_step))
     return msgspec.structs.replace(base, run=run, model=model)
 

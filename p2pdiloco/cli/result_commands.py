@@ -188,10 +188,10 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
     text = _prompt(prompt)
     result = read_result(**source)
     click.echo(clean(result.words()), err=True)
-    from p2pdiloco.learner.ranks import choose_device, configure
+    from p2pdiloco.learner.ranks import choose_device, configure_torch
 
     chosen = choose_device(device)
-    configure(chosen, 0)
+    configure_torch(chosen, 0)
     written = result.task().written(result.model(chosen).eval(), text, tokens, temperature, seed)
     if written is None:
         raise UserError(f"the task {result.manifest.run.task} writes no text", "p2pdiloco eval measures it")
@@ -257,10 +257,10 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
     from p2pdiloco.daemon.display.logs import lasting, waiting
     from p2pdiloco.learner.loop import evaluate as measured
     from p2pdiloco.learner.loop import heldout_batch
-    from p2pdiloco.learner.ranks import choose_device, configure
+    from p2pdiloco.learner.ranks import choose_device, configure_torch
 
     chosen = choose_device(device)
-    configure(chosen, 0)
+    configure_torch(chosen, 0)
     task = result.task()
     with waiting("reading the data"):
         read = task.load_data(str(data) if data is not None else None)

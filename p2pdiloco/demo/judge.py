@@ -22,7 +22,7 @@ from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
 from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
-from p2pdiloco.learner.ranks import choose_device, configure
+from p2pdiloco.learner.ranks import choose_device, configure_torch
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import scatter
@@ -52,7 +52,7 @@ class Judge:
 
     def __init__(self, manifest: Manifest) -> None:
         """Raises: UserError (there is too little data)."""
-        configure(choose_device("cpu"), 1)
+        configure_torch(choose_device("cpu"), 1)
         self._manifest = manifest
         self._task = task_of(manifest)
         self._data = self._task.load_data(None)

@@ -50,7 +50,7 @@ def main(channel_fd: int, exchange_fd: int) -> int:
 
 
 def _learn(channel: LearnerEnd, exchange_fd: int) -> None:
-    from p2pdiloco.learner.process import run
+    from p2pdiloco.learner.training_process import run
 
     start = channel.wait_start()
     if start is not None:

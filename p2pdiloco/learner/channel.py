@@ -1,6 +1,8 @@
-"""Messages between daemon and learner: small tagged structs over a unix socket pair.
+"""Channel between daemon and learner: small tagged messages over a unix socket pair.
 
-Tensors never travel here, they are in the shared memory (`tensors.exchange`). The first message is `Start`.
+Commands go to the learner, events to the daemon; the first message is `Start`. A frame is a 4-byte big-endian
+length and a msgpack body of at most `MAX_FRAME_BYTES`: one message. Tensors never travel here, they are in
+shared memory (`tensors.layout.Exchange`). A program's own learner connects with `join_daemon`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from p2pdiloco.errors import StorageError, TransportError, encoded
 from p2pdiloco.learner.lifeline import DaemonStandstill
 
 MAX_SHARDS = 1024
-"""Shards into which the data of an epoch is cut, at most (`learner.reading.shards`)."""
+"""Shards into which the data of an epoch is cut, at most (`learner.samples.Allotment`)."""
 MAX_EPOCH = 1_000_000
 """Latest epoch that is believed: a later one is nobody's honest epoch."""
 
@@ -50,7 +52,7 @@ class BaseRef(Struct, frozen=True):
 
 
 class DataShare(Struct, frozen=True):
-    """Progress in the data, as readers of the same data tell each other (`learner.reading.shards`)."""
+    """Progress in the data, as readers of the same data tell each other (`learner.samples.Allotment`)."""
 
     data: Annotated[str, Meta(max_length=64)]
     """Identity of the data: others may read something else."""
@@ -73,22 +75,22 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     tokenizer_path: Path | None = None
     """Path of the tokenizer file that the manifest names, if it names one."""
     initial_path: Path | None = None
-    """File of version 0, of a run whose model has constants (`tasks.constants`)."""
+    """File of version 0, of a run whose model has constants (`tasks.task.Constant`)."""
     place_path: Path | None = None
-    """File in which the place in the data is kept (`learner.reading.stream`)."""
+    """File in which the place in the data is kept (`learner.samples.SampleStream`)."""
     device: str = "auto"
     threads: int = 0
     """CPU threads of torch; 0: torch's own choice."""
     nproc: int = 1
     """Processes of this learner, each with a device of its own; 0: one for every GPU
-    (`learner.parallel.ranks`)."""
+    (`learner.ranks`)."""
     shard: str = "auto"
-    """Sharing of the parameters among these processes: auto, never, always (`learner.parallel.sharding`)."""
+    """Sharing of the parameters among these processes: auto, never, always (`learner.optimizer.shard`)."""
     precision: str = "auto"
     """Arithmetic of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
     compile: Compile = "never"
-    """Compiling of passes (`learner.compiling`): "auto", where it pays, after some inner steps; "always", at
-    the first one. What cannot be compiled is trained as it is."""
+    """Compiling of passes (`learner.inner_step.Forms`): "auto", where it pays, after some inner steps;
+    "always", at the first one. What cannot be compiled is trained as it is."""
     compile_cache: Path | None = None
     """Folder for compiled code; None: torch's own."""
     micro_batch_tokens: int = 0
@@ -96,7 +98,7 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     long as memory does not suffice."""
     halvings: int = 0
     """Times that the tokens of a pass were halved already, since earlier processes ended for lack of memory
-    (`lifeline.EXIT_TOO_LARGE`)."""
+    (`learner.lifeline.EXIT_TOO_LARGE`)."""
     niceness: int = 10
     """Niceness while the learner trains, not while it starts: a daemon on the same cores stays responsive,
     and so does the user's machine."""
@@ -129,7 +131,7 @@ class Start(Command, frozen=True):
     bases: tuple[BaseRef, ...]
     """Base of every fragment that the daemon has put into the exchange: theta starts from it."""
     restore_path: Path | None = None
-    """Learner state file (`learner.checkpoint`); moments and counters of time are taken."""
+    """Learner state file (`learner.loop.save_checkpoint`); moments and counters of time are taken."""
     restore: tuple[RestoreMode, ...] = ()
     """Share of the saved displacement to take, per fragment (empty: none). "all" takes the whole, "rest" only
     what was not in flight in a contribution when it was saved, "none" starts at the base."""
@@ -151,7 +153,7 @@ class Install(Command, frozen=True):
 
 class CopyOut(Command, frozen=True):
     """Closing call: copy this fragment out, as it is or as it will be at the next boundary
-    (`learner.answering`). `CopiedOut` or `NothingToCopy`."""
+    (`learner.mailbox.Answering`). `CopiedOut` or `NothingToCopy`."""
 
     fragment: int
 
@@ -188,7 +190,7 @@ class Evaluate(Command, frozen=True):
 
 class Appraise(Command, frozen=True):
     """Order to measure what a peer's contribution does to the loss, and what ours does, both in the file
-    (`tensors.appraisal`): `Appraised`."""
+    (`tensors.vault.Appraisable`): `Appraised`."""
 
     fragment: int
     peer: str
@@ -204,7 +206,7 @@ class Save(Command, frozen=True):
 
 class StopStepping(Command, frozen=True):
     """Order to make no more inner steps and obey at once, until `Stop`. A step that is under way is given up,
-    where that can be done (`learner.answering`)."""
+    where that can be done (`learner.mailbox.Answering`)."""
 
 
 class Stop(Command, frozen=True):
@@ -314,7 +316,8 @@ class Status(LearnerEvent, frozen=True):
     skipped_steps: int = 0
     """Inner steps skipped for a non-finite loss or gradient."""
     run_tokens: int = 0
-    """Tokens that all learners of the run have consumed, for the schedule (`learner.optimizer.schedule`)."""
+    """Tokens that all learners of the run have consumed, for the schedule
+    (`learner.optimizer.learning_rate`)."""
     learning_rate: float = 0.0
     """Learning rate of the last inner step."""
     deferred_copies: int = 0
@@ -374,14 +377,7 @@ AnyEvent = (
 )
 
 
-# Channel between daemon and learner: frames over a unix socket pair, the learner's end.
-#
-# Frames are a 4-byte big-endian length and a msgpack body of at most `MAX_FRAME_BYTES`: one message of
-# `learner.channel_messages`.
-#
-# The learner's end never blocks its training loop: it polls for commands at step boundaries (for closing
-# calls another thread does in between, never both at a time). Events that the daemon does not read are queued
-# up to a bound (statuses are folded into one), beyond which the learner ends itself.
+# --- frames ------------------------------------------------------------------------------------------
 
 MAX_FRAME_BYTES = 256 * 1024
 MAX_PATH_BYTES = 4096
@@ -397,8 +393,7 @@ class ChannelBroken(TransportError):
 
 
 def _path_as_bytes(path: object) -> bytes:
-    """Encode a path, whose name may be no text."""
-    return os.fsencode(path)  # type: ignore[arg-type]
+    return os.fsencode(path)  # type: ignore[arg-type]  # its name may be no text
 
 
 def _path_from_bytes(kind: type, found: object) -> Path:
@@ -412,9 +407,6 @@ _commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(
     AnyCommand, dec_hook=_path_from_bytes
 )
 _events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent, dec_hook=_path_from_bytes)
-
-
-# --- frames ------------------------------------------------------------------------------------------
 
 
 def frame(message: Command | LearnerEvent) -> bytes:
@@ -466,7 +458,12 @@ def decode_event(body: bytes) -> AnyEvent:
 
 
 class LearnerEnd:
-    """The learner's end of the channel: nothing here blocks, except `wait_start`, `wait` and `drain`."""
+    """The learner's end of the channel: nothing here blocks, except `wait_start`, `wait` and `drain`.
+
+    It is polled for commands at step boundaries (for closing calls another thread does in between, never both
+    at a time). Events that the daemon does not read are queued up to a bound (statuses are folded into one),
+    beyond which the learner ends itself.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -612,7 +609,7 @@ def _ready(
 
 
 def _folded(older: Status | None, newer: Status) -> Status:
-    """Fold two statuses into the newer one, with the longest pauses of both: a slow reader misses none."""
+    """Keep the longest pauses of both: a slow reader misses none."""
     if older is None:
         return newer
     return msgspec.structs.replace(
@@ -622,10 +619,10 @@ def _folded(older: Status | None, newer: Status) -> Status:
     )
 
 
-# Connection to a daemon that waits for a program's learner (`daemon.learner.guest`).
+# --- a program's learner -----------------------------------------------------------------------------
 
 HELLO = b"p2pdiloco-learner-1\n"
-"""First bytes on the socket; the exchange's descriptor comes with them."""
+"""First bytes from the daemon (`GuestHost`) on the socket; the exchange's descriptor comes with them."""
 
 
 def join_daemon(path: Path, timeout_s: float) -> tuple[socket.socket, int]:

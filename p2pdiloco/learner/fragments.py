@@ -9,7 +9,7 @@ learner has to say is its displacement D = base - theta (the pseudo-gradient of 
 *Copy-out.* `sent <- theta`, the slot is in use, and the daemon encodes D = base - sent in its own process
 while the learner goes on. `unmerged_tokens` and `unmerged_steps` are what D took; they go on counting.
 If D is many sync intervals long (the daemon was away, or nobody could merge), only a share s of it goes
-out (`core.contributions.stride`), `sent <- base - s D`, with as large a share of tokens and steps; the rest
+out (`core.api.versions.Stride`), `sent <- base - s D`, with as large a share of tokens and steps; the rest
 of D stays for the following contributions.
 
 *Install* of a newer version Theta', which lies in the other base buffer:
@@ -54,7 +54,7 @@ from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 
 
 class FragmentCounters(Struct):
-    """Counters of one fragment; all but the slot survive a restart (`learner.checkpoint`)."""
+    """Counters of one fragment; all but the slot survive a restart (`learner.loop.save_checkpoint`)."""
 
     unmerged_tokens: int = 0
     unmerged_steps: int = 0
@@ -142,7 +142,7 @@ class Fragments:
             copies.append(self._copy(index, inner_step, due=True))
         return copies
 
-    def copy_rest(self, inner_step: int) -> list[CopiedOut]:
+    def copy_remaining(self, inner_step: int) -> list[CopiedOut]:
         """Copy out every fragment with anything that no contribution carries: no inner steps come now."""
         found = (index for index, c in enumerate(self.counters) if not c.slot_in_use and self._portion(index))
         return [self._copy(index, inner_step, due=True) for index in found]
@@ -238,10 +238,10 @@ class Fragments:
         """D = base - theta: fp32 (numel,), new memory."""
         return self._exchange.base(fragment, self.bases[fragment].buffer) - self._gather(fragment)
 
-    def rest(self, fragment: int) -> Tensor:
+    def not_in_flight(self, fragment: int) -> Tensor:
         """The part of D that is not in the copy in flight: sent + shift - theta (fp32, new memory)."""
-        rest = self._exchange.sent(fragment) - self._gather(fragment)
-        return rest.add_(self._shift[fragment]) if fragment in self._shift else rest
+        found = self._exchange.sent(fragment) - self._gather(fragment)
+        return found.add_(self._shift[fragment]) if fragment in self._shift else found
 
     @torch.no_grad()
     def take_up(self, fragment: int, displacement: Tensor | None, counters: FragmentCounters) -> None:
@@ -269,7 +269,7 @@ class Fragments:
         return theta
 
     def _portion(self, fragment: int) -> int:
-        """Compute how many inner steps the next copy carries; 0: there is nothing to copy."""
+        """Inner steps that the next copy carries; 0: there is nothing to copy."""
         return self._strides[fragment].carried(self.counters[fragment].unmerged_steps, self._steps)
 
     def _copy(self, fragment: int, inner_step: int, due: bool) -> CopiedOut:
@@ -302,16 +302,13 @@ class Fragments:
         if held_back is not None and self._rho != 1:
             base = self._exchange.base(fragment, self.bases[fragment].buffer)
             # base - sent is the share that was merged.
-            rest = (base - sent).mul_(held_back.unmerged_steps / counters.sent_steps)
-            theta.add_(rest).mul_(self._rho).sub_(rest).add_(new_base)
+            old = (base - sent).mul_(held_back.unmerged_steps / counters.sent_steps)
+            theta.add_(old).mul_(self._rho).sub_(old).add_(new_base)
         else:
             theta.mul_(self._rho).add_(new_base)
         if self._rho == 0:
-            rest_of = held_back or FragmentCounters()
-            counters.unmerged_tokens, counters.unmerged_steps = (
-                rest_of.unmerged_tokens,
-                rest_of.unmerged_steps,
-            )
+            left = held_back or FragmentCounters()
+            counters.unmerged_tokens, counters.unmerged_steps = left.unmerged_tokens, left.unmerged_steps
             counters.steps_since_base %= self._period  # nothing to say at a date that passed in flight
         else:
             counters.unmerged_tokens -= counters.sent_tokens

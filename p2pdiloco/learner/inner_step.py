@@ -1,4 +1,9 @@
-"""Forward and backward passes over a step's samples, as many at a time as memory holds."""
+"""Gradients of one inner step: forward and backward passes, as many samples at a time as memory holds.
+
+`Passes` makes a step's passes. `Forms` changes how they are made, from slow to fast: as they are, compiled,
+recorded as a CUDA graph (`RecordedPass`), whose kernels are a single launch. `RecordedUpdate` does the same
+for the optimizer's step.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class PassOptions(Struct, frozen=True):
-    """Choices about passes, as in `learner.channel_messages.LearnerOptions`."""
+    """Choices about passes, as in `learner.channel.LearnerOptions`."""
 
     micro_batch_tokens: int = 0
-    """Tokens of one pass; 0: `learner.device` decides."""
+    """Tokens of one pass; 0: `learner.ranks.micro_batch_tokens` decides."""
     halvings: int = 0
     """Times that they are halved, since earlier processes lacked memory for them."""
     compile: Compile = "never"
@@ -149,18 +154,6 @@ class Passes:
         self._notes.append(f"a pass of {before} tokens does not fit ({said}): going on with {after} tokens")
 
 
-# Forms of a pass, from slow to fast: as it is, compiled, recorded as a CUDA graph.
-#
-# Compiling takes half a minute, in which the learner makes no step; closing calls are answered. So with
-# "auto" the first steps are made as they are, and show what is at stake. A compiled function is of one shape:
-# other passes (an odd last one) are made as they are. A thread beside the steps was tried and left: torch
-# replaces `nn.Module.__call__` in all threads while one traces, and a loop that launches small kernels leaves
-# a thread hardly any time (docs/results.md).
-#
-# A model whose passes are short waits for its launches. Where a step is one pass, that pass is recorded then,
-# and replayed: one launch. What a replay reads and writes stays where it is: parameters are written in place,
-# and the gradients are the graph's.
-
 TIMED_STEPS = 8
 """Inner steps by which a form is judged."""
 UNTIMED_STEPS = 2
@@ -192,7 +185,18 @@ FASTER = (Form.COMPILED, Form.RECORDED)
 
 
 class Forms:
-    """Form of one model's passes, and the changes between forms. Changes are made between inner steps."""
+    """Form of one model's passes, and the changes between forms. Changes are made between inner steps.
+
+    Compiling takes half a minute, in which the learner makes no step; closing calls are answered. So with
+    "auto" the first steps are made as they are, and show what is at stake. A compiled function is of one
+    shape: other passes (an odd last one) are made as they are. A thread beside the steps was tried and left:
+    torch replaces `nn.Module.__call__` in all threads while one traces, and a loop that launches small
+    kernels leaves a thread hardly any time (docs/results.md).
+
+    A model whose passes are short waits for its launches. Where a step is one pass, that pass is recorded
+    then, and replayed: one launch. What a replay reads and writes stays where it is: parameters are written
+    in place, and the gradients are the graph's.
+    """
 
     def __init__(
         self, forward: Callable[..., Tensor], parameters: Sequence[Tensor], choice: Compile, cache: str = ""
@@ -290,14 +294,13 @@ class Forms:
         self._notes.append(note)
 
     def _step_s(self, form: Form) -> float | None:
-        """Usual length of a step in this form; None: not known yet."""
+        """None: not known yet."""
         times = self._times_s.get(form, [])
         if len(times) < UNTIMED_STEPS + TIMED_STEPS:
             return None
         return sorted(times[UNTIMED_STEPS:])[TIMED_STEPS // 2]
 
     def _compile(self) -> None:
-        """Compile at the next pass."""
         use_cache(self._cache)
         self._shape = _shape(self._seen) if self._seen is not None else ()
         self.form = Form.COMPILED
@@ -324,7 +327,7 @@ class Forms:
             give_memory_back(self._device)
 
     def _tell_gain(self) -> None:
-        """Say once what came of compiling; go back, if that is nothing."""
+        """Say once what came of compiling; go back if inner steps are no faster."""
         now_s = self._step_s(self.form)
         if now_s is None or self._gain_is_told:
             return
@@ -368,7 +371,7 @@ def bound_cache(folder: Path) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files in a folder, some of which an earlier learner may just be removing."""
+    """Bytes of all files, some of which an earlier learner may just be removing."""
     found = 0
     with contextlib.suppress(OSError):  # a file is gone: the next time counts it all
         for path in folder.rglob("*"):
@@ -379,8 +382,6 @@ def _size(folder: Path) -> int:
 def _shape(part: Batch) -> tuple[torch.Size, ...]:
     return tuple(tensor.shape for tensor in part)
 
-
-# Passes and updates recorded as CUDA graphs: all kernels of one are a single launch.
 
 WARM_UP_PASSES = 3
 

@@ -1,7 +1,8 @@
-"""End of a learner's process, and how long it may take.
+"""End of a learner's process: when it comes, how long it may take, and what its exit status says.
 
-It ends with the process at the other end of a socket, and before others when memory runs out. It does not end
-for a full log, nor for signals that others are sent as well.
+The process ends with the process at the other end of a socket, and before others when memory runs out. It
+does not end for a full log, nor for signals that others are sent as well. While its daemon is stopped
+(`DaemonStandstill`), it makes no inner steps.
 """
 
 from __future__ import annotations
@@ -60,9 +61,8 @@ def ignore_signals() -> None:
     The daemon says whether this node ends, and what is saved before. It has SIGKILL.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTERM, lambda *_: None
-    )  # a compiler's processes must not inherit that it is ignored
+    # A compiler's processes must not inherit that it is ignored.
+    signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 def yield_memory() -> None:
@@ -97,7 +97,7 @@ def save_takes_s(parameters: int) -> float:
 
 
 class _Log(io.FileIO):
-    """Log that loses what does not fit: a disk that is full must not end who writes to it that it is full."""
+    """Log that loses what does not fit: a full disk must not end a process that writes that it is full."""
 
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):  # there is nowhere to say it
@@ -126,10 +126,6 @@ def _watch(sock: socket.socket) -> None:
     os._exit(EXIT_ORPHANED)
 
 
-# Standstill of the daemon: it is stopped (Ctrl-Z, SIGSTOP, a debugger), and its learner with it.
-#
-# Whoever stops a node wants its machine back. The learner has a session of its own, which no Ctrl-Z reaches.
-
 LOOK_EVERY_S = 1.0
 STOPPED_S = 3.0
 """Standstill that makes no difference: of a swarm's pauses most are shorter."""
@@ -138,7 +134,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class DaemonStandstill:
-    """Standstill of the process at the other end of a socket; unknown elsewhere than on Linux."""
+    """Standstill of the process at the other end of a socket: it is stopped (Ctrl-Z, SIGSTOP, a debugger).
+    Unknown elsewhere than on Linux.
+
+    Somebody who stops a node wants the machine back. The learner has a session of its own, which no Ctrl-Z
+    reaches.
+    """
 
     def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         self._pid = _process_behind(sock)
@@ -157,7 +158,7 @@ class DaemonStandstill:
 
 
 def _process_behind(sock: socket.socket) -> int:
-    """Find the id of the process that made the other end; 0: unknown."""
+    """Id of the process that made the other end; 0: unknown."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return 0
@@ -168,7 +169,7 @@ def _process_behind(sock: socket.socket) -> int:
 
 
 def _state(pid: int) -> str:
-    """Read a process's state, one letter (proc(5)); empty: it is gone."""
+    """State of a process, one letter (proc(5)); empty: it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1].decode("ascii")
     except OSError:

@@ -1,7 +1,13 @@
-"""The inner loop. It knows a task, a model and an optimizer; it does not know that peers exist.
+"""The inner loop: training, its checkpoint, evaluation and appraisal. It does not know that peers exist.
 
-After every inner step it calls `boundary`, which may change the parameters (`learner.mailbox` does, a
+After every inner step `train` calls `boundary`, which may change the parameters (`learner.mailbox` does, a
 benchmark does not) and says whether to go on.
+
+Checkpoint: one safetensors file, written atomically. It keeps what no peer has: of every fragment the
+displacement from the base and the part of it that was not in flight, the optimizer's moments, and the
+counters. A displacement does not depend on which version the base is, so it can be put on a newer one.
+(`learner.samples` keeps the place in the data.) The digest is SHA-256 over the metadata and the bytes of all
+tensors by name. It lies in the file's own metadata, so one rename replaces file and digest together.
 """
 
 from __future__ import annotations
@@ -31,10 +37,10 @@ from p2pdiloco.learner.fragments import FragmentCounters, Fragments
 from p2pdiloco.learner.inner_step import Passes, PassOptions, RecordedUpdate
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.optimizer import (
-    clip,
-    kind,
+    clip_gradients,
     learning_rate,
     make_optimizer,
+    optimizer_kind,
     schedule_of,
     set_learning_rate,
     set_moments,
@@ -53,18 +59,17 @@ from p2pdiloco.learner.samples import SampleStream
 from p2pdiloco.tasks.initial import named_parameters, plain_parameters
 from p2pdiloco.tasks.task import Samples, Shards, Task
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
-from p2pdiloco.tensors.vault import Appraisable, read
+from p2pdiloco.tensors.vault import Appraisable, read_appraisal
 from p2pdiloco.util import clear_folder_at, set_aside
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
 
 
-# Counters of a training: what a checkpoint keeps of it beside moments and displacements.
-
-
 class TrainingCounts:
-    """Steps and tokens of one learner, and of its run as far as known."""
+    """Steps and tokens of one learner, and of its run as far as known: what a checkpoint keeps beside moments
+    and displacements.
+    """
 
     def __init__(self) -> None:
         self.inner_step = 0
@@ -204,7 +209,7 @@ class Training(TrainingCounts):
             batch, self._ahead = self._ahead or self._take(), None
             loss = self._passes.gradients(batch, self._samples)
             self.ranks.sum_gradients(self.model, loss)
-            norm = clip(self.model, self.section)
+            norm = clip_gradients(self.model, self.section)
             if self.device.type != "cpu":
                 self._ahead = self._take()
             loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
@@ -241,7 +246,6 @@ class Training(TrainingCounts):
             self.ranks.tell_amendments(amendments)
 
     def _take(self) -> Batch:
-        """Take this rank's samples of the next step."""
         batch = self.ranks.deal(lambda: self.stream.take(self._samples), self._samples)
         return staged(batch, self.device)
 
@@ -263,7 +267,7 @@ class Training(TrainingCounts):
         return 0
 
     def _replay_update(self) -> bool:
-        """Make the optimizer step as it was recorded, if it can be; False: it is to be made."""
+        """False: nothing is recorded that fits, and the optimizer step is to be made."""
         if not self._passes.gradients_stay:
             self._recorded_update = None  # its gradients are gone
             return False
@@ -282,16 +286,7 @@ def train(training: Training, boundary: Callable[[StepReport], bool]) -> None:
         pass
 
 
-# State of the learner on disk: one safetensors file, written atomically, with a digest.
-#
-# It keeps what no peer has: of every fragment the displacement from the base and the part of it that was not
-# in flight, the optimizer's moments, and the counters. A displacement does not depend on which version the
-# base is, so it can be put on a newer one. (`learner.reading.stream` keeps the place in the data.)
-#
-# The digest is SHA-256 over the metadata and the bytes of all tensors by name. It lies in the file's own
-# metadata, so one rename replaces file and digest together.
-
-FORMAT = 2
+CHECKPOINT_FORMAT = 2
 
 
 class LearnerMeta(Struct, frozen=True):
@@ -305,12 +300,12 @@ class LearnerMeta(Struct, frozen=True):
     run_tokens: int
     """Clock of the schedule: tokens that the run had consumed."""
     optimizer: str
-    """Kind of the optimizer whose moments these are (`learner.optimizer.build.kind`)."""
+    """Kind of the optimizer whose moments these are (`learner.optimizer.optimizer_kind`)."""
     optimizer_steps: int
     counters: tuple[FragmentCounters, ...]
 
 
-def save(path: Path, training: Training, fragments: Fragments) -> None:
+def save_checkpoint(path: Path, training: Training, fragments: Fragments) -> None:
     """Write the state of training and fragments; at every moment `path` is a whole file, old or new.
 
     Raises:
@@ -323,18 +318,18 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
         if counters.unmerged_steps:
             found[f"displacement.{index}"] = fragments.displacement(index)
         if counters.slot_in_use:
-            found[f"rest.{index}"] = fragments.rest(index)
+            found[f"rest.{index}"] = fragments.not_in_flight(index)
         # Who diverged begins again at the global parameters, not with its NaN.
         finite = all(bool(value.isfinite().all()) for value in found.values())
         kept.append(counters if finite else FragmentCounters())
         tensors |= found if finite else {}
     meta = LearnerMeta(
-        format=FORMAT,
+        format=CHECKPOINT_FORMAT,
         schema=_schema(training, len(fragments)),
         inner_step=training.inner_step,
         tokens_total=training.tokens_total,
         run_tokens=training.run_tokens,
-        optimizer=kind(training.optimizer),
+        optimizer=optimizer_kind(training.optimizer),
         optimizer_steps=training.optimizer_steps,
         counters=tuple(kept),
     )
@@ -344,21 +339,23 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
     _write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
-def take_up(start: Start, training: Training, fragments: Fragments) -> tuple[bool, str]:
+def take_up_checkpoint(start: Start, training: Training, fragments: Fragments) -> tuple[bool, str]:
     """Take the saved state, if it can be read; returns whether it was taken, and why not. A bad file is set
     aside, not an end."""
     if start.restore_path is None:
         return False, ""
     path = start.restore_path
     try:
-        return True, restore(path, start.restore, training, fragments)
+        return True, restore_checkpoint(path, start.restore, training, fragments)
     except StorageError as error:
         if not path.exists():
             return False, str(error)
         return False, f"{error}; {set_aside(path)}"[:4096]
 
 
-def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments) -> str:
+def restore_checkpoint(
+    path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments
+) -> str:
     """Take over a saved state: time and moments always, displacements by `modes` (`Start.restore`).
 
     theta of every fragment is set to its base minus what is taken. Nothing is changed on an error. Returns
@@ -386,15 +383,15 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
 def restore_training(
     path: Path, training: Training, fragments: int
 ) -> tuple[LearnerMeta, dict[str, Tensor], str]:
-    """Take over what concerns the training alone, as `restore` does; `fragments`: how many.
+    """Take over what concerns the training alone, as `restore_checkpoint` does; `fragments`: how many.
 
     Raises:
         StorageError: the file is damaged, or belongs to another model.
     """
-    meta, tensors = _read(path)
+    meta, tensors = _read_checkpoint(path)
     if meta.schema != _schema(training, fragments):
         raise StorageError(f"the learner state {path} belongs to another model", "use another data folder")
-    note, wanted = "", kind(training.optimizer)
+    note, wanted = "", optimizer_kind(training.optimizer)
     if meta.optimizer == wanted:
         try:
             saved = {name: tensor for name, tensor in tensors.items() if "/" in name}
@@ -408,7 +405,7 @@ def restore_training(
     return meta, tensors, note
 
 
-def _read(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
+def _read_checkpoint(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -421,8 +418,10 @@ def _read(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
         raise StorageError(f"there is no learner state {path}") from error
     except (OSError, SafetensorError, KeyError, ValueError, msgspec.DecodeError) as error:
         raise StorageError(f"the learner state {path} is torn or corrupt: {error}") from error
-    if meta.format != FORMAT:
-        raise StorageError(f"the learner state {path} has format {meta.format}, this version reads {FORMAT}")
+    if meta.format != CHECKPOINT_FORMAT:
+        raise StorageError(
+            f"the learner state {path} has format {meta.format}, this version reads {CHECKPOINT_FORMAT}"
+        )
     return meta, tensors
 
 
@@ -442,7 +441,6 @@ def _write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -464,9 +462,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-# Figures of a model on samples that nobody trains on.
-
-BATCH_TOKENS = 8192
+EVALUATION_TOKENS_AT_ONCE = 8192
 
 
 class Evaluation(Struct, frozen=True):
@@ -517,7 +513,7 @@ def _evaluated(
     device = next(model.parameters()).device
     bf16 = device.type != "cpu" and passes_in_bf16(device, precision)
     count = len(batch[0])
-    size = together or max(1, BATCH_TOKENS // task.tokens_per_sample)
+    size = together or max(1, EVALUATION_TOKENS_AT_ONCE // task.tokens_per_sample)
     sums: dict[str, float] = {}
     done = 0
     while done < count:
@@ -542,7 +538,7 @@ def _evaluated(
 def _metrics(
     task: Task, model: nn.Module, part: Batch, device: torch.device, bf16: bool
 ) -> dict[str, float] | None:
-    """Figures of a part; None if it does not fit into memory, and a smaller one might."""
+    """None: the samples do not fit into memory, and fewer might."""
     try:
         with autocast(device, bf16):
             found = task.metrics(model, tuple(tensor.to(device) for tensor in part))
@@ -559,22 +555,20 @@ def heldout_batch(task: Task, samples: Samples, tokens: int) -> Batch:
     return samples.batch(np.arange(count, dtype=np.int64) * len(samples) // count)
 
 
-# Appraisal of contributions: what a step along each of two does to the loss, on the same samples.
-#
-# It begins at the parameters that a version was made from, with the newest versions of all other fragments.
-# There contributions still help: a version goes further than any of them, and beyond it what was good in them
-# may be too much. Both go as far as ours is long, so length wins nothing. The difference between a step that
-# way and the opposite one does not depend on the curvature, and is measured best.
-#
-# Rules: docs/protocol/loss-audits.md, section 3.
-
-TOKENS = 512, 16_384
+APPRAISAL_TOKENS = 512, 16_384
 """Least and most tokens of each of the two batches, about; between them, those of an inner step. Four
 forward passes over each cost less than three such steps."""
 
 
 class Appraiser:
-    """Appraiser of one learner process.
+    """Appraiser of contributions: what a step along each of two does to the loss, on the same samples.
+
+    It begins at the parameters that a version was made from, with the newest versions of all other fragments.
+    There contributions still help: a version goes further than any of them, and beyond it what was good in
+    them may be too much. Both go as far as ours is long, so length wins nothing. The difference between a
+    step that way and the opposite one does not depend on the curvature, and is measured best.
+
+    Rules: docs/protocol/loss-audits.md, section 3.
 
     Args:
         global_model: puts the global parameters into the second instance of the model, and returns it.
@@ -596,20 +590,22 @@ class Appraiser:
         """Measure two contributions. What cannot be measured has no figures."""
         layout = self._layouts[command.fragment]
         try:
-            given = read(Path(command.path), self._training.task.manifest.codec.contribution, layout.numel)
+            given = read_appraisal(
+                Path(command.path), self._training.task.manifest.codec.contribution, layout.numel
+            )
         except StorageError:
             return Appraised(command.path)
         batches, same_data = self._batches(command.peer)
         model = self._global_model()
         training = self._training
         with training.meanwhile():
-            found = gains(training.task, model, layout, given, batches)
-        return Appraised(command.path, *found, same_data)
+            theirs, ours = gains(training.task, model, layout, given, batches)
+        return Appraised(command.path, theirs, ours, same_data)
 
     def _batches(self, peer: str) -> tuple[list[Batch], bool]:
         """Draw held-out samples, and samples of that peer's share of the data, if it has one that is known;
         else any that we train on. Of a stream none can be drawn."""
-        tokens = min(max(TOKENS[0], self._training.section.tokens_per_step), TOKENS[1])
+        tokens = min(max(APPRAISAL_TOKENS[0], self._training.section.tokens_per_step), APPRAISAL_TOKENS[1])
         count = max(1, tokens // self._training.task.tokens_per_sample)
         drawn = torch.from_numpy(self._rng.permutation(len(self._heldout[0]))[:count])
         batches: list[Batch] = [tuple(column[drawn] for column in self._heldout)]

@@ -1,4 +1,10 @@
-"""Mailbox of the daemon's commands: carried out between inner steps, and never waited for."""
+"""Mailbox of the daemon's commands: obeyed between inner steps, and never waited for.
+
+`Mailbox` is the loop's boundary. Closing calls are answered by a thread while an inner step's gradients are
+computed (`Stillness`, `Answering`).
+
+Rules: docs/protocol/learner.md, section 3.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +121,7 @@ class StepTimes:
 
 
 class Mailbox:
-    """The boundary hook of `loop.train`."""
+    """The boundary hook of `learner.loop.train`."""
 
     def __init__(
         self,
@@ -189,7 +195,7 @@ class Mailbox:
         self._say_status(now)
         self._channel.flush()
         if self._wish.min_step_s:
-            self._rest()
+            self._keep_pace()
         if self._channel.standstill.lasts():
             self._stand_still()
         return self._goes_on()
@@ -224,8 +230,8 @@ class Mailbox:
         return False
 
     def _hand_out(self) -> None:
-        """Hand out what no contribution carries yet: no inner steps are made, of which more could be made."""
-        for copied in self._fragments.copy_rest(self._training.inner_step):
+        """Hand out what no contribution carries yet: no inner steps come that would add to it."""
+        for copied in self._fragments.copy_remaining(self._training.inner_step):
             self._channel.emit(copied)
         self._say_status(self._clock())
         self._channel.flush()
@@ -235,8 +241,8 @@ class Mailbox:
             self._next_status = now + self._status_interval_s
             self._channel.emit(self._status())
 
-    def _rest(self) -> None:
-        """Wait until the next step may begin; commands are obeyed meanwhile."""
+    def _keep_pace(self) -> None:
+        """Wait until the next step may begin (`SpareMachine.min_step_s`); commands are obeyed meanwhile."""
         while not (self.stopping or self._finishing or self._resting):
             left_s = self._next_step_s - self._clock()
             if left_s <= 0:
@@ -245,7 +251,7 @@ class Mailbox:
         self._next_step_s = max(self._next_step_s + self._wish.min_step_s, self._clock() - MAX_LATE_S)
 
     def _stand_still(self) -> None:
-        """Make no inner steps while the daemon is stopped: whoever stopped it wants the machine back."""
+        """The daemon is stopped, by somebody who wants the machine back."""
         print("the daemon is stopped: no inner steps until it goes on", file=sys.stderr, flush=True)
         while self._channel.standstill.lasts() and not (self.stopping or self._finishing):
             self.attend(LOOK_EVERY_S)
@@ -287,9 +293,9 @@ class Mailbox:
                     self._channel.emit(Evaluated(found.loss, found.tokens, found.metrics, took_s))
             case Appraise():
                 since = self._clock()
-                found_of_both = self._appraise(command)
+                appraised = self._appraise(command)
                 took_s = self._meter.exclude(since)
-                self._channel.emit(replace(found_of_both, took_s=took_s))
+                self._channel.emit(replace(appraised, took_s=took_s))
             case Save(path):
                 self._save(path)
             case StopStepping():
@@ -303,7 +309,7 @@ class Mailbox:
 
     def answer_calls(self, give_up: Callable[[], None] | None) -> None:
         """Answer closing calls that came since the last boundary, as it was there. Only while nothing writes
-        parameters (`learner.answering`).
+        parameters (`Answering`).
 
         `give_up` ends the process in the middle of an inner step, if nobody waits for that and when all is
         saved and said; None: the end waits for the next boundary.
@@ -336,7 +342,6 @@ class Mailbox:
             return evaluate(training.task, model, self._heldout, precision=training.precision)
 
     def _global_model(self) -> nn.Module:
-        """Put the global parameters into the second instance of the model."""
         if self._spare_instance is None:
             self._spare_instance = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare_instance))
@@ -350,9 +355,8 @@ class Mailbox:
     def _appraise(self, command: Appraise) -> Appraised:
         if not self.appraises:
             return Appraised(command.path)
-        return Appraiser(self._training, self._fragments.layouts, self._heldout, self._global_model).appraise(
-            command
-        )
+        layouts = self._fragments.layouts
+        return Appraiser(self._training, layouts, self._heldout, self._global_model).appraise(command)
 
     def _evaluate_together(self, held: HeldShares) -> Evaluation:
         """Evaluate in the model that trains: there is no room for another one."""
@@ -371,7 +375,7 @@ class Mailbox:
     def _save(self, path: Path, last: bool = False) -> None:
         since = self._clock()
         try:
-            loop.save(path, self._training, self._fragments)
+            loop.save_checkpoint(path, self._training, self._fragments)
             self._training.stream.save_place()
             saved = StateSaved(path, True, last=last)
         except StorageError as error:
@@ -401,21 +405,9 @@ class Mailbox:
         )
 
 
-# Answers to closing calls while the gradients of an inner step are computed.
-#
-# Parameters stand still from the end of one inner step until the optimizer's step at the end of the next one,
-# so a copy that is taken in between is what the last step boundary would have given. Without it a round waits
-# for the slowest learner's boundary, and every version is so much later for all (docs/results.md).
-#
-# One thread waits for commands; it and the inner loop are never both at the parameters: the loop holds a lock
-# but while it is in `meanwhile`. On an accelerator the copies have a stream of their own, which begins behind
-# everything that was queued before `meanwhile`; the inner loop's next kernels that write parameters are
-# queued after it, when the copies are over.
-#
-# Rules: docs/protocol/learner.md, section 3.
-
-DEVICES = ("cpu", "cuda")
-"""Kinds on which parameters can be read beside the inner loop. On others, calls wait for the boundary."""
+ANSWERING_DEVICES = ("cpu", "cuda")
+"""Kinds of devices on which parameters can be read beside the inner loop. On others, calls wait for the
+boundary."""
 
 
 class Stillness:
@@ -474,7 +466,19 @@ class Stillness:
 
 
 class Answering:
-    """Thread that answers, from `with` to the end of the block."""
+    """Thread that answers closing calls while the gradients of an inner step are computed, from `with` to the
+    end of the block.
+
+    Parameters stand still from the end of one inner step until the optimizer's step at the end of the next
+    one, so a copy that is taken in between is what the last step boundary would have given. Without it a
+    round waits for the slowest learner's boundary, and every version is so much later for all
+    (docs/results.md).
+
+    The thread and the inner loop are never both at the parameters: the loop holds a lock but while it is in
+    `Stillness.meanwhile`. On an accelerator the copies have a stream of their own, which begins behind
+    everything that was queued before `meanwhile`; the inner loop's next kernels that write parameters are
+    queued after it, when the copies are over.
+    """
 
     def __init__(
         self,

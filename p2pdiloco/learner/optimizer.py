@@ -1,4 +1,10 @@
-"""The inner optimizer and its learning rate."""
+"""The inner optimizer, its learning rate, and the parameters that it trains.
+
+AdamW (`FusedAdamW`), or `Muon` with AdamW for what is no hidden matrix. Moments belong to this learner alone;
+they are never averaged nor touched by an outer update. `learning_rate` follows the tokens of the run.
+`shard` cuts a model up among a learner's processes (FSDP2); `HeldParameters` and its subclasses copy
+fragments out of the parameters and back, whether they are in one process, copies, or shards.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +21,10 @@ from p2pdiloco.config.settings import Shard
 from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner.ranks import free_bytes, multiplies_bf16, passes_in_bf16
-from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, rows, scatter
+from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, rows_of_piece, scatter
 
 if TYPE_CHECKING:
     from p2pdiloco.learner.ranks import Distributed, Ranks
-
-
-# The inner optimizer: AdamW, or Muon with AdamW for what is no hidden matrix.
-#
-# Its moments belong to this learner alone; they are never averaged nor touched by an outer update.
 
 
 class Optimizer(Protocol):
@@ -104,13 +105,13 @@ def set_learning_rate(optimizer: Optimizer, rate: float | Tensor) -> None:
         group["lr"] = rate
 
 
-def clip(model: nn.Module, section: InnerSection) -> Tensor:
+def clip_gradients(model: nn.Module, section: InnerSection) -> Tensor:
     """Scale the gradients to at most `clip_norm`; returns the norm before (a scalar, may be non-finite)."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), section.clip_norm)
     return cast(Tensor, norm.full_tensor()) if is_shared_out(norm) else norm  # type: ignore[attr-defined]
 
 
-def kind(optimizer: Optimizer) -> str:
+def optimizer_kind(optimizer: Optimizer) -> str:
     """Name of the optimizer whose moments they are: "adamw", "muon", or that of somebody else's class."""
     return str(getattr(optimizer, "kind", type(optimizer).__name__.lower()))
 
@@ -140,8 +141,6 @@ def set_moments(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Tens
         restored.setdefault(parameter, {})[moment] = mine.to(device, copy=True)
     optimizer.state.update(restored)
 
-
-# AdamW in one kernel, without torch's compiler.
 
 EPSILON = 1e-8
 
@@ -208,24 +207,24 @@ def step_device(parameter: Tensor) -> torch.device:
     return parameter.device if parameter.is_cuda else torch.device("cpu")
 
 
-# Muon: momentum, orthogonalised, for the matrices inside the model; AdamW for all else.
-#
-# Jordan 2024 (kellerjordan.github.io/posts/muon), with the scale of 2502.16982, whose updates are as large as
-# AdamW's, so that learning rate and weight decay mean the same for both. Where bf16 is fast, bit for bit
-# `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, which needs torch 2.9 and imports torch's compiler, as
-# AdamW's class does. Elsewhere matrices are orthogonalised in fp32: with no more than AVX2, bf16 takes a
-# processor 16 times as long (`scripts/bench/study/bench_muon.py`).
-
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 NORM_EPSILON = 1e-7
 RMS_OF_ADAMW = 0.2
 STACK_NUMEL = 1 << 24
-"""Numbers in matrices that are orthogonalised together, at most: 64 MiB in fp32."""
+"""Elements of matrices that are orthogonalised together, at most: 64 MiB in fp32."""
 
 
 class Muon:
-    """Muon for two-dimensional parameters. `state` holds "momentum_buffer" for each."""
+    """Muon for two-dimensional parameters: momentum, orthogonalised. `state` holds "momentum_buffer" for
+    each.
+
+    Jordan 2024 (kellerjordan.github.io/posts/muon), with the scale of 2502.16982, whose updates are as large
+    as AdamW's, so that learning rate and weight decay mean the same for both. Where bf16 is fast, bit for bit
+    `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, which needs torch 2.9 and imports torch's compiler, as
+    AdamW's class does. Elsewhere matrices are orthogonalised in fp32: with no more than AVX2, bf16 takes a
+    processor 16 times as long (`scripts/bench/study/bench_muon.py`).
+    """
 
     def __init__(self, params: list[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
@@ -247,7 +246,7 @@ class Muon:
                 self._update(alike, group["lr"], group["weight_decay"])
 
     def _update(self, alike: list[Tensor], rate: float | Tensor, weight_decay: float) -> None:
-        """Update matrices of one shape together: few launches on a GPU, where small ones wait for those."""
+        """Update matrices of one shape: few launches on a GPU, where small ones wait for those."""
         gradients = [own(parameter.grad) for parameter in alike if parameter.grad is not None]
         for parameter, gradient in zip(alike, gradients, strict=True):
             if not self.state.setdefault(parameter, {}):
@@ -260,13 +259,13 @@ class Muon:
         updates = orthogonal(torch.stack(matrices))
         updates = updates.to(torch.float32, memory_format=torch.contiguous_format)
         mine = [own(parameter) for parameter in alike]
-        rows = [own_rows(update, parameter) for update, parameter in zip(updates, alike, strict=True)]
+        parts = [own_rows(update, parameter) for update, parameter in zip(updates, alike, strict=True)]
         torch._foreach_mul_(mine, 1 - rate * weight_decay)
         step = -rate * (RMS_OF_ADAMW * math.sqrt(max(alike[0].shape)))
         if isinstance(step, Tensor):
-            torch._foreach_add_(mine, torch._foreach_mul(rows, step))
+            torch._foreach_add_(mine, torch._foreach_mul(parts, step))
         else:
-            torch._foreach_add_(mine, rows, alpha=step)
+            torch._foreach_add_(mine, parts, alpha=step)
 
 
 def stacks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -285,7 +284,7 @@ def stacks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrix, about, to each of a stack (or to one): singular values between 0.5
-    and 1.5. Same shape, new memory; bf16, or fp32 where that is faster (`device.multiplies_bf16`)."""
+    and 1.5. Same shape, new memory; bf16, or fp32 where that is faster (`learner.ranks.multiplies_bf16`)."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.to(torch.bfloat16 if multiplies_bf16(matrices.device.type) else torch.float32, copy=True)
@@ -309,16 +308,7 @@ def hidden_matrices(model: nn.Module) -> list[Tensor]:
     return [p for p in model.parameters() if p.dim() == 2 and id(p) in inside]
 
 
-# Learning rate by the tokens that the run has consumed: the same for all learners.
-#
-# Nobody counts those tokens exactly at any moment. What is merged is known from the versions; to it a learner
-# adds its own unmerged tokens, and what the others have made meanwhile (`Fragments.run_tokens`). Alone, or as
-# long as it hears nothing, it goes on by its own count (`Training.run_tokens`). It goes back only where it is
-# far ahead of the chain that its node holds: after a fork, or a lie.
-#
-# Rules: docs/protocol/learner.md, section 4.
-
-FLOOR = 0.1
+RATE_FLOOR = 0.1
 """The cosine ends at this share of the learning rate and stays there."""
 
 
@@ -333,7 +323,16 @@ def learning_rate(
     """Rate of an inner step before which the run has consumed `run_tokens`, with moments of so many steps.
 
     Linear warm-up, cosine decay to a floor; fresh moments warm up too, at any point of the schedule.
-    `amendment`: the one that is in force."""
+    `amendment`: the one that is in force.
+
+    All learners have the same rate. Nobody counts the run's tokens exactly at any moment. What is merged is
+    known from the versions; to it a learner adds its own unmerged tokens, and what the others have made
+    meanwhile (`Fragments.run_tokens`). Alone, or as long as it hears nothing, it goes on by its own count
+    (`Training.run_tokens`). It goes back only where it is far ahead of the chain that its node holds: after a
+    fork, or a lie.
+
+    Rules: docs/protocol/learner.md, section 4.
+    """
     ramp = 1.0
     if run_tokens < section.warmup_tokens:
         ramp = min(1.0, (run_tokens + section.tokens_per_step) / section.warmup_tokens)
@@ -341,28 +340,18 @@ def learning_rate(
         ramp = min(ramp, (optimizer_steps + 1) / section.fresh_warmup_steps)
     span = schedule_of(section, amendment) - section.warmup_tokens
     progress = min(1.0, max(0, run_tokens - section.warmup_tokens) / max(1, span))
-    cosine = FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
+    cosine = RATE_FLOOR + (1 - RATE_FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
     factor = amendment.rate_factor if amendment is not None else 1.0
     return section.learning_rate * factor * ramp * cosine
 
-
-# Sharding of a model (FSDP2): parameters, gradients and moments among a learner's processes.
-#
-# `torch.distributed.fsdp.fully_shard` cuts every parameter by rows (its first dimension): of R rows and N
-# ranks, each has ceil(R / N), the last ones fewer or none. A block's parameters are whole only while it
-# computes, and its gradients are summed as soon as they are there, so all ranks must make the same passes
-# (`learner.passes`). What the optimizer works on are plain tensors, a rank's own rows (`own`).
-#
-# The parameters travel in fp32, or of blocks in bf16 where the device computes in it: autocast would keep a
-# cast copy of every block until the backward pass, and with that half the model. On CPUs blocks that are
-# shared out compute in fp32: norms there do not take weights in bf16 for what flows in fp32.
 
 WORDS_PER_PARAMETER = 4
 """Words of fp32 for each parameter: itself, its gradient, two moments. (Muon has one for its matrices: then
 they are a bit too many.)"""
 FOR_STATE = 0.75
 """Share of a device's memory for those; the rest is for activations, casts and buckets."""
-TORCH = "2.8"
+SHARDING_TORCH = "2.8"
+"""Oldest release of torch that shards as this module needs."""
 
 
 def wants_shards(wanted: Shard, numel: int, device: torch.device, samples: int, ranks: Distributed) -> bool:
@@ -401,6 +390,15 @@ def shard(model: nn.Module, device: torch.device, precision: str = "auto") -> No
     """Cut the model's parameters up, in place: block by block (what is in its outermost module lists), and
     what is left as one. Blocks move to the device one at a time. Gradients become sums over all ranks.
 
+    `torch.distributed.fsdp.fully_shard` cuts every parameter by rows (its first dimension): of R rows and N
+    ranks, each has ceil(R / N), the last ones fewer or none. A block's parameters are whole only while it
+    computes, and its gradients are summed as soon as they are there, so all ranks must make the same passes
+    (`learner.inner_step`). The optimizer works on plain tensors, a rank's own rows (`own`).
+
+    The parameters travel in fp32, or of blocks in bf16 where the device computes in it: autocast would keep a
+    cast copy of every block until the backward pass, and with that half the model. On CPUs blocks that are
+    shared out compute in fp32: norms there do not take weights in bf16 for what flows in fp32.
+
     Raises:
         UserError: this torch is too old, or a parameter is a scalar.
     """
@@ -412,7 +410,9 @@ def shard(model: nn.Module, device: torch.device, precision: str = "auto") -> No
     except ImportError:
         known = False
     if not known:
-        raise UserError(f"sharding needs torch {TORCH}, this is {torch.__version__}", "use --shard never")
+        raise UserError(
+            f"sharding needs torch {SHARDING_TORCH}, this is {torch.__version__}", "use --shard never"
+        )
     for name, parameter in model.named_parameters():
         if not parameter.dim():
             raise UserError(f"the parameter {name} is a scalar, which cannot be sharded", "use --shard never")
@@ -527,15 +527,12 @@ def whole(part: Tensor, parameter: Tensor) -> Tensor:
     ).full_tensor()
 
 
-# Parameters of a learner: in this process, the same in several, or a part in each.
-#
-# Fragments are copied out of them and put back through this, in rank 0, which tells the others to do their
-# part (`learner.parallel.ranks.Order`). Of parameters that are shared out one fragment at a time is whole, on
-# the CPU, and one rank's part of it on rank 0's device.
-
-
 class HeldParameters:
-    """Parameters that are all in this process."""
+    """Parameters of a learner, all in this process.
+
+    Fragments are copied out of them and put back through this class, in rank 0, which tells the others to do
+    their part (`learner.ranks.Order`).
+    """
 
     whole = True
     """True: this process has all of every parameter."""
@@ -568,7 +565,7 @@ class HeldParameters:
         self._stash = []
 
     def moments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Moments as `learner.optimizer.build.moments` gives them."""
+        """Moments as the function `moments` gives them."""
         return moments(model, optimizer)
 
 
@@ -588,7 +585,7 @@ class HeldCopies(HeldParameters):
     def put(self, layout: FragmentLayout) -> None:
         """Do every rank's part of `scatter`."""
         for piece in layout.pieces:
-            self._ranks.broadcast(rows(self._params, piece))
+            self._ranks.broadcast(rows_of_piece(self._params, piece))
 
 
 class RankSpan(Struct, frozen=True):
@@ -602,7 +599,8 @@ class RankSpan(Struct, frozen=True):
 
 
 class HeldShares(HeldParameters):
-    """Parameters of which every rank has some rows (`learner.parallel.sharding`)."""
+    """Parameters of which every rank has some rows (`shard`). One fragment at a time is whole, on the CPU,
+    and one rank's part of it on rank 0's device."""
 
     whole = False
 
@@ -689,7 +687,7 @@ class HeldShares(HeldParameters):
                 out[span.fragment_offset :][: span.numel].copy_(part)
 
     def _spans(self, layout: FragmentLayout, rank: int) -> Iterator[RankSpan]:
-        """Spans that a rank has of a fragment, in the fragment's order."""
+        """In the fragment's order."""
         for piece in layout.pieces:
             parameter = self._params[piece.tensor]
             count = parameter.shape[0]

@@ -1,9 +1,11 @@
-"""Parameters of a program's model, looked up by name at every boundary.
+"""A program's own model in a session: its parameters, its constants, and whether merges stay in it.
 
 Between two boundaries the program may do with its model what it likes: give a parameter other memory
-(`p.data = …`), move the model to another device, put another Parameter under the name. What is under the name
-*now* is copied out and moved, or the session ends with a sentence: memory of yesterday would contribute
-zeros with all tokens, and take no merge.
+(`p.data = …`), move the model to another device, put another Parameter under the name. `ProgramParameters`
+looks parameters up by name at every boundary: what is under the name *now* is copied out and moved, or the
+session ends with a sentence. Memory of yesterday would contribute zeros with all tokens, and take no merge.
+`ProgramConstants` compares what the run says is constant; `MoveWatch` checks that what a merge put into the
+model is still there after the program's next step.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class ProgramParameters(HeldParameters):
         return torch.cat(parts).cpu()
 
     def _places_in(self, layout: FragmentLayout) -> Iterator[tuple[Tensor, Tensor]]:
-        """Parameters of a fragment's sample, each with the places in it, flat, on its device."""
+        """Tensors of a fragment's sample, each with the places in it, flat, on its device."""
         places = self._sampled.setdefault(layout.index, {})
         if not places:
             spread = torch.arange(min(SAMPLE, layout.numel)) * layout.numel // min(SAMPLE, layout.numel)
@@ -213,7 +215,7 @@ class ProgramParameters(HeldParameters):
 
 
 def _cut(model: nn.Module) -> list[Any]:
-    """List the modules that FSDP2 has cut up (`fully_shard`)."""
+    """Modules that FSDP2 has cut up (`fully_shard`)."""
     return [m for m in model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
 
 
@@ -225,7 +227,7 @@ def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:
     if value.is_meta:
         was, now, hint = "had memory", "has none (device meta)", "give it memory and values"
     elif value.dtype is not kind.dtype:
-        was, now = f"was {_word(kind.dtype)}", f"is {_word(value.dtype)}"
+        was, now = f"was {_dtype_name(kind.dtype)}", f"is {_dtype_name(value.dtype)}"
         hint = f"change it back (model.to({kind.dtype}))"
     else:
         was, now = f"had shape {tuple(kind.shape)}", f"has {tuple(value.shape)}"
@@ -236,15 +238,13 @@ def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:
     )
 
 
-def _word(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Constants of a run in a program's model: they are put in when a session begins, and stay as they are.
-
-
 class ProgramConstants:
-    """Buffers of a program's model that its run says are constant. A buffer that training changes is none:
+    """Buffers of a program's model that its run says are constant: they are put in when a session begins, and
+    stay as they are. A buffer that training changes is none:
     others' models would not have the change, and neither would exports."""
 
     def __init__(self, model: nn.Module, constants: Mapping[str, Tensor]) -> None:
@@ -274,7 +274,7 @@ class ProgramConstants:
         self._seen = marks
 
     def _marks(self) -> list[object]:
-        """Tell of each what another writing would change."""
+        """What another writing would change, of each."""
         found = [getattr(module, key, None) for _, module, key in self._places]
         return [
             None if value is None or value.is_inference() else (id(value), value.data_ptr(), value._version)
@@ -283,30 +283,12 @@ class ProgramConstants:
 
 
 def _same(value: Tensor | None, known: Tensor) -> bool:
-    """Tell whether a buffer has these values, wherever it is by now (NaN is NaN)."""
+    """Wherever the buffer is by now; NaN is NaN."""
     if value is None or value.is_meta or value.shape != known.shape:
         return False
     here = value.detach().to(known.device)
     return bool(((here == known) | ((here != here) & (known != known))).all())
 
-
-# Check that what a merge put into a program's model is still there after the program's next step.
-#
-# Theory of operation
-# -------------------
-# An optimizer with its own copies of the parameters (fp32 masters of a bf16 model), or an average that is
-# copied back, writes over what a merge moved. The program then contributes the way back: it takes everybody's
-# progress out of the run. So of every move a sample of elements is watched:
-#
-#     before -> merged    the move of an install (or of the beginning)
-#     merged -> after     the program's next step
-#     after  -> later     one more, without an install: how far a usual step goes
-#
-# The move was *kept* if the share <after - before, move> / |move|^2 is about 1. It was *undone* if the share
-# is about 0 and `after` is near `before`, as far as a usual step goes. Nothing is decided where the move is
-# not several times as long as a usual step (what is stored is compared, so a move below a number type's
-# rounding has no length). Nor is it where the gradient explains the way back: at a high learning rate a step
-# may go back along the move by itself, but then it goes along the gradient.
 
 STEPS_LONG = 4.0
 """Least length of a move that is judged, in usual steps."""
@@ -353,8 +335,23 @@ def judge(move: WatchedMove, usual_step: float) -> Verdict | None:
     return "undone"
 
 
-class Keeping:
-    """Watch over what installs put into a program's model."""
+class MoveWatch:
+    """Watch over what installs put into a program's model.
+
+    An optimizer with its own copies of the parameters (fp32 masters of a bf16 model), or an average that is
+    copied back, writes over what a merge moved. The program then contributes the way back: it takes
+    everybody's progress out of the run. So of every move a sample of elements is watched:
+
+        before -> merged    the move of an install (or of the beginning)
+        merged -> after     the program's next step
+        after  -> later     one more, without an install: how far a usual step goes
+
+    The move was *kept* if the share <after - before, move> / |move|^2 is about 1. It was *undone* if the
+    share is about 0 and `after` is near `before`, as far as a usual step goes. Nothing is decided where the
+    move is not several times as long as a usual step (what is stored is compared, so a move below a number
+    type's rounding has no length). Nor is it where the gradient explains the way back: at a high learning
+    rate a step may go back along the move by itself, but then it goes along the gradient.
+    """
 
     def __init__(
         self,
@@ -416,7 +413,7 @@ class Keeping:
         elif verdict == "undone":
             self._undone[fragment] = self._undone.get(fragment, 0) + 1
             if began or sum(self._undone.values()) >= IN_A_ROW:
-                raise undone(began)
+                raise undone_error(began)
 
     def _before_step(self, *_: object) -> None:
         # A compiled step, or one that becomes a graph of a GPU, must not look at values.
@@ -433,7 +430,7 @@ class Keeping:
                 move.gradient = move.gradient if found is None else found
 
 
-def undone(began: bool) -> UserError:
+def undone_error(began: bool) -> UserError:
     """Make the error of a program that takes out what the run puts in."""
     what = "the run put into the model when the session began" if began else "merges put into the model"
     return UserError(

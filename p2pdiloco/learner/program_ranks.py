@@ -2,11 +2,14 @@
 
 Every rank makes the same calls of its `Session`. In each the ranks first *meet*: what every rank says is
 gathered, so that a mistake of one is an error of all, with one sentence. Then rank 0, which has daemon and
-channel, leads: it does what the daemon wants, and the others obey its orders (`learner.parallel.ranks.Order`)
+channel, leads: it does what the daemon wants, and the others obey its orders (`learner.ranks.Order`)
 until it gives an answer, the same for all, or an error.
 
 All of it goes over the program's own process group, in the order of the program's calls. A rank that dies
 breaks its connections (gloo), or the group's time-out ends the wait for it.
+
+`FollowingRank` is every rank but the first. `ProgramMailbox` and `ProgramTraining` serve the first as a
+learner process has them; task, data, moments and checkpoints are the program's.
 """
 
 from __future__ import annotations
@@ -34,11 +37,11 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Evaluation, Training, TrainingCounts
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.optimizer import HeldCopies, HeldParameters, HeldShares, is_shared_out
-from p2pdiloco.learner.program_model import FEW, HasGroups, Keeping, ProgramParameters
+from p2pdiloco.learner.program_model import FEW, HasGroups, MoveWatch, ProgramParameters
 from p2pdiloco.learner.ranks import ALONE, Distributed, RankLost, Ranks
 from p2pdiloco.tasks.description import listed, persistent_buffers
 from p2pdiloco.tasks.initial import plain_parameters
-from p2pdiloco.tasks.own_tasks import NAME
+from p2pdiloco.tasks.own_tasks import OWN_LOOP
 from p2pdiloco.tasks.task import Constant
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -56,7 +59,7 @@ _encode = msgspec.msgpack.encode
 
 
 class CallAnswer(Struct, frozen=True):
-    """CallAnswer of rank 0 to a call, for all ranks."""
+    """Answer of rank 0 to a call, for all ranks."""
 
     goes_on: bool
     stopped: bool
@@ -106,6 +109,12 @@ def unpacked(constants: Sequence[tuple[Constant, bytes]]) -> dict[str, Tensor]:
 _failure_of = msgspec.msgpack.Decoder(Failure).decode
 
 
+_answer_of = msgspec.msgpack.Decoder(CallAnswer).decode
+
+
+_plan_of = msgspec.msgpack.Decoder(RunPlan).decode
+
+
 def ranks_of(group: ProcessGroup | None, model: nn.Module) -> Ranks:
     """Find this process's place among those of its program: in the group, or (None) in the default one.
 
@@ -131,13 +140,13 @@ def ranks_of(group: ProcessGroup | None, model: nn.Module) -> Ranks:
 
 
 def _carriers(group: ProcessGroup | None) -> dict[str, str]:
-    """Find what carries tensors in a group, by the kind of device that they are on."""
+    """Backends by the kind of device whose tensors they carry."""
     words = torch.distributed.get_backend_config(group).split(",")
     return dict(word.split(":") for word in words)
 
 
 def _check_shares(parameters: Mapping[str, Tensor], ranks: Sequence[int]) -> None:
-    """Check that every parameter is cut by rows over these ranks. Raises: UserError."""
+    """Raises: UserError (a parameter is not cut by rows over these ranks)."""
     for name, parameter in parameters.items():
         found: Any = parameter
         if not is_shared_out(parameter):
@@ -376,12 +385,6 @@ class ProgramRanks:
         return self._gone
 
 
-# Part of every rank but the first in a program's session: rank 0's orders are obeyed.
-
-_answer_of = msgspec.msgpack.Decoder(CallAnswer).decode
-_plan_of = msgspec.msgpack.Decoder(RunPlan).decode
-
-
 class FollowingRank:
     """Part of every rank but the first in a session: it obeys orders in every call."""
 
@@ -487,10 +490,6 @@ class FollowingRank:
         self._held = held
 
 
-# Mailbox and training of a program's own loop, as a learner process has them; task, data, moments and
-# checkpoints are the program's.
-
-
 class ProgramTraining(TrainingCounts):
     """Training of the program's own loop, as mailbox and checkpoints ask for it."""
 
@@ -500,7 +499,7 @@ class ProgramTraining(TrainingCounts):
         super().__init__()
         self.section, self.model, self.ranks = section, model, ranks
         # Its moments are the program's to save: none are kept here.
-        self.optimizer = SimpleNamespace(kind=NAME, param_groups=groups, state={})
+        self.optimizer = SimpleNamespace(kind=OWN_LOOP, param_groups=groups, state={})
         self.skipped_steps = 0
         # The program's data are its own: it is told of no share.
         self.stream = SimpleNamespace(shared=None, share=lambda share: None, save_place=lambda: None)
@@ -520,10 +519,10 @@ class ProgramMailbox(Mailbox):
         parameters: ProgramParameters,
         training: ProgramTraining,
         start: Start,
-        keeping: Keeping,
+        moves: MoveWatch,
         measure: Callable[[], float] | None,
     ) -> None:
-        """`keeping` hears of every install; `measure` gives the model's loss on held-out data."""
+        """`moves` hears of every install; `measure` gives the model's loss on held-out data."""
         super().__init__(
             channel,
             cast(Training, training),
@@ -534,7 +533,7 @@ class ProgramMailbox(Mailbox):
         )
         self.follow(start.course)
         self.spare(start.spare)
-        self._parameters, self._keeping, self._measure = parameters, keeping, measure
+        self._parameters, self._moves, self._measure = parameters, moves, measure
         self.moved = False
         """True: installs have moved parameters since `begin_step`."""
         self._told_not_finite = False
@@ -557,14 +556,14 @@ class ProgramMailbox(Mailbox):
         if not isinstance(command, Install):
             super()._obey(command)
             return
-        before = self._keeping.sample(command.fragment)
+        before = self._moves.sample(command.fragment)
         super()._obey(command)
         self._parameters.settle()
-        self._keeping.moved(command.fragment, before)
+        self._moves.moved(command.fragment, before)
         self.moved = True
 
     def _evaluate(self) -> Evaluation | None:
-        """Measure the global parameters in the program's model, which has its own again afterwards."""
+        """In the program's model, which has its own parameters again afterwards."""
         if self._measure is None:
             return None
         ranks = self._training.ranks
@@ -581,6 +580,6 @@ class ProgramMailbox(Mailbox):
         self._training.ranks.order("wait")
 
     def _save(self, path: Path, last: bool = False) -> None:
-        """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""
+        """A daemon that does not wait for it is gone."""
         with contextlib.suppress(ChannelBroken):
             super()._save(path, last)

@@ -1,4 +1,4 @@
-"""Program of a further process of a learner, started by `siblings`.
+"""Program of a further process of a learner, which rank 0 starts (`learner.ranks.Siblings`).
 
 `python -m p2pdiloco.learner.rank FD RANK COUNT FOLDER`. As in `learner.__main__`, torch is imported
 while the watcher runs, which ends the process with rank 0.
@@ -24,7 +24,7 @@ def main(fd: int, rank: int, count: int, folder: Path) -> int:
     sock = socket.socket(fileno=fd)
     end_with(sock)
     try:
-        from p2pdiloco.learner.process import follow
+        from p2pdiloco.learner.training_process import follow
 
         start = LearnerEnd(sock).wait_start()
         if start is not None:

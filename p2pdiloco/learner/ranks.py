@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Rank 0 is the learner that the daemon knows; it starts the others and sends each the daemon's `Start`. All
-have the same parameters and optimizer state, or each has a part of them (`learner.parallel.sharding`). Rank 0
+have the same parameters and optimizer state, or each has a part of them (`learner.optimizer.shard`). Rank 0
 takes every inner step's samples and deals them, so that the data is read once; gradients are summed over all
 ranks, then every rank makes the same optimizer step. Between two steps rank 0 does what the daemon wants
 (`learner.mailbox`), and the others do what it needs of them (`Order`), until it orders the next step.
@@ -15,6 +15,8 @@ in every pass.
 Processes find each other through a file in a private folder that is gone when they have, and talk over the
 loopback device. A rank that ends ends them all: rank 0 watches the others, and everybody's end of a socket
 pair with rank 0 closes with it, also by SIGKILL. Then the daemon starts the learner again.
+
+Behind the ranks: the choice of device and precision, and of how much of a step fits into memory at a time.
 """
 
 from __future__ import annotations
@@ -56,12 +58,10 @@ BUCKET_NUMEL = 1 << 24
 PATIENCE = datetime.timedelta(days=7)
 """Longest wait for other ranks, which rest, evaluate or save with rank 0. A rank that is gone is noticed
 otherwise."""
-STORE = "rendezvous"
+RENDEZVOUS_FILE = "rendezvous"
 MAX_BATCH_WORDS = 64
 """Words of a batch's description: enough to say how many tensors it has, and of what type and shape."""
 DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.float32, torch.float16)
-
-
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(tuple[Amendment, ...]).decode
 
@@ -82,7 +82,7 @@ class Order(Struct, frozen=True):
     kind: OrderKind
     """Thing to do: a step, or the end; take over the saved state; put or take a fragment's parameters;
     collect the moments; set the parameters aside, evaluate others, and bring them back
-    (`learner.parallel.holding`); go by other amendments. In a program's session (`learner.program.ranks`)
+    (`learner.optimizer.HeldShares`); go by other amendments. In a program's session (`learner.program_ranks`)
     also: plan fragments; wait on; go on with the answer, or end with the error, that follows."""
     number: int = 0
     """Number of a fragment; of bytes that follow; with a step, the tokens that the run has
@@ -188,7 +188,7 @@ class Distributed(Ranks):
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
         backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
         try:
-            store = distributed.FileStore(str(folder / STORE), count)  # type: ignore[attr-defined]
+            store = distributed.FileStore(str(folder / RENDEZVOUS_FILE), count)  # type: ignore[attr-defined]
             distributed.init_process_group(
                 backend, store=store, rank=rank, world_size=count, timeout=PATIENCE
             )
@@ -211,11 +211,11 @@ class Distributed(Ranks):
             described += [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
         words[: len(described)] = torch.tensor(described)
         self._tell_all(words)
-        count, *rest = words.tolist()
+        count, *described = words.tolist()
         parts = []
         for index in range(count):
-            dtype, dims, *rest = rest
-            shape, rest = rest[:dims], rest[dims:]
+            dtype, dims, *described = described
+            shape, described = described[:dims], described[dims:]
             tensor = batch[index].contiguous() if batch else torch.empty(shape, dtype=DTYPES[dtype])
             self._tell_all(tensor)
             parts.append(tensor)
@@ -335,7 +335,7 @@ def device_of(rank: int, count: int, device: str) -> str:
 
 
 def _gpus() -> str:
-    """Kind of device of which a machine may have several, if it has any."""
+    """Kind of device of which a machine may have several; "cpu": it has none."""
     return next((kind for kind in accelerators() if kind != "mps"), "cpu")
 
 
@@ -355,15 +355,14 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-# Processes that rank 0 starts beside itself, and with one of which it ends.
-
 SAY_IT_S = 3.0
 """Seconds that the training thread has to notice by itself that a rank is gone, and to tell the daemon."""
 END_S = 5.0
 
 
 class Siblings:
-    """The other processes of this learner; a context, which ends them."""
+    """The other processes of this learner, which rank 0 starts, and with one of which it ends; a context,
+    which ends them."""
 
     def __init__(self, start: Start, count: int) -> None:
         self._start, self.count = start, count
@@ -444,20 +443,20 @@ _ERRORS: dict[int, type[P2PDilocoError]] = {
 
 
 def _status(before: int, code: int) -> int:
-    """Find this process's exit status after another rank ended so: what did not fit counts most."""
+    """This process's exit status after another rank ended so: what did not fit counts most."""
     if EXIT_TOO_LARGE in (before, code):
         return EXIT_TOO_LARGE
     return EXIT_RANK_KILLED if code == -signal.SIGKILL else before
 
 
-# Choice of device, precision, and of how much of a step fits into memory at a time.
+# --- device, precision, memory -----------------------------------------------------------------------
 
 CPU_MICRO_BATCH_TOKENS = 2048
 """Tokens of a pass on a processor: more are not faster (docs/topics/devices.md), and a pass that does not fit
 is not refused there: the system ends the process."""
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """Tokens of a pass on an accelerator, to begin with. With a fourth of them passes are 7 % slower (`gpt2`
-on an H100; docs/results.md). A pass that does not fit is halved until it does (`learner.passes`)."""
+on an H100; docs/results.md). A pass that does not fit is halved until it does (`learner.inner_step`)."""
 SHARED_MICRO_BATCH_TOKENS = 16_384
 """Tokens of a pass on MPS, whose memory is the whole machine's: asking for too much makes it swap before it
 is refused."""
@@ -468,7 +467,7 @@ AMPERE = 8
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 """Folder that exists if this system (Linux) has NVIDIA's driver. (AMD's also serves graphics that cannot
 learn.)"""
-NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "xpu": "XPU"}
+DEVICE_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "xpu": "XPU"}
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -506,7 +505,7 @@ def check_device(wanted: str) -> None:
     if count <= int(index or 0):
         has = f"only {count}" if count else "none"
         raise UserError(
-            f"--device {wanted}: torch {torch.__version__} sees {has} of {NAMES.get(kind, kind)} here",
+            f"--device {wanted}: torch {torch.__version__} sees {has} of {DEVICE_NAMES.get(kind, kind)} here",
             f"it sees {', '.join(_seen())}; --device auto takes the best",
         )
 
@@ -528,7 +527,7 @@ def device_count(kind: str) -> int:
 
 
 def _seen() -> list[str]:
-    return ["cpu", *(kind for kind in NAMES if device_count(kind))]
+    return ["cpu", *(kind for kind in DEVICE_NAMES if device_count(kind))]
 
 
 def threads_of(processes: int, device: torch.device) -> int:
@@ -536,7 +535,7 @@ def threads_of(processes: int, device: torch.device) -> int:
     return max(1, (os.cpu_count() or 1) // processes) if processes > 1 and device.type == "cpu" else 0
 
 
-def configure(device: torch.device, threads: int) -> int:
+def configure_torch(device: torch.device, threads: int) -> int:
     """Set torch's CPU threads (0: leave them) and matmul precision; returns the threads in use."""
     if threads > 0:
         torch.set_num_threads(threads)
@@ -619,7 +618,7 @@ def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) 
     return min(wanted or most.get(device.type, ACCELERATOR_MICRO_BATCH_TOKENS), tokens_per_step)
 
 
-def hints(wanted: str, device: torch.device) -> list[str]:
+def device_hints(wanted: str, device: torch.device) -> list[str]:
     """Advice for somebody whose model could train much faster, as far as is known. `wanted`: as in
     `choose_device`."""
     found = []

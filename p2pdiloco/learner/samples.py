@@ -1,12 +1,15 @@
 """Stream of a learner's samples, shard after shard as allotted, and its place in them.
 
-Samples that have an index are put into a pseudo-random order, one for every epoch, and that order is cut into
-shards. What has no random access brings shards and their order along (`tasks.task.Shards`).
+`SampleStream` reads; `Allotment` says which shard is next. Samples that have an index are put into a
+pseudo-random order, one for every epoch (`permuted`), and that order is cut into shards (`Ordered`). What has
+no random access brings shards and their order along (`tasks.task.Shards`).
 
 The place is written down ahead: before a sample is used, the file says that it and the next ones of
 `AHEAD_STEPS` inner steps are used. So whatever is killed, nothing is taken twice in an epoch; what was
 written and not used is left out. After an orderly end nothing is. The file is renamed into place and not
 flushed to the disk: a power cut may cost the last seconds' places.
+
+Rules: docs/protocol/learner.md, section 7.
 """
 
 from __future__ import annotations
@@ -75,7 +78,6 @@ class Ordered:
         return self.samples.batch(permuted(places, len(self.samples), f"{self.seed}/{epoch}"))
 
     def open(self, epoch: int, shard: int, place: Place) -> Reader:
-        """See `tasks.task.Shards`."""
         return _Slice(self, epoch, shard, place)
 
 
@@ -89,7 +91,6 @@ class _Slice:
         self.place = place
 
     def take(self, samples: int) -> Batch | None:
-        """See `tasks.task.Reader`."""
         at = self._first + self.place.offset
         places = np.arange(at, min(at + samples, self._end))
         if not len(places):
@@ -263,7 +264,7 @@ class SampleStream:
         return saved
 
     def _resume(self) -> None:
-        """Go on from the file, if there is one of this data."""
+        """Only from a file that is of this data."""
         if self._path is None:
             return
         saved = read_note(self._path, self._decoded, lambda text: print(text, file=sys.stderr))
@@ -287,29 +288,26 @@ def fingerprint(samples: Samples) -> str:
     return digest.hexdigest()
 
 
-# Division of the data among readers, without anybody who hands it out.
-#
-# The data of an epoch is cut into shards. Every shard has an owner: the reader with the highest rendezvous
-# hash among those that are known (`daemon.finding.sharing` tells them). A reader takes what it owns, first
-# that in which its own hash is highest; when nothing of that is left it helps the others, and when nothing is
-# left at all the next epoch begins, with other owners. Readers tell each other which shards were begun: a set
-# that only grows, so that any two can be united, and the later epoch wins, if most are in it
-# (`daemon.finding.sharing.agreed`).
-#
-# Two readers whose views agree never take the same shard, but at the end of an epoch, where a helper may
-# begin what its owner has just begun. Where views differ (somebody came a moment ago, the network is cut), a
-# shard may be read twice in an epoch; that both go first for what they own most clearly makes that late and
-# rare. A reader that is gone owns nothing any more. What it had begun and not finished is left out in this
-# epoch; in the next one it has other owners.
-#
-# Rules: docs/protocol/learner.md, section 7.
-
-
 class Allotment:
-    """Choice of the shard that this reader takes next."""
+    """Choice of the shard that this reader takes next: a division of the data without anybody who hands it
+    out.
+
+    The data of an epoch is cut into shards. Every shard has an owner: the reader with the highest rendezvous
+    hash among those that are known (the daemon's `Sharing` tells them). A reader takes what it owns, first
+    that in which its own hash is highest; when nothing of that is left it helps the others, and when nothing
+    is left at all the next epoch begins, with other owners. Readers tell each other which shards were begun:
+    a set that only grows, so that any two can be united, and the later epoch wins, if most are in it (the
+    daemon's `agreed`).
+
+    Two readers whose views agree never take the same shard, but at the end of an epoch, where a helper may
+    begin what its owner has just begun. Where views differ (somebody came a moment ago, the network is cut),
+    a shard may be read twice in an epoch; that both go first for what they own most clearly makes that late
+    and rare. A reader that is gone owns nothing any more. What it had begun and not finished is left out in
+    this epoch; in the next one it has other owners.
+    """
 
     def __init__(self, count: int, seed: int, peer: str) -> None:
-        """Begin with epoch 0. `count`: of shards, at most `channel_messages.MAX_SHARDS`."""
+        """Begin with epoch 0. `count`: of shards, at most `MAX_SHARDS`."""
         self.count = count
         self._seed, self._peer = seed, peer
         self._others: tuple[str, ...] = ()
@@ -377,15 +375,14 @@ class Allotment:
         return mixed(base + np.arange(self.count, dtype=np.uint64))
 
 
-# Pseudo-random order of any number of samples, of which any part is known, none stored.
-
 _ROUNDS = 4
 
 Array = NDArray[Any]
 
 
 def permuted(places: Array, size: int, key: str) -> Indices:
-    """A keyed pseudo-random permutation of range(size), at these places: int64, same shape.
+    """A keyed pseudo-random permutation of range(size), at these places: int64, same shape. Any part of it is
+    known, and none is stored.
 
     A balanced Feistel network over the next even power of two; results beyond `size` walk on along their
     cycle until they are inside it (at most 4 tries on average).

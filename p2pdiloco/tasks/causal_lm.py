@@ -1,4 +1,10 @@
-"""The task causal-lm: a transformer that predicts the next token of a text."""
+"""The tasks of language models: causal-lm, and hf-causal-lm.
+
+causal-lm is a transformer of our own that predicts the next token of a text. hf-causal-lm is any causal
+language model that `transformers` builds from a config. That config is in the manifest, so all peers build
+the same architecture, from classes of the installed package only: no code of a model is ever fetched or
+executed. `built` makes such a model; `existing` loads one whose files are on the disk.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +93,7 @@ class CausalLM(Task):
                 f"it is {model.experts_per_token}",
             ),
             (
-                self._tensors() <= MAX_TENSORS,  # before anything is made for each of them
+                self._tensors() <= MAX_TENSORS,
                 f"a model must have at most {MAX_TENSORS} tensors, this one has {self._tensors()}",
             ),
             (
@@ -99,7 +105,7 @@ class CausalLM(Task):
         return next((sentence for holds, sentence in rules if not holds), None) or self._too_much_shuffled()
 
     def _tensors(self) -> int:
-        """Count what `specs` lists."""
+        """Number of tensors that `specs` lists, before anything is made for each of them."""
         section = self.section
         feed_forward = 1 + 3 * section.experts if section.experts else 3
         return section.layers * (6 + feed_forward) + 2 + (not section.tied_head)
@@ -206,17 +212,10 @@ class CausalLM(Task):
         return PROMPT + self.written(model, PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, 0)
 
 
-# The task hf-causal-lm: any causal language model that `transformers` builds from a config.
-#
-# The config itself is in the manifest, so all peers build the same architecture, from classes of the
-# installed package only: no code of a model is ever fetched or executed. Names and shapes of the parameters
-# are there too, so that daemons need not import `transformers`, and a release that builds another model is
-# noticed. Version 0 is given (`run.initial`): the architecture's own initialisation, or a model that exists.
-# Tied parameters have one name, and are merged once.
-
-NAME = "hf-causal-lm"
+HUB_TASK = "hf-causal-lm"
 INSTALL = install_hint("hub")
 CAUSAL_TOKENS = 8
+"""Tokens about which a model is asked, to see how it computes its logits."""
 CAUSAL_NOISE = 1e-5
 """Tolerance, as a share of the largest logit: experts that compute other tokens, too, may round another
 way."""
@@ -242,10 +241,18 @@ class HubSection(ModelSection, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HubCausalLM(Task):
-    """The task hf-causal-lm. Figures: "loss" in nats per token."""
+    """The task hf-causal-lm. Figures: "loss" in nats per token.
+
+    Names and shapes of the parameters are in the manifest too, so that daemons need not import
+    `transformers`, and a release that builds another model is noticed. Version 0 is given (`run.initial`):
+    the architecture's own initialisation, or a model that exists. Tied parameters have one name, and are
+    merged once.
+    """
 
     Section: ClassVar[type[ModelSection]] = HubSection
     section: HubSection
+    _plain_head = False
+    """True: the models made here are a body and a plain matrix behind it."""
 
     @property
     def tokens_per_sample(self) -> int:
@@ -293,9 +300,6 @@ class HubCausalLM(Task):
 
     def specs(self) -> tuple[TensorSpec, ...]:
         return specs_from_texts(self.section.parameters)
-
-    _plain_head = False
-    """True: the models made here are a body and a plain matrix behind it."""
 
     def model(self) -> nn.Module:
         model = built(json.loads(self.section.config), self.specs())
@@ -405,11 +409,11 @@ def _meta(config: dict[str, Any], expected: tuple[TensorSpec, ...] | None = None
 
 
 def _config(config: dict[str, Any]) -> Any:
-    """transformers' config object, without what would fetch something."""
+    """Without what would fetch something."""
     try:
         from transformers import CONFIG_MAPPING, AutoConfig, __version__
     except ImportError as error:
-        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+        raise UserError(f"the task {HUB_TASK} needs transformers: {error}", INSTALL) from error
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise UserError(
@@ -432,7 +436,7 @@ def _config(config: dict[str, Any]) -> Any:
 
 
 def _model_class(made: Any) -> Any:
-    """Import the model's class, which is the library's. Raises: UserError: it has none."""
+    """Raises: UserError (the library has no such class)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
@@ -529,7 +533,7 @@ def existing(
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError as error:
-        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+        raise UserError(f"the task {HUB_TASK} needs transformers: {error}", INSTALL) from error
     made = _config(config)
     factory: Any = AutoModelForCausalLM
     log: Any = logging

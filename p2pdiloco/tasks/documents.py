@@ -1,4 +1,11 @@
-"""Documents out of JSONL and parquet files."""
+"""Documents out of JSONL and parquet files, the choice of held-out data, and files of the hub.
+
+Held-out data are chosen by content alone: of equal files, no node trains on what another measures. (Files
+that are only alike may fall otherwise: regions are counted from a file's begin.) Names, folders and
+neighbours of a file differ between nodes that have the same text, and so they do in the run that trained the
+model before. None of that is in the hash. Only data that comes with the task, and is the same in every node,
+goes by name.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +30,9 @@ DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 """Errors raised where compressed bytes are cut off, broken, or none."""
 MAX_LINE_BYTES = 64 << 20
 _ROWS_TOGETHER = 1024
+
+
+INSTALL = install_hint("hub")
 
 
 def rows(path: Path, section: DataSection) -> Iterator[str]:
@@ -102,15 +112,6 @@ def _parquet(path: Path, field: str) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as parquet: {first_line(error)}") from error
 
 
-# Held-out data, chosen by content alone.
-#
-# Of equal files, no node trains on what another measures. (Files that are only alike may fall otherwise:
-# regions are counted from a file's begin.)
-#
-# Names, folders and neighbours of a file differ between nodes that have the same text, and so they do in the
-# run that trained the model before. None of that is in the hash. Only data that comes with the task, and is
-# the same in every node, goes by name.
-
 ANY_NAME = "surrogatepass"
 """Error handler with which text is encoded that may be a file's name: not all of those are UTF-8."""
 REGION_BYTES = 1 << 18
@@ -173,7 +174,7 @@ def cut(text: bytes, start: int, most: int) -> int:
 
 
 def _heldout_part(region: bytes, percent: int) -> tuple[int, int]:
-    """Begin and end of the part that nobody trains on; equal where all of the region is trained on."""
+    """Begin and end of the part; they are equal where all of the region is trained on."""
     size = len(region) * percent // 100
     value = _hash64(region)
     if size < SHORTEST_CUT_BYTES:
@@ -184,17 +185,12 @@ def _heldout_part(region: bytes, percent: int) -> tuple[int, int]:
 
 
 def _back(region: bytes, at: int, most: int) -> int:
-    """Go back to the begin of a line at most so many bytes before, or else of a character."""
+    """Go back to the begin of a line at most `most` bytes before, or else of a character."""
     return cut(region, max(0, at - most), at) if at else 0
 
 
 def _hash64(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
-
-
-# Download of one file of a repository on the Hugging Face hub.
-
-INSTALL = install_hint("hub")
 
 
 def may_be_on_the_hub(name: str) -> bool:

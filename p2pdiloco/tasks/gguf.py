@@ -1,7 +1,11 @@
-"""Header of a GGUF file: what it says of its model, and which tensors it has, read within bounds.
+"""GGUF files: the header, read within bounds, and the whole file as a model's folder in fp32.
 
-Libraries that read such files believe the counts in them. So this reads the header first, from a file that
-may be anybody's: a count beyond what the file can hold, or any model has, is an error.
+Libraries that read such files believe the counts in them. So `read_header` reads the header first, from a
+file that may be anybody's: a count beyond what the file can hold, or any model has, is an error.
+
+`save_as_folder` writes a folder of Hugging Face's form. `transformers` knows such files of some
+architectures. It passes by what it does not know: scaled positions, caps, tensors. So what it does not read
+is compared with what the model has, and refused where the model would be another one.
 """
 
 from __future__ import annotations
@@ -63,15 +67,15 @@ def read_header(path: Path) -> GgufHeader:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Walk(content).header()
+            return _HeaderReader(content).header()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError) as error:  # (also of an empty file)
         raise UserError(f"{path} cannot be read as GGUF: {error}", "get the file again") from error
 
 
-class _Walk:
-    """Walk through the header's bytes. Its methods raise `ValueError` or `struct.error`."""
+class _HeaderReader:
+    """Its methods raise `ValueError` or `struct.error`."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -138,12 +142,6 @@ def _form(kind: int) -> str:
         raise ValueError(f"type {kind} is none")
     return _SCALARS[kind]
 
-
-# A GGUF file as a model's folder of Hugging Face's form, in fp32.
-#
-# `transformers` knows such files of some architectures. It passes by what it does not know: scaled positions,
-# caps, tensors. So what it does not read is compared with what the model has, and refused where the model
-# would be another one.
 
 _SHAPES = (
     *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
@@ -239,7 +237,7 @@ def _loaded(folder: str, header: GgufHeader, words: str, say: Callable[[str], No
 
 
 def _architectures() -> list[str]:
-    """Names of the architectures that the library reads, as it calls them."""
+    """As the library calls them."""
     from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
@@ -275,8 +273,8 @@ def _unread_values(header: GgufHeader, kind: str) -> Iterator[tuple[str, Any]]:
     by_function = header.architecture in GGUF_CONFIG_ARCHS
     read = known.get(kind.removesuffix("_text")) or known.get(header.architecture) or {}
     for key, value in header.values.items():
-        rest = key.removeprefix(begin)
-        if rest != key and read.get(rest) is None and (not by_function or "scal" in rest):
+        name = key.removeprefix(begin)
+        if name != key and read.get(name) is None and (not by_function or "scal" in name):
             yield key, value
 
 
@@ -287,14 +285,14 @@ def _is_near(value: Any, stated: Any) -> bool:
 
 
 def _rotated(config: dict[str, Any]) -> float:
-    """Numbers of each head that the model rotates by their position."""
+    """Number of elements of each head that the model rotates by their position."""
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config.get("rope_parameters") or {}
     return float(width * (config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1))
 
 
 def _unread_tensors(header: GgufHeader, model: Any) -> list[str]:
-    """List names of tensors that the library passes by. Of some architectures it says so itself."""
+    """Tensors that the library passes by. Of some architectures it says so itself."""
     from transformers import modeling_gguf_pytorch_utils as library
     from transformers.integrations.gguf.utils import is_gguf_arch_supported
 

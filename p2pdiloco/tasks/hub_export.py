@@ -12,7 +12,7 @@ from typing import Any
 
 from p2pdiloco.config.manifest import BYTE_VALUES, Dtype, Manifest
 from p2pdiloco.tasks.hub_models import CONTEXTS, PAD, harmless
-from p2pdiloco.tasks.tokens import FILE, checked_content
+from p2pdiloco.tasks.tokens import TOKENIZER_FILE, checked_content
 
 LONG_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Names by which config.json has types of numbers."""
@@ -54,7 +54,7 @@ def hub_files(
     written = {name: json.dumps(content, indent=2).encode() for name, content in files.items()}
     if told.chat_template:
         written["chat_template.jinja"] = told.chat_template.encode()
-    return written | {FILE: _byte_tokenizer() if tokenizer is None else tokenizer}
+    return written | {TOKENIZER_FILE: _byte_tokenizer() if tokenizer is None else tokenizer}
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -73,7 +73,6 @@ def _special(tokenizer: bytes, end: str, begin: str) -> dict[str, tuple[str, int
 
 
 def _ids(tokenizer: bytes) -> dict[str, int]:
-    """Ids of all tokens of a tokenizer file."""
     found = json.loads(tokenizer)
     words = found["model"].get("vocab") or {}
     pairs = words.items() if isinstance(words, dict) else ((word[0], n) for n, word in enumerate(words))

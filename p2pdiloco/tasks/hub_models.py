@@ -1,4 +1,11 @@
-"""Rules for a config of `transformers` in a manifest, which is a stranger's: only data."""
+"""What is known of models of `transformers`, whose configs and files may be a stranger's.
+
+A manifest's config is only data: `broken_config` and `harmless` say what may be in it, and `bounded` bounds
+the building of its model. `llama_config` and `section_of` turn causal-lm's own models into config.json and
+back. `check_loaded` accounts for every name in a model's files: it is harmless, said in one line, or refused.
+A loader that ignores the names it does not know takes codes of quantised weights for the weights, and drops
+scales, adapters and biases. Neither `transformers` nor `tokenizers` is needed here.
+"""
 
 from __future__ import annotations
 
@@ -162,14 +169,14 @@ def _is_layers(key: str) -> bool:
 
 
 def _is_size(key: str) -> bool:
-    """Tell whether a key names a size, a place, a token or a rate: numbers of which nothing is made."""
+    """True: of such a number (a size, a place, a token, a rate) nothing is made."""
     if "size" in key or "vocab" in key:
         return True
     return any(word in key for word in _SIZES) and not any(word in key for word in _COUNTS)
 
 
 def _numbers(found: Any) -> Iterator[int]:
-    """Integers of a value and of lists in it; of an object in it, `_pairs` has the pairs."""
+    """Integers of a value and of lists in it; `_pairs` has those of objects in it."""
     if isinstance(found, list):
         for value in found:
             yield from _numbers(value)
@@ -178,7 +185,7 @@ def _numbers(found: Any) -> Iterator[int]:
 
 
 def _pairs(found: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values at any depth."""
+    """At any depth."""
     if isinstance(found, dict):
         for key, value in found.items():
             yield key, value
@@ -187,13 +194,6 @@ def _pairs(found: Any) -> Iterator[tuple[str, Any]]:
         for value in found:
             yield from _pairs(value)
 
-
-# Bounds of building an architecture of `transformers` from a stranger's config.
-#
-# A model is first built on torch's meta device, where its tensors take no memory (`tasks.hub_causal_lm`). But
-# every module is an object, buffers come to life in the second building, and some architectures work out
-# tables in Python: so all of that is bounded by what the manifest lists. Numbers in a config are bounded
-# before (`tasks.models.hub_config`).
 
 LEAST_PARTS = 2000
 """Modules, parameters or buffers that any model may have."""
@@ -213,6 +213,11 @@ class TooMuch(Exception):
 def bounded(parameters: int, numel: int) -> Iterator[None]:
     """Context in which a model of so many parameters, of `numel` elements in all, is built on the meta
     device. Time is bounded in the main thread only: signals come nowhere else.
+
+    A model is first built there, where its tensors take no memory (`tasks.causal_lm.built`). But every module
+    is an object, buffers come to life in the second building, and some architectures work out tables in
+    Python: so all of that is bounded by what the manifest lists. Numbers in a config are bounded before
+    (`broken_config`).
 
     Raises:
         TooMuch: it has more parts or larger buffers than that, or takes too long.
@@ -269,11 +274,6 @@ def _cpu_time(most_s: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-# Models of causal-lm as `transformers` has them: config.json in and out.
-#
-# Our parameters have its names and shapes already (`tasks.models.transformer`). Plain data: neither
-# `transformers` nor `tokenizers` is needed here.
-
 LLAMA, MIXTRAL = "llama", "mixtral"
 _BOTH: dict[str, Any] = {
     "vocab_size": 32_000,
@@ -319,7 +319,8 @@ ALIASES = {"num_experts": "num_local_experts"}
 
 
 def llama_config(section: CausalLMSection) -> dict[str, Any]:
-    """config.json of the model, as LlamaForCausalLM or, with experts, MixtralForCausalLM."""
+    """config.json of the model, as LlamaForCausalLM or, with experts, MixtralForCausalLM.
+    `tasks.transformer` has parameters of their names and shapes."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": LLAMA,
@@ -433,12 +434,6 @@ def difference_from_ours(config: dict[str, Any]) -> str:
     return next((words for holds, words in rules if not holds), "")
 
 
-# Rules for what a model's files hold and the model does not: harmless, said in one line, or refused.
-#
-# A loader that ignores the names it does not know takes codes of quantised weights for the weights, and
-# drops scales, adapters and biases. So each name is accounted for. Plain data, but for the model that
-# `transformers` has loaded.
-
 NOT_PARAMETERS = (".inv_freq", ".attn.bias", ".attn.masked_bias")
 """Ends of names of what older exports hold beside parameters."""
 _TABLES = (*NOT_PARAMETERS, "position_ids", ".attention.bias", ".attention.masked_bias", ".original_inv_freq")
@@ -544,7 +539,7 @@ def _last(name: str) -> str:
 
 
 def _unused(model: nn.Module, unexpected: Collection[str], types: Mapping[str, str]) -> set[str]:
-    """Names that the model does not use, also those of which its class says that it may ignore them."""
+    """Names that the model does not use, with those that its class says it may ignore."""
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     state = model.state_dict().keys()
     passed_by = (
@@ -554,7 +549,7 @@ def _unused(model: nn.Module, unexpected: Collection[str], types: Mapping[str, s
 
 
 def _module(model: nn.Module, name: str) -> bool:
-    """Tell whether the model has a module of this name with tensors of its own."""
+    """True: there is such a module, with tensors of its own."""
     body = getattr(model, "base_model", model)
     for root in (model, body):
         try:
@@ -575,7 +570,6 @@ def untied(words: str, copy: str) -> UserError:
 
 
 def _refuse_untied(model: Any, words: str) -> None:
-    """Refuse a model that its files untied, against its config."""
     tied = getattr(model, "get_expanded_tied_weights_keys", None)  # (older releases take one of the two)
     for copy, source in (tied(all_submodels=True) if tied else {}).items():
         if model.get_parameter(copy) is not model.get_parameter(source):

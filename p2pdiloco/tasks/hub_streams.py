@@ -80,7 +80,6 @@ class HubStream:
         self.identity = f"{identity}/{source.num_shards}"
 
     def open(self, epoch: int, shard: int, place: Place) -> _Reader:
-        """See `tasks.task.Shards`."""
         return _Reader(self, epoch, shard, place)
 
     def documents(self, shard: int, skipped: int) -> Iterator[str]:
@@ -117,7 +116,6 @@ class _Reader:
         return Place(self._begin.offset, self._taken, self._begin.carry)
 
     def take(self, samples: int) -> Batch | None:
-        """See `tasks.task.Reader`."""
         import torch
 
         parts, missing = [], samples
@@ -135,7 +133,7 @@ class _Reader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _more(self) -> bool:
-        """Tell whether a window is left, in this block or a later one."""
+        """False: no window is left, neither in this block nor in a later one."""
         while self._block is None or self._taken >= len(self._block.windows):
             if self._block is not None:
                 self._begin, self._taken = self._block.then, 0
@@ -150,7 +148,7 @@ class _Reader:
         return True
 
     def _read_block(self, place: Place) -> _Block:
-        """Read documents until there are enough windows; on the thread."""
+        """Called on the thread. Reads documents until there are enough windows."""
         section, context = self._stream.section, self._stream.context
         packer = Packer(self._stream.tokenizer)
         left = np.frombuffer(place.carry, dtype=np.uint32)
@@ -231,7 +229,7 @@ def load_stream(section: DataSection, path: str | None, context_tokens: int, tok
 
 
 def _left_out(root: Path) -> str:
-    """Say which files `datasets` takes for none of its own, for an ending in capitals; empty: none."""
+    """Files that `datasets` takes for none of its own, for an ending in capitals; empty: none."""
     found = sorted(
         file
         for file in root.rglob("*")
@@ -298,7 +296,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
 
 
 def _only_of_the_hub(name: str, files: Any) -> None:
-    """Refuse a data set whose card lists files off the hub: it could have this disk's files read."""
+    """A card that lists files off the hub could have this disk's files read."""
     for file in (file for part in (files or {}).values() for file in part):
         if not str(file).startswith("hf://") or "::" in str(file):
             raise DataError(f"the data set {name} lists a file that is not on the hub: {file}"[:300])
@@ -335,11 +333,6 @@ def _local_identity(root: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors=ANY_NAME)).hexdigest()
 
 
-# One column of a data set that `datasets` streams: whatever else its files hold, each of its own kind.
-#
-# `datasets` gives all files the columns and types of the first one, and fails where another file's differ. It
-# knows no way to read a part of JSON; so such files are read here.
-
 _ROWS_TOGETHER = 1024
 _READ_BYTES = 1 << 20
 MAX_LIST_BYTES = 1 << 30
@@ -352,7 +345,11 @@ class StreamCut(Exception):
 
 def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Exception], ...]]) -> None:
     """Have a builder's files read for this column alone. Errors name the file: `StreamCut` for those of the
-    classes that `transient` gives, a `UserError` for all others."""
+    classes that `transient` gives, a `UserError` for all others.
+
+    `datasets` gives all files the columns and types of the first one, and fails where another file's differ.
+    It knows no way to read a part of JSON; so such files are read here.
+    """
     if not hasattr(builder, "_generate_tables"):
         return
     kind = type(builder).__module__.rpartition(".")[2]
@@ -402,13 +399,13 @@ def _narrow(builder: Any, kind: str, field: str) -> None:
 
 
 def _names(files: dict[str, Any]) -> Iterator[str]:
-    """Names of the files that a builder is about to read: lists of names, or of iterators over them."""
+    """A builder is given lists of names, or of iterators over them."""
     for found in files.get("files_iterables") or files.get("files") or ():
         yield from [str(found)] if isinstance(found, str | Path) else found
 
 
 def _of_json(opened: Callable[..., Any], name: str, field: str) -> Iterator[tuple[Any, Any]]:
-    """Yield a file's rows as tables of one column. A row without the key, or with null, is no text."""
+    """Yield tables of one column. A row without the key, or with null, is no text."""
     import pyarrow as arrow
 
     with opened(name, "rb") as file:
@@ -439,7 +436,7 @@ def _check(is_found: bool, name: str, field: str, keys: dict[str, None]) -> None
 
 
 def _rows(file: Any, name: str) -> Iterator[Any]:
-    """Yield what is in every line, or in the one list that the file is."""
+    """Of every line, or of the one list that the file is."""
     parts = iter(lambda: file.read(_READ_BYTES), b"")
     first = next(parts, b"").removeprefix(codecs.BOM_UTF8)  # some editors write one
     if first.lstrip().startswith(b"["):
@@ -481,25 +478,23 @@ def _all(first: bytes, parts: Iterator[bytes], name: str) -> bytes:
 
 
 def _lines(first: bytes, parts: Iterator[bytes], name: str) -> Iterator[bytes]:
-    rest = first
-    while rest:
-        *lines, rest = rest.split(b"\n")
+    left = first
+    while left:
+        *lines, left = left.split(b"\n")
         yield from lines
-        if len(rest) > MAX_LINE_BYTES:
+        if len(left) > MAX_LINE_BYTES:
             raise DataError(f"a line of {name} has more than {MAX_LINE_BYTES >> 20} MiB")
         part = next(parts, b"")
         if not part:
             break
-        rest += part
-    if rest:
-        yield rest
-
-
-# Text for language models, from every source that a manifest can name.
+        left += part
+    if left:
+        yield left
 
 
 def load_corpus(section: DataSection, path: str | None, context_tokens: int, tokenizer: Tokenizer) -> Data:
-    """Training and held-out samples: windows of context + 1 tokens, int64 (n, context + 1).
+    """Training and held-out samples from every source that a manifest can name: windows of context + 1
+    tokens, int64 (n, context + 1).
 
     `path`: the node's --data.
 

@@ -4,6 +4,9 @@ Sources. "embedded" are scikit-learn's digits, 1797 grey ones of 8 x 8 pixels, w
 "files" is a folder of folders, of which each is a class. An image is held out if the hash of its file's bytes
 (or, of a digit, its number) says so, wherever it lies. All images lie in memory, scaled to the manifest's
 size, a byte for a pixel and channel.
+
+Models. `VisionTransformer` and `ConvNet` are small. Their norms keep no running state: what is not a
+parameter is not merged.
 """
 
 from __future__ import annotations
@@ -111,7 +114,7 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
 
 
 def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
-    """Find the classes' folders, by class. Some of those that the manifest names may be missing here."""
+    """By class. Some of those that the manifest names may be missing here."""
     if not root.exists():
         raise DataError(f"the data path {root} does not exist", "check --data")
     try:
@@ -161,7 +164,7 @@ def _read(path: Path, model: ImageSection) -> tuple[Pixels, str]:
 
 
 def _scaled(image: Any, model: ImageSection) -> Pixels:
-    """Scale an image to uint8 (channels, side, side)."""
+    """To uint8 (channels, side, side)."""
     side = model.image_pixels
     image = image.convert("L" if model.channels == 1 else "RGB")
     if image.size != (side, side):
@@ -178,9 +181,7 @@ def _pillow() -> Any:
     return Image
 
 
-# Two small image classifiers. Norms keep no running state: what is not a parameter is not merged.
-#
-# Parameters are created in the order of `image_classification.vit_shapes` and `cnn_shapes`.
+# Parameters are created in the order of `tasks.own_tasks.vit_shapes` and `cnn_shapes`.
 
 GROUPS = 8
 """Groups of channels in a group norm (1 where the width is no multiple)."""

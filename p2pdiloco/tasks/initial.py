@@ -1,7 +1,8 @@
-"""Version 0: the same bytes on every peer, whatever its platform and library versions.
+"""Version 0, and a model's parameters by name, in the order that all peers agree on.
 
-A DiLoCo whose workers start from different weights does not converge. So version 0 comes from no torch
-generator and no transcendental function: raw Philox integers, taken to floats by exact arithmetic.
+A DiLoCo whose workers start from different weights does not converge. So version 0 is the same bytes on every
+peer, whatever its platform and library versions. It comes from no torch generator and no transcendental
+function: raw Philox integers, taken to floats by exact arithmetic.
 """
 
 from __future__ import annotations
@@ -60,8 +61,6 @@ def _uniform(seed: str, numel: int, std: float) -> NDArray[np.float32]:
         part[:] = (2 * k + 1 - _HALF_RANGE).astype(np.float32) * scale
     return values
 
-
-# A model's parameters by name, in the order that all peers agree on.
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
 """Classes that take a module in, and where they have it. By name: importing the first one imports torch's

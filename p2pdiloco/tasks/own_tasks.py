@@ -1,7 +1,9 @@
-"""The task own-loop: a model that programs train in loops of their own (`p2pdiloco.Session`).
+"""The tasks own-loop and image-classification.
 
-The manifest has the names and shapes of its parameters, which is all that a daemon needs; version 0 is given
-(`run.initial`). Model, data, loss and optimizer are the programs'.
+own-loop is a model that programs train in loops of their own (`p2pdiloco.Session`). The manifest has the
+names and shapes of its parameters, which is all that a daemon needs; version 0 is given (`run.initial`).
+Model, data, loss and optimizer are the programs'. image-classification is a vision transformer or a
+convolutional network (`tasks.images`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from p2pdiloco.tasks.task import Batch
 
-NAME = "own-loop"
+OWN_LOOP = "own-loop"
 MAX_PARAMETERS = 4096
 EMBEDDING = " embedding"
 _FORM = re.compile(r"([^\s\x00-\x1f\x7f]{1,200}) (-|[0-9]{1,12}(?:x[0-9]{1,12}){0,7})( embedding)?")
@@ -110,8 +112,6 @@ def _spec(text: str) -> TensorSpec:
     return TensorSpec(name, sizes, embedding=embedding)
 
 
-# The task image-classification: a vision transformer or a convolutional network.
-
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -183,7 +183,7 @@ class ImageClassification(Task):
 
 
 def vit_shapes(section: ImageSection) -> Shapes:
-    """Parameters of `vision.VisionTransformer`, in its order."""
+    """Parameters of `tasks.images.VisionTransformer`, in its order."""
     width, patch = section.width, section.patch_pixels
     block: Shapes = {
         **_affine("attention_norm", width),
@@ -206,7 +206,7 @@ def vit_shapes(section: ImageSection) -> Shapes:
 
 
 def cnn_shapes(section: ImageSection) -> Shapes:
-    """Parameters of `vision.ConvNet`, in its order."""
+    """Parameters of `tasks.images.ConvNet`, in its order."""
     shapes: Shapes = {"stem.weight": (section.width, section.channels, 3, 3)}
     before = section.width
     for index in range(STAGES * section.layers):

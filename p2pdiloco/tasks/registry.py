@@ -1,7 +1,9 @@
-"""Tasks by name: the built-in ones, and those that installed packages bring.
+"""Tasks by name, and manifests with their task's own table.
 
-A package brings tasks by entry points of the group `p2pdiloco.tasks`: `my-task = "my_module:MyTask"`. A
-manifest only names a task; its code is what this machine's owner installed.
+Tasks are the built-in ones, and those that installed packages bring, by entry points of the group
+`p2pdiloco.tasks`: `my-task = "my_module:MyTask"`. A manifest only names a task; its code is what this
+machine's owner installed. `load_manifest` and `render_toml` read and write run.toml, with every rule between
+keys.
 """
 
 from __future__ import annotations
@@ -109,8 +111,6 @@ def _out_of_bounds(task: Task) -> str | None:
     return f"sync.fragments must be at most {rows} for a model of this shape, it is {fragments}"
 
 
-# run.toml in and out: the manifest with its task's own table, and every rule between keys.
-
 _NO_TASK = RunSection(name="-")
 
 
@@ -138,7 +138,7 @@ def manifest_from_table(raw: Mapping[str, Any], label: str) -> Manifest:
     name, package = given.get("task", _NO_TASK.task), given.get("task_package", "")
     # What is no string is refused below, in a sentence that names the key.
     known = isinstance(name, str) and isinstance(package, str)
-    section = task_class(*(name, package) if known else (_NO_TASK.task,)).Section
+    section = (task_class(name, package) if known else task_class(_NO_TASK.task)).Section
     manifest = loader.untyped(convert(raw, loader.typed(section), label))
     check_manifest(manifest, label)
     return manifest

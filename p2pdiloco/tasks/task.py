@@ -69,7 +69,8 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Shards(Protocol):
-    """Data without random access, in shards that peers divide among themselves (`learner.reading.shards`)."""
+    """Data without random access, in shards that peers divide among themselves
+    (`learner.samples.Allotment`)."""
 
     count: int
     """Number of shards."""
@@ -200,12 +201,6 @@ class Task(ABC):
         return None
 
 
-# Constants of a run's model: tensors that belong to it and that no training changes.
-#
-# They are the persistent buffers of a given model (a router's correction of its experts, say). A manifest
-# lists them in `[model]`, a text each. Their values come after the parameters in the file of version 0, and
-# go into every instance and every export. Neither torch nor the model's library is needed to read a list.
-
 MAX_CONSTANTS = 4096
 RESERVED = "__metadata__"
 """Name that no tensor in a safetensors file has."""
@@ -221,7 +216,14 @@ _FORM = re.compile(
 
 
 class Constant(Struct, frozen=True):
-    """A named constant: its shape, and the type of its elements."""
+    """A named constant of a run's model, which belongs to it and which no training changes: its shape, and
+    the type of its elements.
+
+    Constants are the persistent buffers of a given model (a router's correction of its experts, say). A
+    manifest lists them in `[model]`, a text each. Their values come after the parameters in the file of
+    version 0, and go into every instance and every export. Neither torch nor the model's library is needed to
+    read a list.
+    """
 
     name: str
     shape: tuple[int, ...]

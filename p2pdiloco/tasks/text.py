@@ -3,11 +3,13 @@
 Sources. "embedded" is the source text of Python's own standard library, which lies on every machine that
 can run this (without its tests, which many distributions leave out; another version's differs in part).
 "files" is a file or a folder, every file a document; "jsonl" and "parquet" are such files
-(`tasks.data.documents`), every line or row a document.
+(`tasks.documents`), every line or row a document.
 
-Split (`tasks.data.split`). Files give up parts that their bytes say. A line or row is held out if the hash of
-its text says so, a file of the standard library if that of its relative name does. So it is on every peer
-that has it.
+Split (`tasks.documents.pieces`). Files give up parts that their bytes say. A line or row is held out if the
+hash of its text says so, a file of the standard library if that of its relative name does. So it is on every
+peer that has it.
+
+Samples. `Packer` joins the documents' tokens, and `Windows` cuts them: not padded, nothing lost.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class _LeftOut:
 
 
 def _pieces(section: DataSection, root: Path, left: _LeftOut) -> Iterator[DocumentPiece]:
-    """Read all text in pieces that say whether they are held out. What is no text is added to `left`."""
+    """What is no text is added to `left`."""
     if not root.exists():
         raise DataError(f"the data path {root} does not exist", "check --data")
     try:
@@ -210,8 +212,6 @@ def _is_text(start: bytes) -> bool:
         return error.reason == "unexpected end of data" and error.start >= len(start) - 3
     return True
 
-
-# Packing of documents into samples: joined, cut into windows, not padded, nothing lost.
 
 ENCODED_TOGETHER_BYTES = 8 << 20
 """Bytes of text that go through the tokenizer at one go; a longer document is cut at the end of a line."""

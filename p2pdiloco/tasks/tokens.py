@@ -1,7 +1,7 @@
 """Tokenizers: raw bytes, or a `tokenizers` JSON file whose digest the manifest states.
 
 Such a file is data: it is parsed by the `tokenizers` library, and nothing in it is executed. It may come from
-a peer (`daemon.run_files.tokenizers`), so size and digest are checked before it is parsed.
+a peer (the daemon asks its members), so size and digest are checked before it is parsed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.documents import INSTALL
 
 MAX_TOKENIZER_BYTES = 64 << 20
-FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 """Name of the file in a model's folder."""
 PATIENCE_S = 60.0
 """Time that any call of the library may take: the largest file takes some seconds."""
@@ -197,7 +197,7 @@ def _usual_ends(backend: Any) -> list[str]:
     return [token for token in _USUAL_ENDS if backend.token_to_id(token) is not None]
 
 
-def digest_of(content: bytes) -> str:
+def tokenizer_digest(content: bytes) -> str:
     """SHA-256 of the file, as the manifest states it."""
     return hashlib.sha256(content).hexdigest()
 
@@ -232,7 +232,7 @@ def checked_content(section: DataSection, content: bytes | None) -> bytes | None
             "give its file with --tokenizer: it lies beside run.toml, beside a member's results, and as "
             "tokenizer.json in a member's data folder; --join gets it from the run itself",
         )
-    digest = digest_of(content)
+    digest = tokenizer_digest(content)
     if digest != section.tokenizer_digest:
         raise UserError(
             f"this is not the tokenizer of the run: its SHA-256 is {digest[:16]}..., "

@@ -3,6 +3,9 @@
 Pre-norm blocks (RMSNorm), causal attention with rotary positions (the two halves of a head are the pairs, as
 in Hugging Face's Llama) and optionally fewer heads for keys and values, SwiGLU feed-forward part, no biases.
 Parameters have the names and shapes of Hugging Face's `LlamaForCausalLM` and `MixtralForCausalLM`.
+
+`attention` and `by_rows` are made fast on a CPU that computes in bf16 (measured by
+`scripts/bench/study/bench_bf16.py`); on any other device they are the plain operations.
 """
 
 from __future__ import annotations
@@ -191,8 +194,6 @@ def generate(
     return ids[len(prompt) :]
 
 
-# Experts of a mixture: one after the other, or, where a device multiplies in groups, all at once.
-
 AMPERE = 8
 """NVIDIA's first compute capability (major) of which torch multiplies bf16 in groups."""
 ALIGNED = 8
@@ -215,7 +216,7 @@ class Expert(nn.Module):
 
 class Experts(nn.Module):
     """Mixture of experts: each token goes through the k that the gate likes best, weighted by its softmax
-    over these."""
+    over these. They compute one after the other or, where a device multiplies in groups, all at once."""
 
     def __init__(self, section: CausalLMSection) -> None:
         super().__init__()
@@ -260,7 +261,7 @@ class Experts(nn.Module):
         return (by_token * weights[..., None]).sum(dim=1)
 
     def _stacked(self, *names: str) -> Tensor:
-        """Stack of all experts' weights of these names: (experts, inputs, outputs)."""
+        """Weights of all experts: (experts, inputs, outputs)."""
         each = [torch.cat([narrowed(getattr(e, name).weight) for name in names]) for e in self.experts]
         return torch.stack(each).transpose(1, 2)
 
@@ -273,10 +274,6 @@ def computes_in_groups(section: CausalLMSection, device: torch.device, bf16: boo
         return False
     return hasattr(functional, "grouped_mm") and torch.cuda.get_device_capability(device)[0] >= AMPERE
 
-
-# Attention and layers by rows, made fast on a CPU that computes in bf16.
-#
-# Measured by `scripts/bench/study/bench_bf16.py`. On any other device they are the plain operations.
 
 FP32_TOKENS = 256
 """Context up to which torch's attention is faster in fp32 than in bf16. With 64 tokens it takes a third to a
@@ -318,12 +315,6 @@ def _mixed(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
-# Loss behind a model's head, the largest matrix product of a text model, without all logits at once.
-#
-# Of 65,536 tokens and 50,304 ids, logits in fp32 are 13 GB, and their gradient as much again. So they are
-# made a chunk of tokens at a time, and the gradient of a chunk is computed while its logits are here. Small
-# vocabularies are one chunk: torch's own operations.
-
 CPU_CHUNK_NUMEL = 1 << 24
 """Logits of a chunk on a CPU: 64 MiB in fp32, some 330 tokens of 50,304 ids."""
 CHUNK_NUMEL = 1 << 28
@@ -335,6 +326,10 @@ def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 
     `hidden` is (tokens, width), `head` is (ids, width). Under autocast the products are in its type; softmax,
     sums and the head's gradient are fp32.
+
+    This is the largest matrix product of a text model. Of 65,536 tokens and 50,304 ids, logits in fp32 are 13
+    GB, and their gradient as much again. So they are made a chunk of tokens at a time, and the gradient of a
+    chunk is computed while its logits are here. Small vocabularies are one chunk: torch's own operations.
     """
     chunks = chunks_of(hidden, head)
     # A compiler fuses the softmax into what reads the logits, and keeps these in the product's type. In bf16
@@ -362,7 +357,7 @@ def narrowed(x: Tensor) -> Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The loss and, in the same go, the gradients of its inputs."""
+    """The gradients of the inputs are computed in the same go."""
 
     @staticmethod
     def forward(

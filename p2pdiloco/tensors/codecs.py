@@ -1,4 +1,13 @@
-"""Codecs that a manifest may name."""
+"""Codecs that a manifest may name, and arithmetic that has the same bits on every machine.
+
+A codec makes bytes of a flat fp32 fragment, and a fragment again. `CODECS` has fp32, bf16, int8, int4, e3m0
+and topk. `norm`, `add_scaled` and `scale` are portable: whatever a machine's vector instructions and threads,
+they give the same bits. IEEE 754 fixes what one operation makes of one element, but not the order of a
+reduction's additions, nor whether a multiplication is fused with the addition after it. So there are
+elementwise operations only, each of which writes what it made to memory. Tiles stay in a cache from one
+operation to the next. Digests are over raw little-endian bytes: equal digests mean equal bits, on any
+machine.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +26,26 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.hashing import content_digest
 
-# Base of all codecs: a flat fp32 fragment becomes bytes, and a fragment again.
-#
-# Little-endian, no header: sizes follow from numel. Both ways are the same on every CPU, bit for bit;
-# decoding is so on accelerators, too, while what they encode is compared with nothing. So a codec copies,
-# compares, finds largest values, and calculates element by element, but makes no sum in an order that is left
-# open. A payload's values are judged before they are decoded, from `peak`, so that nothing non-finite ever
-# reaches a merge.
+Buffer = bytes | bytearray | memoryview
+
+
+class Unsound(RemoteError):
+    """Error: a payload that a peer sent is not what it should be. Its sender hears the verdict."""
+
+    def __init__(self, verdict: Verdict, detail: str = "") -> None:
+        super().__init__(verdict.value, detail)
+        self.verdict = verdict
+
+
+class UnusableInputs(Unsound):
+    """Error of a merge: inputs in which a fault was found, all of them, so that the others can be merged."""
+
+    def __init__(self, faults: Mapping[int, Unsound]) -> None:
+        """`faults`: by index among the inputs and, after these, the partials. At least one."""
+        first = next(iter(faults.values()))
+        super().__init__(first.verdict, f"{len(faults)} unusable, the first: {first}")
+        self.faults = faults
+
 
 TILE = 64 * 1024
 """Elements worked on at a time, so that the passes over a tile find it in cache."""
@@ -39,6 +61,12 @@ denormals."""
 
 class Codec:
     """An encoding. Stateless, so that any thread may use the one instance in `CODECS`.
+
+    Payloads are little-endian, without a header: sizes follow from numel. Both ways are the same on every
+    CPU, bit for bit; decoding is so on accelerators, too, while what they encode is compared with nothing. So
+    a codec copies, compares, finds largest values, and calculates element by element, but makes no sum in an
+    order that is left open. A payload's values are judged before they are decoded, from `peak`, so that
+    nothing non-finite ever reaches a merge.
 
     Tensors may be on any device; payloads are host memory. A new encoding is one subclass with the four
     underscored methods, `encoded_bytes`, `block` and `sections`, and one entry in `CODECS`.
@@ -175,16 +203,16 @@ def check_flat(tensor: Tensor) -> None:
     invariant(flat, "codecs work on flat fp32 tensors")
 
 
-# Codecs that send every element: fp32, bf16, and int8 with a scale per block.
+# --- codecs that send every element: fp32, bf16, and int8 with a scale per block ---------------------
 #
 # None has error feedback. What they leave out of a contribution is at most a hundredth of it: rounding that
 # differs from one to the next, and is averaged over the learners. The update leaves out as much again, and
 # that is not fed back either way. So without feedback all that was ever rounded grows by an eighth, with four
 # learners. Feedback would cost a third more time to encode, and eight bytes of memory a parameter.
 
-BLOCK = 1024
+INT8_BLOCK = 1024
 """Elements that share one int8 scale: 0.4 % overhead."""
-ENCODE_TILE = 256 * 1024
+INT8_TILE = 256 * 1024
 """Elements encoded at a time, more than the other codecs': each tile costs a dozen small operations."""
 _INT8_MAX_SCALE = FP32_MAX / 128
 """Largest scale of a block: even -128 times this is finite."""
@@ -241,30 +269,32 @@ class Int8(Codec):
 
     name = "int8"
     feedback = False
-    block, sections = BLOCK, (4, BLOCK)
+    block, sections = INT8_BLOCK, (4, INT8_BLOCK)
 
     def encoded_bytes(self, numel: int) -> int:
-        return 4 * blocks_of(numel, BLOCK) + numel
+        return 4 * blocks_of(numel, INT8_BLOCK) + numel
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
         scales, values = _int8_views(payload, source.numel())
-        room = torch.empty(min(blocks_of(source.numel(), BLOCK) * BLOCK, ENCODE_TILE), device=source.device)
-        for rows, block, real in tiles(source, BLOCK, ENCODE_TILE):
+        room = torch.empty(
+            min(blocks_of(source.numel(), INT8_BLOCK) * INT8_BLOCK, INT8_TILE), device=source.device
+        )
+        for rows, block, real in tiles(source, INT8_BLOCK, INT8_TILE):
             tops = torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_())
             scale = scaled(tops, 127, _INT8_MAX_SCALE)
             scales[block : block + len(scale)].copy_(scale)
             quants = torch.div(
-                rows, reciprocal_safe(scale), out=room[: rows.numel()].view(-1, BLOCK)
+                rows, reciprocal_safe(scale), out=room[: rows.numel()].view(-1, INT8_BLOCK)
             ).round_()
             if peak > 127 * _INT8_MAX_SCALE:  # else no quotient is above 127 by more than a rounding
                 quants.clamp_(-127, 127)
             quants = quants.view(-1)[:real]
-            values[block * BLOCK : block * BLOCK + real].copy_(quants)
+            values[block * INT8_BLOCK : block * INT8_BLOCK + real].copy_(quants)
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
         scales, values = _int8_views(payload, out.numel())
-        for rows, block, real in tiles(out, BLOCK):
-            rows.view(-1)[:real].copy_(values[block * BLOCK : block * BLOCK + real])
+        for rows, block, real in tiles(out, INT8_BLOCK):
+            rows.view(-1)[:real].copy_(values[block * INT8_BLOCK : block * INT8_BLOCK + real])
             rows.mul_(scales[block : block + len(rows)].to(out.device).unsqueeze(1))
             if real < rows.numel():
                 out[-real:] = rows[0, :real]
@@ -275,28 +305,29 @@ class Int8(Codec):
 
 
 def _int8_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
-    scales = torch.frombuffer(payload, dtype=torch.float32, count=blocks_of(numel, BLOCK))
+    scales = torch.frombuffer(payload, dtype=torch.float32, count=blocks_of(numel, INT8_BLOCK))
     return scales, torch.frombuffer(payload, dtype=torch.int8, offset=4 * len(scales))
 
 
-# Four bits an element, with a bf16 scale for every 64: 0.53 bytes a parameter.
-#
-# `int4` has evenly spaced levels, `e3m0` powers of two (a sign and three bits of exponent), which fit the
-# long tails of pseudo-gradients better (Streaming DiLoCo, arXiv 2501.18512). A payload is all scales, then 32
-# bytes for every block: byte i has the codes of elements i (lower half) and i + 32. A short last block is
-# filled up.
+# --- four bits an element ----------------------------------------------------------------------------
 
 FOUR_BIT_BLOCK = 64
 _HALF = FOUR_BIT_BLOCK // 2
 _BLOCK_BYTES = 2 + _HALF
-DECODE_TILE = 256 * 1024
+FOUR_BIT_TILE = 256 * 1024
 """Elements decoded at a time, more than the other codecs': each tile costs a dozen small operations."""
 _FP16_SIGN_AND_LOW_EXPONENT = 0x9C00 - 0x10000
 """Bits 15 and 12 to 10 of a half-precision number, as int16."""
 
 
 class FourBit(Codec):
-    """Codec of four bits: codes 0 to 15, each of which stands for a level, times the block's scale."""
+    """Codec of four bits: codes 0 to 15, each of which stands for a level, times the block's scale.
+
+    A bf16 scale for every 64 elements: 0.53 bytes a parameter. `int4` has evenly spaced levels, `e3m0` powers
+    of two (a sign and three bits of exponent), which fit the long tails of pseudo-gradients better (Streaming
+    DiLoCo, arXiv 2501.18512). A payload is all scales, then 32 bytes for every block: byte i has the codes of
+    elements i (lower half) and i + 32. A short last block is filled up.
+    """
 
     block, sections = FOUR_BIT_BLOCK, (2, _HALF)
     top: float
@@ -308,7 +339,7 @@ class FourBit(Codec):
         return _BLOCK_BYTES * blocks_of(numel, FOUR_BIT_BLOCK)
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
-        scales, packed = _views(payload, source.numel())
+        scales, packed = _four_bit_views(payload, source.numel())
         for rows, block, _ in tiles(source, FOUR_BIT_BLOCK):
             scale = scaled(rows.abs().amax(dim=1), self.top, BF16_MAX / self.top).bfloat16()
             codes = self._codes(rows / reciprocal_safe(scale.float()))
@@ -327,12 +358,12 @@ class FourBit(Codec):
         raise NotImplementedError
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
-        scales, packed = _views(payload, out.numel())
+        scales, packed = _four_bit_views(payload, out.numel())
         factors = scales.to(out.device, torch.float32).unsqueeze(1)
         fits = largest(factors) * self.unit <= FP32_MAX
         if fits:
             factors.mul_(self.unit)
-        for rows, block, real in tiles(out, FOUR_BIT_BLOCK, DECODE_TILE):
+        for rows, block, real in tiles(out, FOUR_BIT_BLOCK, FOUR_BIT_TILE):
             part = slice(block, block + len(rows))
             lower, upper = self._levels(packed[part].to(out.device))
             rows[:, :_HALF].copy_(lower)
@@ -344,7 +375,7 @@ class FourBit(Codec):
                 out[-real:] = rows[0, :real]
 
     def _payload_peak(self, payload: Buffer, numel: int) -> float:
-        scales, _ = _views(payload, numel)
+        scales, _ = _four_bit_views(payload, numel)
         return self.top * largest(scales.float())
 
 
@@ -390,55 +421,57 @@ class E3M0(FourBit):
         return lower.view(torch.float16), upper.view(torch.float16)
 
 
-def _views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
+def _four_bit_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
     """Views of a payload: scales, bf16 [blocks], and codes, uint8 [blocks, 32]."""
     scales = torch.frombuffer(payload, dtype=torch.bfloat16, count=blocks_of(numel, FOUR_BIT_BLOCK))
     packed = torch.frombuffer(payload, dtype=torch.uint8, offset=2 * len(scales))
     return scales, packed.view(-1, _HALF)
 
 
-# Codec of the largest elements only: 64 of every 4096, with two bits each. 0.026 bytes a parameter.
-#
-# After SparseLoCo (arXiv 2508.15706): what is left out must go into the next contribution (`Residual`), or it
-# is lost. An element's two bits are its sign, and whether it is among the chunk's larger 32 or its smaller
-# 32: each half has one magnitude, its mean. Which half is told by the place in the list, larger ones first.
-#
-# A payload is, for all chunks: two bf16 magnitudes; 8 bytes of signs; 96 bytes of indices, 12 bits each.
+# --- the largest elements only -----------------------------------------------------------------------
 
-CHUNK = 4096
-KEPT = 64
-TOPK_TILE = 128 * CHUNK
+TOPK_CHUNK = 4096
+TOPK_KEPT = 64
+TOPK_TILE = 128 * TOPK_CHUNK
 """Elements worked on at a time, more than the other codecs': each tile costs sixteen small operations."""
-_TOPK_HALF = KEPT // 2
+_TOPK_HALF = TOPK_KEPT // 2
 _GROUP = 8
-_GROUPS = CHUNK // _GROUP
-_SIGN_BYTES = KEPT // 8
-_INDEX_BYTES = KEPT * 3 // 2
+_GROUPS = TOPK_CHUNK // _GROUP
+_SIGN_BYTES = TOPK_KEPT // 8
+_INDEX_BYTES = TOPK_KEPT * 3 // 2
 _CHUNK_BYTES = 4 + _SIGN_BYTES + _INDEX_BYTES
 
 
 class TopK(Codec):
-    """The codec topk."""
+    """Codec topk: 64 of every 4096 elements, the largest, with two bits each. 0.026 bytes a parameter.
+
+    After SparseLoCo (arXiv 2508.15706): what is left out must go into the next contribution (`Residual`), or
+    it is lost. An element's two bits are its sign, and whether it is among the chunk's larger 32 or its
+    smaller 32: each half has one magnitude, its mean. Which half is told by the place in the list, larger
+    ones first.
+
+    A payload is, for all chunks: two bf16 magnitudes; 8 bytes of signs; 96 bytes of indices, 12 bits each.
+    """
 
     name = "topk"
-    block, sections = CHUNK, (4, _SIGN_BYTES, _INDEX_BYTES)
+    block, sections = TOPK_CHUNK, (4, _SIGN_BYTES, _INDEX_BYTES)
     sparse = True
 
     def encoded_bytes(self, numel: int) -> int:
-        return _CHUNK_BYTES * blocks_of(numel, CHUNK)
+        return _CHUNK_BYTES * blocks_of(numel, TOPK_CHUNK)
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
         magnitudes, signs, indices = _topk_views(payload, source.numel())
-        for rows, at, _ in tiles(source, CHUNK, TOPK_TILE):
+        for rows, at, _ in tiles(source, TOPK_CHUNK, TOPK_TILE):
             part = slice(at, at + len(rows))
             tops, index = _largest(rows.abs())
-            magnitudes[part].copy_(scaled(_means(tops), 1.0, BF16_MAX))
+            magnitudes[part].copy_(scaled(_half_means(tops), 1.0, BF16_MAX))
             signs[part].copy_(_pack_bits(rows.gather(1, index) < 0))
             indices[part].copy_(_pack_12(index))
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
         magnitudes, signs, indices = _topk_views(payload, out.numel())
-        for rows, at, real in tiles(out, CHUNK, TOPK_TILE):
+        for rows, at, real in tiles(out, TOPK_CHUNK, TOPK_TILE):
             part = slice(at, at + len(rows))
             sign = 1.0 - 2.0 * _unpack_bits(signs[part].to(out.device))
             values = (
@@ -471,7 +504,7 @@ def _largest(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.arange(_GROUP, device=magnitudes.device).view(1, _GROUP, 1)
     candidates = groups.gather(2, best.unsqueeze(1).expand(-1, _GROUP, -1))
     places = best.unsqueeze(1) * _GROUP + rows
-    tops, place = _top(candidates.view(-1, _GROUP * KEPT), places.view(-1, _GROUP * KEPT))
+    tops, place = _top(candidates.view(-1, _GROUP * TOPK_KEPT), places.view(-1, _GROUP * TOPK_KEPT))
     return tops, place % _GROUP * _GROUPS + place // _GROUP
 
 
@@ -479,13 +512,13 @@ def _top(magnitudes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Find the 64 largest of each row of fp32 [n, m], in falling order, and their places (int64, below 4096),
     which decide between equal ones: the least first."""
     # The bits of what is not negative are in the order of the values.
-    keys = magnitudes.view(torch.int32).to(torch.int64).bitwise_left_shift_(12).add_(CHUNK - 1 - places)
-    kept = keys.topk(KEPT, dim=1).values
+    keys = magnitudes.view(torch.int32).to(torch.int64).bitwise_left_shift_(12).add_(TOPK_CHUNK - 1 - places)
+    kept = keys.topk(TOPK_KEPT, dim=1).values
     tops = kept.bitwise_right_shift(12).to(torch.int32).view(torch.float32)
-    return tops, CHUNK - 1 - kept.bitwise_and_(CHUNK - 1)
+    return tops, TOPK_CHUNK - 1 - kept.bitwise_and_(TOPK_CHUNK - 1)
 
 
-def _means(tops: Tensor) -> Tensor:
+def _half_means(tops: Tensor) -> Tensor:
     """Means of either half of each row, fp32 [n, 64] to [n, 2], added in the same order everywhere."""
     # Divided first: a sum of the largest floats would be infinite.
     sums, left = tops.view(-1, 2, _TOPK_HALF) / _TOPK_HALF, _TOPK_HALF
@@ -504,7 +537,7 @@ def _pack_bits(flags: Tensor) -> Tensor:
 def _unpack_bits(packed: Tensor) -> Tensor:
     """Unpack bytes, uint8 [n, 8], into flags, fp32 [n, 64] of 0 and 1."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (packed.unsqueeze(2) >> shifts & 1).view(-1, KEPT).float()
+    return (packed.unsqueeze(2) >> shifts & 1).view(-1, TOPK_KEPT).float()
 
 
 def _pack_12(index: Tensor) -> Tensor:
@@ -518,13 +551,13 @@ def _pack_12(index: Tensor) -> Tensor:
 def _unpack_12(packed: Tensor) -> Tensor:
     """Unpack uint8 [n, 96] into indices, int64 [n, 64]."""
     low, middle, high = packed.to(torch.int64).view(-1, _TOPK_HALF, 3).unbind(dim=2)
-    return torch.stack((low | (middle & 15) << 8, middle >> 4 | high << 4), dim=2).view(-1, KEPT)
+    return torch.stack((low | (middle & 15) << 8, middle >> 4 | high << 4), dim=2).view(-1, TOPK_KEPT)
 
 
 def _topk_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor, Tensor]:
     """Views of a payload: magnitudes bf16 [chunks, 2], signs uint8 [chunks, 8], indices uint8 [chunks,
     96]."""
-    chunks = blocks_of(numel, CHUNK)
+    chunks = blocks_of(numel, TOPK_CHUNK)
     magnitudes = torch.frombuffer(payload, dtype=torch.bfloat16, count=2 * chunks).view(-1, 2)
     signs = torch.frombuffer(payload, dtype=torch.uint8, offset=4 * chunks, count=_SIGN_BYTES * chunks)
     indices = torch.frombuffer(payload, dtype=torch.uint8, offset=(4 + _SIGN_BYTES) * chunks)
@@ -541,11 +574,7 @@ def codec(name: str) -> Codec:
     return CODECS[name]
 
 
-# Arithmetic that has the same bits on every machine, whatever its vector instructions and threads.
-#
-# IEEE 754 fixes what one operation makes of one element, but not the order of a reduction's additions, nor
-# whether a multiplication is fused with the addition after it. So there are elementwise operations only, each
-# of which writes what it made to memory. Tiles stay in a cache from one operation to the next.
+# --- portable arithmetic -----------------------------------------------------------------------------
 
 PORTABLE_TILE = 1 << 17
 """Elements scaled and added at a time: scratch of half a MiB."""
@@ -561,7 +590,7 @@ _LEAST = 2.0**-60
 
 
 class _Room(threading.local):
-    """Scratch of this thread."""
+    """Scratch of each thread, for `norm`."""
 
     def __init__(self) -> None:
         self.sums, self.squares = torch.empty(_WIDTH), torch.empty(_WIDTH)
@@ -604,7 +633,7 @@ def norm(values: Tensor) -> float:
 
 
 def _wide_norm(values: Tensor) -> float:
-    """Length by squares in fp64, where squares of fp32 are exact."""
+    """By squares in fp64, where squares of fp32 are exact."""
     low, high = torch.aminmax(values)
     if low == high == 0:  # as most pieces of a sparse contribution
         return 0.0
@@ -643,34 +672,11 @@ def scale(values: Tensor, factor: float, out: Tensor) -> None:
 
 
 def _rounded(factor: float) -> float:
-    """Round to fp32. A tensor would do it by itself."""
+    """A tensor would round to fp32 by itself."""
     return ctypes.c_float(factor).value
 
 
-# Error of a payload that a peer sent, with the word on it that its sender hears.
-
-
-class Unsound(RemoteError):
-    """Error: a payload is not what it should be."""
-
-    def __init__(self, verdict: Verdict, detail: str = "") -> None:
-        super().__init__(verdict.value, detail)
-        self.verdict = verdict
-
-
-class UnusableInputs(Unsound):
-    """Error of a merge: inputs in which a fault was found, all of them, so that the others can be merged."""
-
-    def __init__(self, faults: Mapping[int, Unsound]) -> None:
-        """`faults`: by index among the inputs and, after these, the partials. At least one."""
-        first = next(iter(faults.values()))
-        super().__init__(first.verdict, f"{len(faults)} unusable, the first: {first}")
-        self.faults = faults
-
-
-# Digests over raw little-endian bytes: equal digests mean equal bits, on any machine.
-
-Buffer = bytes | bytearray | memoryview
+# --- digests -----------------------------------------------------------------------------------------
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -1,7 +1,8 @@
-"""Layout of fragments: the model's tensors cut into flat buffers, and the copying between both.
+"""Layout of fragments: the model's tensors cut into flat buffers, and the memory that holds these.
 
 A fragment is a flat fp32 buffer; its layout says which piece of which named tensor lies where in it. All
 peers of a run plan the same fragments from the same tensor list, so nothing about them crosses the wire.
+`gather` and `scatter` copy between tensors and fragments. `Exchange` is memory that daemon and learner share.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
     best_largest = math.inf
     limit = mean
     for _ in range(_MAX_LIMITS):
-        if best and _parts(specs, limit) > MAX_CUTS:
+        if best and _count_cuts(specs, limit) > MAX_CUTS:
             break
         bins = _fill(_cut(specs, limit), fragments)
         largest = math.inf if not all(bins) else max(map(_bin_numel, bins))
@@ -111,20 +112,18 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
 
 
 def _cut(specs: Sequence[TensorSpec], limit: float) -> list[_Cut]:
-    """Cut every tensor larger than `limit` elements into equal runs of rows."""
     cuts = []
     for position, spec in enumerate(specs):
         if spec.numel == 0:
             continue
-        parts = _parts((spec,), limit)
+        parts = _count_cuts((spec,), limit)
         row_numel = spec.numel // spec.rows
         edges = [spec.rows * part // parts * row_numel for part in range(parts + 1)]
         cuts += [_Cut(low - high, position, low) for low, high in itertools.pairwise(edges)]
     return sorted(cuts)
 
 
-def _parts(specs: Sequence[TensorSpec], limit: float) -> int:
-    """Count the cuts at that limit."""
+def _count_cuts(specs: Sequence[TensorSpec], limit: float) -> int:
     return sum(
         spec.rows if limit < 1 else min(spec.rows, math.ceil(spec.numel / limit))
         for spec in specs
@@ -147,7 +146,7 @@ def _bin_numel(cuts: Sequence[_Cut]) -> int:
 
 
 def _layout(index: int, cuts: Sequence[_Cut], specs: Sequence[TensorSpec]) -> FragmentLayout:
-    """Lay out pieces in the order of the model, neighbours of one tensor joined again."""
+    """Pieces are in the order of the model, neighbours of one tensor joined again."""
     pieces: list[Piece] = []
     at = 0
     for cut in sorted(cuts, key=lambda cut: (cut.position, cut.offset)):
@@ -168,7 +167,7 @@ def gather(params: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor) ->
     [layout.numel]."""
     invariant(out.shape == (layout.numel,), "gather needs a flat buffer of the fragment's size")
     for piece in layout.pieces:
-        part = rows(params, piece)
+        part = rows_of_piece(params, piece)
         out[piece.fragment_offset :][: piece.numel].view(part.shape).copy_(part)
 
 
@@ -177,11 +176,11 @@ def scatter(src: Tensor, layout: FragmentLayout, params: Mapping[str, Tensor]) -
     """Copy a flat fp32 fragment, `src` [layout.numel], in place into the named parameters."""
     invariant(src.shape == (layout.numel,), "scatter needs a flat buffer of the fragment's size")
     for piece in layout.pieces:
-        part = rows(params, piece)
+        part = rows_of_piece(params, piece)
         part.copy_(src[piece.fragment_offset :][: piece.numel].view(part.shape))
 
 
-def rows(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
+def rows_of_piece(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
     """Rows of a piece, in their own memory and shape: their elements need not lie in logical order there."""
     tensor = params[piece.tensor].data
     if not tensor.dim():
@@ -190,30 +189,26 @@ def rows(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
     return tensor.narrow(0, piece.tensor_offset // row_numel, piece.numel // row_numel)
 
 
-# Memory that daemon and learner share: three flat fp32 areas per fragment.
-#
-#     base[0], base[1]   double buffer of the fragment's global parameters Theta. The learner's parameters
-#                        are measured against one of them; the daemon writes a newer version into the other
-#                        one and posts `Install`.
-#     sent               the learner's parameters theta as they were at the last copy-out; of a displacement
-#   of
-#                        many sync intervals a share (`core.contributions.stride`).
-#
-# No lock is needed. The daemon writes only the base buffer that the learner does not use, and not while it
-# still reads that buffer to encode a contribution (`CopiedOut` names the buffer). The learner writes only
-# `sent`, at a copy-out, and never while its slot is in use.
-#
-# The memory has no name in any file system (memfd, or a temporary file that is unlinked at once): the kernel
-# frees it with the last process that maps it, also after kill -9.
-
 ALIGN_ELEMENTS = 16
 """Alignment of every area: a cache line (64 bytes)."""
 
 
 class Exchange:
-    """The shared fragment buffers, as seen from one of the two processes.
+    """Memory that daemon and learner share, as seen from one of the two: three flat fp32 areas per fragment.
 
-    `fd` is what the other process needs for `attach`.
+        base[0], base[1]   double buffer of the fragment's global parameters Theta. The learner's parameters
+                           are measured against one of them; the daemon writes a newer version into the other
+                           one and posts `Install`.
+        sent               the learner's parameters theta as they were at the last copy-out; of a displacement
+                           of many sync intervals a share (`core.api.versions.Stride`).
+
+    No lock is needed. The daemon writes only the base buffer that the learner does not use, and not while it
+    still reads that buffer to encode a contribution (`CopiedOut` names the buffer). The learner writes only
+    `sent`, at a copy-out, and never while its slot is in use.
+
+    The memory has no name in any file system (memfd, or a temporary file that is unlinked at once): the
+    kernel frees it with the last process that maps it, also after kill -9. `fd` is what the other process
+    needs for `attach`.
     """
 
     def __init__(self, fd: int, layouts: Sequence[FragmentLayout]) -> None:
@@ -284,8 +279,7 @@ class Exchange:
 
 
 def _refused(size: int, error: OSError) -> UserError:
-    """Explain why there are no buffers of so many bytes. They are a file without a name, so limits of files
-    hold."""
+    """The buffers are a file without a name, so limits of files hold."""
     what = f"fragment buffers ({size / 2**20:.3g} MiB)"
     if error.errno == errno.EFBIG:
         return UserError(

@@ -5,7 +5,7 @@
 
 per piece of a tensor, where w has min(tokens, limit) * tokens for tokens^2, times the learner's trust weight,
 and what is longer than a limit is cut to it: what one learner says, or sends, moves a merge no further than a
-generous one's work (`core.chain.scale`). Embeddings get the plain mean with weights v.
+generous one's work (`MergeLimits`). Embeddings get the plain mean with weights v.
 
 Pseudo-gradients of different learners are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M),
 RDA keeps their length. In Decoupled DiLoCo v is w. Learners that made H inner steps, or more, count by it
@@ -13,12 +13,15 @@ here too; but one that is slower has gone less far, and counted by w it shortens
 than it adds (docs/results.md).
 
 Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
-(`tensors.merging.partial`) combine to the merge of all, over any number of levels. That holds as well where
+(`PartialSums`) combine to the merge of all, over any number of levels. That holds as well where
 directions cancel out (`DEGENERATE`): the result is then the mean length times the mean direction as short as
 it is, of the order of the plain mean, which the sums do not tell.
 
-Whoever has the contributions can make the same merge to the bit: all arithmetic is that of
-`tensors.portable`, or Python's in fp64.
+Everybody who has the contributions can make the same merge to the bit: all arithmetic is the portable one of
+`tensors.codecs`, or Python's in fp64.
+
+`Accumulator` has the sums. `scores` says how far each contribution agrees with the others. `add_up` merges
+payloads that peers sent, which may lie elsewhere than in memory (`Payload`).
 
 Rules: docs/protocol/rounds.md, section 5.
 """
@@ -88,7 +91,7 @@ def contribution_weight(
 ) -> float:
     """Weight of a contribution, w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled
     DiLoCo). Of the tokens at most `most_tokens` weigh, and of that the share that its learner is trusted with
-    (`core.api.trust_weight`).
+    (`core.api.types.weight_of`).
 
     Raises:
         Unsound: "implausible-tokens" (see `can_be_weighed`, which who admits contributions asks, too).
@@ -191,7 +194,6 @@ class Accumulator:
         self.contributions += 1
 
     def _add(self, part: slice, delta: Tensor, factor: float) -> None:
-        """Add a part of a pseudo-gradient, times this, to the sums."""
         if self.contributions:
             add_scaled(self.sums[part], delta[part], factor, self._work)
         else:
@@ -205,8 +207,8 @@ class Accumulator:
         self, lengths: Sequence[float], inner_steps: Sequence[int], votes: Sequence[bool] = ()
     ) -> None:
         """Cut what comes by what is usual among contributions of these lengths, too, if the limits say so:
-        the lower median of those whose learners vote, or of all (`core.api.references`), each as if it was of
-        H inner steps. Those without any length are no measure."""
+        the lower median of those whose learners vote, or of all (`core.api.versions.references`), each as if
+        it was of H inner steps. Those without any length are no measure."""
         steps = (min(1.0, each / self._period) for each in inner_steps)
         rows = zip(lengths, steps, votes or [False] * len(lengths), strict=True)
         there = [(length / math.sqrt(share), vote) for length, share, vote in rows if length > 0]
@@ -216,7 +218,7 @@ class Accumulator:
         self._longest = min(self._longest, self._limits.of_median * usual[(len(usual) - 1) // 2])
 
     def _cut(self, length: float) -> float:
-        """Find the share that is left of a pseudo-gradient of this length: 1, as a rule."""
+        """Share that is left of a pseudo-gradient of this length: 1, as a rule."""
         if length > self._limits.absurd:
             raise Unsound(
                 Verdict.OUT_OF_RANGE, f"length {length:.3g}, the limit is {self._limits.longest:.3g}"
@@ -253,7 +255,7 @@ class Accumulator:
             scale(self.sums[part], factor, out=out[part])
 
 
-# Agreement of a round's contributions: how far each goes where the others go.
+# --- agreement of a round's contributions ------------------------------------------------------------
 #
 # Pseudo-gradients of honest learners are nearly orthogonal, but each has some of the direction that all
 # share. So the median of a contribution's cosines to all others is much the same for all who are honest,
@@ -267,9 +269,9 @@ class Accumulator:
 #
 # Rules: docs/protocol/weights.md, section 5.
 
-BLOCK = 256
+SAMPLE_BLOCK = 256
 """Elements of a block, that are next to each other."""
-BLOCKS = 256
+SAMPLE_BLOCKS = 256
 """Blocks of a sample: its cosines are off by about 1/256."""
 PLACE_BYTES = 8
 """Bytes of a seed's stream that draw one block."""
@@ -288,21 +290,21 @@ class Sample:
 
     def __init__(self, numel: int, seed: bytes) -> None:
         """Draw them: the same for the same seed (any bytes). One block of each stretch of blocks."""
-        blocks, self._numel = numel // BLOCK, numel
-        self._blocks = torch.tensor(_drawn(blocks, seed)) if blocks > BLOCKS else None
+        blocks, self._numel = numel // SAMPLE_BLOCK, numel
+        self._blocks = torch.tensor(_drawn(blocks, seed)) if blocks > SAMPLE_BLOCKS else None
 
     def of(self, values: Tensor) -> Tensor:
         """Copy the sample of these values, fp32 [numel]: fp64 [sample]."""
         if self._blocks is None:
             return values.double()
-        whole = values[: self._numel - self._numel % BLOCK].view(-1, BLOCK)
+        whole = values[: self._numel - self._numel % SAMPLE_BLOCK].view(-1, SAMPLE_BLOCK)
         return whole.index_select(0, self._blocks).flatten().double()
 
 
 def _drawn(blocks: int, seed: bytes) -> list[int]:
-    """Draw places without Python's own random numbers, which its versions draw differently."""
-    stream = hashlib.shake_256(seed).digest(PLACE_BYTES * BLOCKS)
-    ends = [place * blocks // BLOCKS for place in range(BLOCKS + 1)]
+    """Without Python's own random numbers, which its versions draw differently."""
+    stream = hashlib.shake_256(seed).digest(PLACE_BYTES * SAMPLE_BLOCKS)
+    ends = [place * blocks // SAMPLE_BLOCKS for place in range(SAMPLE_BLOCKS + 1)]
     places = []
     for at, (first, end) in enumerate(pairwise(ends)):
         drawn = int.from_bytes(stream[PLACE_BYTES * at : PLACE_BYTES * (at + 1)], "big")
@@ -319,7 +321,7 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
 def scores(samples: Sequence[Tensor], votes: Sequence[bool] = ()) -> list[int]:
     """Compute the score of every contribution by their samples; `UNMEASURED` for all, where there are too
     few, and `UNCLEAR`, where not even most of them agree. `votes`: whose learners vote (nobody's): they are
-    the others with whom all are compared, where enough do (`core.api.references`)."""
+    the others with whom all are compared, where enough do (`core.api.versions.references`)."""
     if len(samples) < FEWEST_REFERENCES:
         return [UNMEASURED] * len(samples)
     rows = torch.stack([_whole(sample) for sample in samples])
@@ -344,28 +346,11 @@ def _whole(sample: Tensor) -> Tensor:
 
 
 def _cosine(product: int, squares: int) -> float:
-    """Cosine by an inner product and the product of both squared lengths."""
+    """`squares`: product of both squared lengths."""
     return product / math.sqrt(squares) if squares else 0.0
 
 
-# Partial merges as payloads: the sums of one group's contributions for the group above.
-#
-# All little-endian, no header; the size follows from the layout:
-#
-#     float64  weight           sum of w
-#     float64  reach            sum of v
-#     float64  norms [pieces]   sum of v |d| of every piece, 0 for embeddings
-#     uint32   contributions
-#     float32  sums [numel]     sum of v d of embeddings, of w phi(d) of all other pieces
-#
-# (w and v as in `tensors.merging.merge`.)
-#
-# Sums in full precision compose exactly over any number of levels; four bytes a parameter are paid once per
-# group, not per contribution. Where these bytes come from a peer, everything in them is checked
-# (`check_partial`): what passes could be the sums of acceptable contributions, so a syncer between cannot
-# push a merge further than those could whose labels it shows.
-#
-# Rules: docs/protocol/groups.md, section 3.
+# --- partial merges: the sums of one group, for the group above --------------------------------------
 
 ROUNDING = 1.03
 """Factor by which a sum of thousands of fp32 terms may exceed its bound and still be honest."""
@@ -382,7 +367,23 @@ out."""
 
 
 class PartialSums(Struct, frozen=True):
-    """Decoded payload of a partial merge, as `Accumulator.combine` takes it."""
+    """Decoded payload of a partial merge, as `Accumulator.combine` takes it.
+
+    All little-endian, no header; the size follows from the layout:
+
+        float64  weight           sum of w
+        float64  reach            sum of v
+        float64  norms [pieces]   sum of v |d| of every piece, 0 for embeddings
+        uint32   contributions
+        float32  sums [numel]     sum of v d of embeddings, of w phi(d) of all other pieces
+
+    Sums in full precision compose exactly over any number of levels; four bytes a parameter are paid once per
+    group, not per contribution. Where these bytes come from a peer, everything in them is checked
+    (`check_partial`): what passes could be the sums of acceptable contributions, so a syncer between cannot
+    push a merge further than those could whose labels it shows.
+
+    Rules: docs/protocol/groups.md, section 3.
+    """
 
     weight: float
     reach: float
@@ -505,7 +506,7 @@ def _check(layout: FragmentLayout, found: PartialSums, longest: float) -> None:
             raise Unsound(Verdict.OUT_OF_RANGE, f"the sums of {piece.tensor}")
 
 
-# Payloads that may lie elsewhere than in memory, and reading them tile by tile.
+# --- payloads, in memory or not ----------------------------------------------------------------------
 
 READ_TILE = 1 << 20
 """Elements of a stored payload in memory at one time; a multiple of every codec's block."""
@@ -513,7 +514,7 @@ _READ_BYTES = 1 << 20
 
 
 class Stored(Protocol):
-    """Payload that is not in memory (`adapters.disk.spool`)."""
+    """Payload that is not in memory (`adapters.data_dir.Spool`): it is read tile by tile."""
 
     @property
     def nbytes(self) -> int:
@@ -583,7 +584,7 @@ def check_magnitude(chosen: Codec, payload: Buffer, numel: int, limit: float = M
         raise Unsound(Verdict.OUT_OF_RANGE, f"a magnitude of {peak:.3g}")
 
 
-# Inputs of a merge, how they are added up, and what is found out about them on the way.
+# --- inputs of a merge, and what is found out about them ---------------------------------------------
 
 NEXT_TO_NOTHING = 1 << 14
 """Times that a contribution is shorter than the lower median of its round, if it is next to nothing: honest
@@ -597,11 +598,11 @@ class Input(NamedTuple):
     tokens: int
     inner_steps: int
     trust: int = FULL_TRUST
-    """Trust weight (`core.api.trust_weight`)."""
+    """Trust weight (`core.api.types.weight_of`)."""
     mean: Mean | None = None
     """Agreement of its learner so far, which gives the trust weight with the score that is found here."""
     votes: bool = False
-    """True: its learner votes, and it may be a measure of all (`core.api.references`)."""
+    """True: its learner votes, and it may be a measure of all (`core.api.versions.references`)."""
 
 
 Given = (
@@ -620,7 +621,7 @@ class Findings(Struct, frozen=True):
     """Indices of those that were cut: too long."""
     lengths: tuple[float, ...]
     scores: tuple[int, ...]
-    """Scores (`tensors.merging.agreement`)."""
+    """Scores (`scores`)."""
 
 
 def add_up(
@@ -644,7 +645,7 @@ def add_up(
     faults: dict[int, Unsound] = {}
     for index, given in enumerate(inputs):
         try:
-            decode(codec, given[0], scratch)
+            decode_contribution(codec, given[0], scratch)
         except Unsound as error:
             faults[index] = error
         else:
@@ -652,9 +653,10 @@ def add_up(
             samples.append(sample.of(scratch))
     found = Findings((), tuple(each.whole for each in lengths), ())
     if not faults:
-        votes = [Input(*given).votes for given in inputs]
+        all_given = [Input(*given) for given in inputs]
+        votes = [each.votes for each in all_given]
         found = replace(found, scores=_scored(found.lengths, samples, votes))
-        faults = _add(accumulator, codec, inputs, lengths, found, scratch)
+        faults = _add_inputs(accumulator, codec, all_given, lengths, found, scratch)
     for index, payload in enumerate(partials, len(inputs)):
         try:
             part = decode_partial(accumulator.layout, payload, scratch)
@@ -678,31 +680,29 @@ def _scored(lengths: Sequence[float], samples: Sequence[Tensor], votes: Sequence
     return tuple(next(found) if is_there else NOTHING for is_there in there)
 
 
-def _add(
+def _add_inputs(
     accumulator: Accumulator,
     codec: Codec,
-    inputs: Sequence[Given],
+    inputs: Sequence[Input],
     lengths: Sequence[Lengths],
     found: Findings,
     scratch: Tensor,
 ) -> dict[int, Unsound]:
-    """Add contributions that were looked at; returns what is at fault."""
+    """Returns what is at fault."""
     faults: dict[int, Unsound] = {}
-    votes = [Input(*given).votes for given in inputs]
-    accumulator.compare(found.lengths, [given[2] for given in inputs], votes)
-    for index, given in enumerate(inputs):
-        payload, tokens, inner_steps, trust, mean, _ = Input(*given)
-        if mean is not None:
-            trust = mean.trust(found.scores[index])
-        decode(codec, payload, scratch)
+    votes = [each.votes for each in inputs]
+    accumulator.compare(found.lengths, [each.inner_steps for each in inputs], votes)
+    for index, each in enumerate(inputs):
+        trust = each.trust if each.mean is None else each.mean.trust(found.scores[index])
+        decode_contribution(codec, each.payload, scratch)
         try:
-            accumulator.add(scratch, tokens, inner_steps, trust, lengths[index])
+            accumulator.add(scratch, each.tokens, each.inner_steps, trust, lengths[index])
         except Unsound as error:
             faults[index] = error
     return faults
 
 
-def decode(codec: Codec, payload: Payload, out: Tensor) -> None:
+def decode_contribution(codec: Codec, payload: Payload, out: Tensor) -> None:
     """Decode a contribution, fp32 [numel]. Raises: Unsound, StorageError."""
     for content, start, stop in parts_of(codec, payload, len(out)):
         check_magnitude(codec, content, stop - start)

@@ -1,8 +1,10 @@
 """Making of outer updates from contributions: by their syncer, and again by whoever audits it.
 
 Whoever has the contributions of a version makes the same bytes, with the weights and limits that its header
-states and in its order. Only a syncer that sends on what its earlier updates left out (`Residual`, sparse
-codecs) has something that nobody else has.
+states and in its order (`UpdateMaker`). Only a syncer that sends on what its earlier updates left out
+(`Residual`, sparse codecs) has something that nobody else has. `OwnContributions` encodes this node's
+contributions, `outer_step` applies an update to a `FragmentState`, and `merges_as_everywhere` compares this
+machine's arithmetic with a known answer.
 
 Rules: docs/protocol/audits.md, section 2.
 """
@@ -46,7 +48,7 @@ from p2pdiloco.tensors.merge import (
     add_up,
     check_magnitude,
     cosine,
-    decode,
+    decode_contribution,
     encode_partial,
     partial_bytes,
 )
@@ -130,7 +132,7 @@ class UpdateMaker:
         limits: MergeLimits,
         seed: bytes,
     ) -> tuple[Accumulator, Findings]:
-        """Add contributions up, then partials, in the given order. Raises: as `merging.inputs.add_up`."""
+        """Add contributions up, then partials, in the given order. Raises: as `tensors.merge.add_up`."""
         layout = self._layouts[fragment]
         accumulator = Accumulator(layout, self._period, self._sums, limits)
         scratch = self._delta[: layout.numel]
@@ -160,7 +162,7 @@ class UpdateMaker:
         return self._update.encode(delta), delta
 
     def _correct(self, delta: Tensor, correction: Correction) -> None:
-        """Add the true update, and subtract the false one: in this order, each sum rounded."""
+        """In this order, each sum rounded."""
         room, work = self._decoded[: len(delta)], scratch(len(delta))
         for update, sign in ((correction.true, 1.0), (correction.false, -1.0)):
             self._update.decode(update, room)
@@ -214,112 +216,17 @@ class UpdateMaker:
 
     def _decode(self, fragment: int, codec: Codec, payload: Payload) -> Tensor:
         decoded = self._decoded[: self._layouts[fragment].numel]
-        decode(codec, payload, decoded)
+        decode_contribution(codec, payload, decoded)
         return decoded
 
 
-# Known answer of merges: a small merge whose bits every machine must make.
+# --- known answer: a small merge whose bits every machine must make ----------------------------------
 #
-# An audit costs somebody its place, so whoever makes them first shows that its own arithmetic is everybody's:
-# there are processors and builds of torch that this project has never seen, and broken ones.
+# An audit costs somebody its place, so a machine that makes them first shows that its own arithmetic is
+# everybody's: there are processors and builds of torch that this project has never seen, and broken ones.
 #
-# Whoever changes the answer changes what merges are: then WIRE_VERSION is raised, as nodes of both kinds
+# A change of the answer is a change of what merges are: then WIRE_VERSION is raised, as nodes of both kinds
 # would accuse each other.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
-ANSWER = "2df16ae439c1df563476cbc4becd817f8635b2c810c7fcbe865ecf8045d6dae3"
-STEP_ANSWER = "b0cb1078596dc9a1fd842f0365298b3cada3f7fac5fa74ec4743b7e5381907db"
-_SIZES = (4_099, 513, 600)
-"""Elements of the pieces, the last one an embedding: several widths of squares with a rest, and few."""
-_FAINT = 64
-"""Elements of which momentum is next to nothing."""
-_FAINT_BLOCK = 1_024
-"""Elements that lie below fp32's normal numbers in contributions, some whole blocks of every codec."""
-_LIMITS = MergeLimits(most_tokens=300, longest=8.0, of_median=3.0)
-
-
-def _layout() -> FragmentLayout:
-    pieces, offset = [], 0
-    for number, numel in enumerate(_SIZES):
-        pieces.append(Piece(f"piece {number}", 0, offset, numel, number == len(_SIZES) - 1))
-        offset += numel
-    return FragmentLayout(0, offset, tuple(pieces))
-
-
-def _delta(numel: int, learner: int) -> Tensor:
-    """Make a contribution of numbers that fp32 holds exactly, by arithmetic of whole numbers alone."""
-    places = torch.arange(numel, dtype=torch.int64)
-    drawn = (places * (2_654_435_761 + 2 * learner) + learner) % 65_521
-    return (drawn - 32_760).float() * (0.5**18 * (learner + 1))
-
-
-def _contribution(codec: Codec, numel: int, learner: int, faint: int) -> bytearray:
-    """Encode a contribution whose first elements are below fp32's normal numbers, which some machines make
-    zero. An encoder sends zeros for most of these, but a learner may send them all the same: the bits of its
-    elements, or of its scales, are written as they are."""
-    payload, width = codec.encode(_delta(numel, learner)), codec.sections[0]
-    for block in range(-(-faint // codec.block)):
-        bits = 1 + (5 * block + learner) % 8 if width == 2 else 4_001 + 37 * (block + learner)
-        payload[width * block : width * (block + 1)] = bits.to_bytes(width, "little")
-    return payload
-
-
-def answer() -> str:
-    """Make the merges, with every dense codec, and compute one digest of them.
-
-    The fourth contribution has nothing but faint elements, so it has a length and no direction. What an
-    update's codec cuts off is in a partial merge, whose sums are fp32.
-    """
-    layout, made = _layout(), hashlib.sha256()
-    for name, codec in sorted(CODECS.items()):
-        if codec.sparse:
-            continue
-        rooms = (torch.empty(layout.numel) for _ in range(3))
-        maker = UpdateMaker((layout,), 24, codec, codec, *rooms)
-        faint = (_FAINT_BLOCK, _FAINT_BLOCK, _FAINT_BLOCK, layout.numel)
-        inputs = [
-            (_contribution(codec, layout.numel, n, faint[n]), 100 * (n + 1), 20 + 3 * n, 64 - 20 * n)
-            for n in range(4)
-        ]
-        partial = maker.remake_partial(0, inputs, _LIMITS, b"known")
-        for merge in (maker.remake(0, inputs, _LIMITS, b"known", partials=[partial.update]), partial):
-            figures = merge.found.cut, merge.found.lengths, merge.found.scores
-            made.update(f"{name} {merge.update_digest.hex()} {figures}".encode())
-    return made.hexdigest()
-
-
-def step_answer() -> str:
-    """Make outer steps, a whole one and a shorter one, and compute the digest of the state after them."""
-    layout = _layout()
-    theta, momentum, out_theta, out_momentum = (_delta(layout.numel, n) for n in range(4))
-    delta = _delta(layout.numel, 5)
-    # The momentum of what is trained no more falls below fp32's normal numbers, which some machines cut off.
-    momentum[:_FAINT] *= 0.5**130
-    delta[:_FAINT] = 0.0
-    for share in (1.0, 0.625):
-        step = theta, momentum, delta, 0.7, 0.9
-        outer_step(*step, out_theta, out_momentum, share)
-        theta, momentum, out_theta, out_momentum = out_theta, out_momentum, theta, momentum
-    return state_digest(2, theta, momentum).hex()
-
-
-@cache
-def steps_as_everywhere() -> bool:
-    """Tell whether this machine makes the outer steps that others make. Looked at once in a process."""
-    return step_answer() == STEP_ANSWER and merges_as_everywhere()
-
-
-@cache
-def merges_as_everywhere() -> bool:
-    """Tell whether this machine makes the known answer. Looked at once in a process."""
-    return answer() == ANSWER
-
-
-# Contributions of this node: encoded with error feedback, and added up after a fork.
-#
-# Error feedback: what a lossy encoding leaves out of one contribution goes into the next one. Called by
-# `daemon.learner.learner_link`, in the tensors thread.
 
 
 class Encoded(Struct, frozen=True):
@@ -366,7 +273,9 @@ class Residual:
 
 
 class OwnContributions:
-    """Encoder of one node's contributions; 8 bytes per parameter where its codec asks for error feedback.
+    """Encoder of one node's contributions: with error feedback, and added up after a fork. 8 bytes per
+    parameter where its codec asks for error feedback: what a lossy encoding leaves out of one contribution
+    goes into the next one.
 
     Args:
         delta, decoded: scratch memory of the largest fragment's size, in use only within a call.
@@ -439,18 +348,15 @@ class OwnContributions:
             residual.discard()
 
 
-# State of one fragment in one version, the right to read it undisturbed, and how long it may be.
-#
-# Lengths (L2) are measured by that of version 0. What is far beyond it is no state of a run, not even an
-# honest one's: whoever finds such a state on its disk, or is given one, is better off with another.
-
 EMPTY = -1
 """Version number of a state that holds none."""
 MOST_LENGTHS = 1024
-"""Limit of a state's length, as a multiple of version 0's."""
-SMALL = 1 / 32
+"""Limit of a state's length (L2), as a multiple of version 0's. What is far beyond it is no state of a run,
+not even an honest one's: a node that finds such a state on its disk, or is given one, is better off with
+another."""
+SMALL_PARAMETERS = 1 / 32
 """Least mean size that version 0's parameters are taken for: adapters begin with zeros."""
-STATED = 0.01
+STATED_TOLERANCE = 0.01
 """Relative error allowed of a stated length: nodes of other releases sum in another order."""
 
 
@@ -478,10 +384,10 @@ class Loan(Struct, frozen=True):
         first, second = self.buffers
         here = data[: max(0, first.nbytes - offset)]
         first[offset : offset + here.nbytes] = here
-        rest = data[here.nbytes :]
-        if rest.nbytes:
+        there = data[here.nbytes :]
+        if there.nbytes:
             at = offset + here.nbytes - first.nbytes
-            second[at : at + rest.nbytes] = rest
+            second[at : at + there.nbytes] = there
 
 
 class FragmentState:
@@ -530,7 +436,7 @@ class FragmentState:
 def first_length(theta: Tensor) -> float:
     """Length of version 0, rounded up to a power of two. It is in the header of version 0, which must be the
     same on all machines."""
-    return float(2.0 ** math.ceil(math.log2(max(norm(theta), SMALL * math.sqrt(len(theta))))))
+    return float(2.0 ** math.ceil(math.log2(max(norm(theta), SMALL_PARAMETERS * math.sqrt(len(theta))))))
 
 
 def shorten(update: Tensor, limit: float) -> None:
@@ -546,7 +452,7 @@ def check_stated(update: Tensor, stated: float | None) -> None:
     Raises:
         Unsound: "out-of-range".
     """
-    if stated is not None and not math.isclose(norm(update), stated, rel_tol=STATED):
+    if stated is not None and not math.isclose(norm(update), stated, rel_tol=STATED_TOLERANCE):
         raise Unsound(Verdict.OUT_OF_RANGE, f"length {norm(update):.3g}, stated {stated:.3g}")
 
 
@@ -576,11 +482,6 @@ class FirstLengths:
             if length > limit:
                 raise Unsound(Verdict.OUT_OF_RANGE, f"a state of length {length:.3g}, at most {limit:.3g}")
 
-
-# The outer optimizer: SGD with Nesterov momentum, the same bits on every machine.
-#
-# Each multiplication and each addition is a torch operation of its own that writes fp32 to memory, so none
-# can be fused and each is rounded by IEEE 754, whatever the processor.
 
 _TILE = 1 << 16
 """Elements per pass: so many that starting an operation costs little, so few that the next one finds what it
@@ -626,7 +527,7 @@ def outer_step(
     out_momentum: Tensor,
     share: float = 1.0,
 ) -> None:
-    """Make the outer step of Decoupled DiLoCo, with delta = base - local.
+    """Make the outer step of Decoupled DiLoCo: SGD with Nesterov momentum, with delta = base - local.
 
         m' = mu m + delta;   theta' = theta - eta (delta + mu m')
 
@@ -639,7 +540,9 @@ def outer_step(
     learners are, and so short a delta does not bring them back.
 
     All tensors fp32 [numel]; outputs do not overlap inputs. eta, mu and what is made of mu and f are rounded
-    to fp32 before use.
+    to fp32 before use. Each multiplication and each addition is a torch operation of its own that writes fp32
+    to memory, so none can be fused and each is rounded by IEEE 754, whatever the processor: the bits are the
+    same on every machine.
     """
     numel = theta.numel()
     shapes = {t.shape for t in (theta, momentum_buffer, delta, out_theta, out_momentum)}
@@ -657,3 +560,100 @@ def outer_step(
             work.sub_(torch.mul(momentum_buffer[tile], (1 - share) * momentum))
         work.mul_(learning_rate)
         torch.sub(theta[tile], work, out=out_theta[tile])
+
+
+MERGE_ANSWER = "2df16ae439c1df563476cbc4becd817f8635b2c810c7fcbe865ecf8045d6dae3"
+
+
+STEP_ANSWER = "b0cb1078596dc9a1fd842f0365298b3cada3f7fac5fa74ec4743b7e5381907db"
+
+
+_SIZES = (4_099, 513, 600)
+"""Elements of the pieces, the last one an embedding: several widths of squares with a rest, and few."""
+
+
+_FAINT = 64
+"""Elements of which momentum is next to nothing."""
+
+
+_FAINT_BLOCK = 1_024
+"""Elements that lie below fp32's normal numbers in contributions, some whole blocks of every codec."""
+
+
+_LIMITS = MergeLimits(most_tokens=300, longest=8.0, of_median=3.0)
+
+
+def _layout() -> FragmentLayout:
+    pieces, offset = [], 0
+    for number, numel in enumerate(_SIZES):
+        pieces.append(Piece(f"piece {number}", 0, offset, numel, number == len(_SIZES) - 1))
+        offset += numel
+    return FragmentLayout(0, offset, tuple(pieces))
+
+
+def _delta(numel: int, learner: int) -> Tensor:
+    """Numbers that fp32 holds exactly, by arithmetic of whole numbers alone."""
+    places = torch.arange(numel, dtype=torch.int64)
+    drawn = (places * (2_654_435_761 + 2 * learner) + learner) % 65_521
+    return (drawn - 32_760).float() * (0.5**18 * (learner + 1))
+
+
+def _contribution(codec: Codec, numel: int, learner: int, faint: int) -> bytearray:
+    """Encode a contribution whose first elements are below fp32's normal numbers, which some machines make
+    zero. An encoder sends zeros for most of these, but a learner may send them all the same: the bits of its
+    elements, or of its scales, are written as they are."""
+    payload, width = codec.encode(_delta(numel, learner)), codec.sections[0]
+    for block in range(-(-faint // codec.block)):
+        bits = 1 + (5 * block + learner) % 8 if width == 2 else 4_001 + 37 * (block + learner)
+        payload[width * block : width * (block + 1)] = bits.to_bytes(width, "little")
+    return payload
+
+
+def merge_answer() -> str:
+    """Make the merges, with every dense codec, and compute one digest of them.
+
+    The fourth contribution has nothing but faint elements, so it has a length and no direction. What an
+    update's codec cuts off is in a partial merge, whose sums are fp32.
+    """
+    layout, made = _layout(), hashlib.sha256()
+    for name, codec in sorted(CODECS.items()):
+        if codec.sparse:
+            continue
+        delta, decoded, sums = (torch.empty(layout.numel) for _ in range(3))
+        maker = UpdateMaker((layout,), 24, codec, codec, delta, decoded, sums)
+        faint = (_FAINT_BLOCK, _FAINT_BLOCK, _FAINT_BLOCK, layout.numel)
+        inputs = [
+            (_contribution(codec, layout.numel, n, faint[n]), 100 * (n + 1), 20 + 3 * n, 64 - 20 * n)
+            for n in range(4)
+        ]
+        partial = maker.remake_partial(0, inputs, _LIMITS, b"known")
+        for merge in (maker.remake(0, inputs, _LIMITS, b"known", partials=[partial.update]), partial):
+            figures = merge.found.cut, merge.found.lengths, merge.found.scores
+            made.update(f"{name} {merge.update_digest.hex()} {figures}".encode())
+    return made.hexdigest()
+
+
+def step_answer() -> str:
+    """Make outer steps, a whole one and a shorter one, and compute the digest of the state after them."""
+    layout = _layout()
+    theta, momentum, out_theta, out_momentum = (_delta(layout.numel, n) for n in range(4))
+    delta = _delta(layout.numel, 5)
+    # The momentum of what is trained no more falls below fp32's normal numbers, which some machines cut off.
+    momentum[:_FAINT] *= 0.5**130
+    delta[:_FAINT] = 0.0
+    for share in (1.0, 0.625):
+        outer_step(theta, momentum, delta, 0.7, 0.9, out_theta, out_momentum, share)
+        theta, momentum, out_theta, out_momentum = out_theta, out_momentum, theta, momentum
+    return state_digest(2, theta, momentum).hex()
+
+
+@cache
+def steps_as_everywhere() -> bool:
+    """Tell whether this machine makes the outer steps that others make. Looked at once in a process."""
+    return step_answer() == STEP_ANSWER and merges_as_everywhere()
+
+
+@cache
+def merges_as_everywhere() -> bool:
+    """Tell whether this machine makes the known answer. Looked at once in a process."""
+    return merge_answer() == MERGE_ANSWER

@@ -1,6 +1,7 @@
-"""Sizes of what a model takes in memory, by arithmetic and without torch: known before anything is made.
+"""Names, shapes and sizes of a model's tensors, by arithmetic and without torch: known before anything is
+made.
 
-Listed in docs/reference/wire.md, section 4.
+Fragments are planned from `TensorSpec`s. Listed in docs/reference/wire.md, section 4.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from types import MappingProxyType
 from msgspec import Struct
 
 AREAS = 3
-"""Flat fp32 areas of every fragment that daemon and learner share (`tensors.exchange`)."""
+"""Flat fp32 areas of every fragment that daemon and learner share (`tensors.layout.Exchange`)."""
 
 
 class Encoding(Struct, frozen=True):
-    """Figures of a codec (`tensors.codec`)."""
+    """Figures of a codec (`tensors.codecs`)."""
 
     bytes_per_parameter: float
     """Bytes of a payload for every parameter, whole blocks."""
@@ -64,8 +65,6 @@ def training_bytes(numel: int, optimizer: str) -> int:
     """Memory of parameters, gradients and moments of so many parameters; Muon has one moment for most."""
     return (12 if optimizer == "muon" else 16) * numel
 
-
-# Names and shapes of a model's parameters, without torch: fragments are planned from them.
 
 MAX_TENSORS = 1 << 15
 """Tensors of one model: more, and only looking at a manifest would take seconds."""

@@ -4,6 +4,8 @@ A version is first made in the spare (`merge`, `apply`, `load_spare`), its diges
 core has decided and persisted does `commit` swap it in. Methods are synchronous and called from one worker
 thread; only `Pin.release` may come from another. Steady state allocates payloads and tiles of at most 2 MiB
 (`result`, for whoever takes the parameters away, a fragment).
+
+Behind it: the file of what a learner process appraises (`Appraisable`).
 """
 
 from __future__ import annotations
@@ -101,8 +103,15 @@ class Vault:
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
         self._sums = torch.zeros(largest)
         self.own = OwnContributions(self.layouts, self._contribution, self._delta, self._decoded)
-        codecs, scratch = (self._contribution, self._update), (self._delta, self._decoded, self._sums)
-        self.maker = UpdateMaker(self.layouts, period, *codecs, *scratch)
+        self.maker = UpdateMaker(
+            self.layouts,
+            period,
+            self._contribution,
+            self._update,
+            self._delta,
+            self._decoded,
+            self._sums,
+        )
 
     @classmethod
     def of(cls, manifest: Manifest, layouts: Sequence[FragmentLayout]) -> Vault:
@@ -129,7 +138,7 @@ class Vault:
             self._first_lengths.note(layout.index, state.theta)
 
     def first_length(self, fragment: int) -> float:
-        """Length of version 0 (`tensors.state`); infinite where it was not loaded."""
+        """Length of version 0 (`tensors.outer_update.first_length`); infinite where it was not loaded."""
         return self._first_lengths.of(fragment)
 
     def version(self, fragment: int) -> int | None:
@@ -155,8 +164,8 @@ class Vault:
         return self._committed(fragment).theta
 
     def result(self, fragment: int) -> Tensor:
-        """Parameters of the committed version for use outside the run (`outer.without_lookahead`): fp32
-        [numel], new memory."""
+        """Parameters of the committed version for use outside the run
+        (`tensors.outer_update.without_lookahead`): fp32 [numel], new memory."""
         state = self._committed(fragment)
         if not state.number:
             return state.theta.clone()
@@ -213,7 +222,7 @@ class Vault:
         work: Iterable[Work],
         limits: MergeLimits = NO_LIMITS,
     ) -> None:
-        """Judge a group's partial merge on receipt: see `tensors.merging.partial.check_partial`."""
+        """Judge a group's partial merge on receipt: see `tensors.merge.check_partial`."""
         check_partial(self.layouts[fragment], payload, work, self._period, self._delta, limits)
 
     def merge_partial(
@@ -252,7 +261,7 @@ class Vault:
         sample on which inputs are compared; `correction`: of an earlier version, which goes into this one.
 
         Raises:
-            UnusableInputs: those at fault, as `check_payload` or `tensors.merging.partial.decode_partial`, or
+            UnusableInputs: those at fault, as `check_payload` or `tensors.merge.decode_partial`, or
                 "implausible-tokens", or "out-of-range" for absurd lengths; the spare is then empty.
         """
         if longest_steps is None:
@@ -363,7 +372,7 @@ class Vault:
         self._free_spare(fragment)
 
     def _free_spare(self, fragment: int) -> FragmentState:
-        """Empty spare that nobody reads."""
+        """The spare, emptied; another one where somebody reads it."""
         with self._pin_lock:
             pinned = self._spares[fragment].pins > 0
         if pinned:
@@ -401,25 +410,26 @@ class Vault:
         return min(1.0, longest_steps / self._period) if self._rho else 1.0
 
 
-# File of what a learner process appraises, as its daemon gives it: parameters and two contributions.
-#
-#     start    fp32 [numel]: the fragment's parameters that the version was made from
-#     theirs, ours   contributions as their codec encodes them
-#
-# Rules: docs/protocol/loss-audits.md, section 2.
+# --- appraisal: what two contributions do to the loss -------------------------------------------------
 
 FP32_BYTES = 4
 
 
 class Appraisable(Struct, frozen=True):
-    """Content of the file, decoded."""
+    """Content of the file of what a learner process appraises, as its daemon gives it, decoded.
+
+        start          fp32 [numel]: the fragment's parameters that the version was made from
+        theirs, ours   contributions as their codec encodes them
+
+    Rules: docs/protocol/loss-audits.md, section 2.
+    """
 
     start: Tensor
     theirs: Tensor
     ours: Tensor
 
 
-def start_of(result: Tensor, update: Buffer, codec_name: str, rate: float) -> Tensor:
+def start_of_version(result: Tensor, update: Buffer, codec_name: str, rate: float) -> Tensor:
     """Go back from a version without look-ahead (`Vault.result`), which is changed, by its update: an outer
     step of that rate."""
     delta = torch.empty_like(result)
@@ -427,36 +437,36 @@ def start_of(result: Tensor, update: Buffer, codec_name: str, rate: float) -> Te
     return result.add_(delta, alpha=rate)
 
 
-def file_bytes(codec_name: str, numel: int) -> int:
+def appraisal_bytes_on_disk(codec_name: str, numel: int) -> int:
     """Return the size of the file."""
     return FP32_BYTES * numel + 2 * codec(codec_name).encoded_bytes(numel)
 
 
-def begin(path: Path, start: Tensor) -> None:
+def begin_appraisal(path: Path, start: Tensor) -> None:
     """Begin the file. Raises: StorageError."""
     _write(path, "wb", bytes_of(start))
 
 
-def add(path: Path, theirs: Buffer, ours: Buffer) -> None:
+def add_contributions(path: Path, theirs: Buffer, ours: Buffer) -> None:
     """Write the rest of the file. Raises: StorageError."""
     _write(path, "ab", theirs, ours)
 
 
-def read(path: Path, codec_name: str, numel: int) -> Appraisable:
+def read_appraisal(path: Path, codec_name: str, numel: int) -> Appraisable:
     """Read the file. Raises: StorageError (it is not there, or not whole)."""
     try:
         content = bytearray(path.read_bytes())
     except OSError as error:
         raise StorageError(f"cannot read {path.name}: {error.strerror}") from error
-    if len(content) != file_bytes(codec_name, numel):
+    if len(content) != appraisal_bytes_on_disk(codec_name, numel):
         raise StorageError(f"{path.name} is not whole")
     chosen = codec(codec_name)
     first, size = FP32_BYTES * numel, chosen.encoded_bytes(numel)
     start = torch.frombuffer(content, dtype=torch.float32, count=numel)
     theirs, ours = torch.empty(numel), torch.empty(numel)
-    rest = memoryview(content)[first:]  # no copies (`tensors.sizes.appraisal_bytes`)
-    chosen.decode(rest[:size], theirs)
-    chosen.decode(rest[size:], ours)
+    encoded = memoryview(content)[first:]  # no copies (`tensors.sizes.appraisal_bytes`)
+    chosen.decode(encoded[:size], theirs)
+    chosen.decode(encoded[size:], ours)
     return Appraisable(start, theirs, ours)
 
 

@@ -27,7 +27,7 @@ STEPS = 2
 PRELOADED = [
     "torch._dynamo",
     "torch.distributed.fsdp",
-    "p2pdiloco.learner.process",
+    "p2pdiloco.learner.training_process",
     "p2pdiloco.tasks.transformer",
 ]
 PATIENCE_S = 600.0
@@ -42,13 +42,15 @@ def model_of(layers: int, width: int) -> Manifest:
 
 def one(rank: int, count: int, shard: str, manifest: Manifest, meeting: Path, out: Any) -> None:
     """A process of a learner."""
-    from p2pdiloco.learner import process
+    from p2pdiloco.learner import training_process
     from p2pdiloco.learner.channel import LearnerOptions, Start
 
     options = LearnerOptions(peer="peer", device="cpu", threads=1, nproc=count, shard=shard, niceness=0)
-    process._build(Start(model_of(1, 64), options, ())).training.step()  # what is loaded is not counted
+    training_process._build(
+        Start(model_of(1, 64), options, ())
+    ).training.step()  # what is loaded is not counted
     before = forget_peak()
-    parts = process._build(Start(manifest, options, ()), rank, count, meeting if count > 1 else None)
+    parts = training_process._build(Start(manifest, options, ()), rank, count, meeting if count > 1 else None)
     building = peak_bytes() - before
     gc.collect()
     forget_peak()

@@ -113,17 +113,19 @@ async def test_who_has_no_address_here_is_not_announced() -> None:
 def test_a_crowd_is_cut_and_nobody_speaks_for_another() -> None:
     heard = multiaddrs._Heard()
     peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(multiaddrs.MAX_FOUND + 9)]
-    said = {f"{peer}.{multiaddrs.SERVICE}": peer for peer in peers} | {f"another.{multiaddrs.SERVICE}": PEER}
+    said = {f"{peer}.{multiaddrs.LAN_SERVICE}": peer for peer in peers} | {
+        f"another.{multiaddrs.LAN_SERVICE}": PEER
+    }
 
     def info(_kind: str, name: str, _ms: int) -> SimpleNamespace:
         return announced(properties={b"id": said[name].encode()})
 
     network: Any = SimpleNamespace(get_service_info=info)
-    heard.add_service(network, multiaddrs.SERVICE, f"another.{multiaddrs.SERVICE}")
+    heard.add_service(network, multiaddrs.LAN_SERVICE, f"another.{multiaddrs.LAN_SERVICE}")
     assert not heard.found and not heard.any.is_set()
     for name in said:
-        heard.add_service(network, multiaddrs.SERVICE, name)
-    heard.update_service(network, multiaddrs.SERVICE, f"{peers[-1]}.{multiaddrs.SERVICE}")
+        heard.add_service(network, multiaddrs.LAN_SERVICE, name)
+    heard.update_service(network, multiaddrs.LAN_SERVICE, f"{peers[-1]}.{multiaddrs.LAN_SERVICE}")
     assert list(heard.found) == peers[: multiaddrs.MAX_FOUND] and heard.any.is_set()
 
 

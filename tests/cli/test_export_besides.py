@@ -28,7 +28,7 @@ from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.hub_export import hub_files
 from p2pdiloco.tasks.registry import load_manifest
-from p2pdiloco.tasks.tokens import digest_of
+from p2pdiloco.tasks.tokens import tokenizer_digest
 
 pytestmark = pytest.mark.long
 
@@ -259,7 +259,7 @@ def test_what_counts_positions_by_its_padding_comes_back(tmp_path: Path, stated:
 def test_a_list_of_words_and_none_but_the_end_s_padding() -> None:
     tokenizer = json.dumps({"model": {"vocab": [["a", 0.0], ["</s>", -1.0]]}, "added_tokens": []}).encode()
     data = msgspec.structs.replace(
-        MICRO.data, tokenizer="own", tokenizer_digest=digest_of(tokenizer), end_of_document="</s>"
+        MICRO.data, tokenizer="own", tokenizer_digest=tokenizer_digest(tokenizer), end_of_document="</s>"
     )
     files = hub_files(msgspec.structs.replace(MICRO, data=data), {}, 64, tokenizer)
     assert json.loads(files["generation_config.json"]) == (

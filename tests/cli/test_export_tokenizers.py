@@ -17,7 +17,7 @@ from p2pdiloco.daemon.run_files.saved_state import ResultPlan, ResultWriter, Run
 from p2pdiloco.daemon.run_files.shared_files import keep_tokenizer
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
-from p2pdiloco.tasks.tokens import digest_of
+from p2pdiloco.tasks.tokens import tokenizer_digest
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_checkpoint_s_tokenizer_lies_beside_it_and_is_taken_from_there(
         out = results / f"{name}.safetensors"
         arguments = ["checkpoint", "--data-dir", str(node(tmp_path, name, file)), "--out", str(out)]
         assert run(arguments) == 0
-        beside = results / f"tokenizer-{digest_of(file.read_bytes())[:12]}.json"
+        beside = results / f"tokenizer-{tokenizer_digest(file.read_bytes())[:12]}.json"
         assert f"the run's tokenizer is in {beside}: keep it beside {name}.safetensors" in (
             capsys.readouterr().err
         )

@@ -40,7 +40,7 @@ from p2pdiloco.daemon.run_files.run import (
 )
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.tasks.own_tasks import NAME as OWN_LOOP
+from p2pdiloco.tasks.own_tasks import OWN_LOOP as OWN_LOOP
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import CODECS
 from p2pdiloco.tensors.layout import exchange_bytes, plan_fragments

@@ -166,7 +166,7 @@ def test_a_rotten_learner_state_is_set_aside(rot: Callable[[Path], None], tmp_pa
     path = tmp_path / "learner.safetensors"
     rot(path)
     start: Any = SimpleNamespace(restore_path=path, restore=())
-    taken, why = loop.take_up(start, mock.Mock(), mock.MagicMock())
+    taken, why = loop.take_up_checkpoint(start, mock.Mock(), mock.MagicMock())
     assert not taken and "set aside as learner.safetensors.corrupt" in why
     loop._write_atomically(path, lambda temporary: temporary.write_bytes(b"new") and None)
     folder(tmp_path / "learner.safetensors")

@@ -11,7 +11,7 @@ from p2pdiloco.learner import inner_step
 from p2pdiloco.learner.channel import BaseRef, Install
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, Form, PassOptions
-from p2pdiloco.learner.loop import Training, restore, save
+from p2pdiloco.learner.loop import Training, restore_checkpoint, save_checkpoint
 from p2pdiloco.learner.optimizer import HeldParameters, moments
 from p2pdiloco.learner.ranks import choose_device, computes_in_bf16
 from p2pdiloco.tasks.registry import task_of
@@ -171,7 +171,7 @@ def test_versions_are_gone_over_to_in_a_cpu_s_bits(kind, rho):
                 for _ in range(4):
                     fragments.count_step(10)
                 fragments.copy_out(0, 2)
-                found.append(fragments.rest(0))
+                found.append(fragments.not_in_flight(0))
         exchange.close()
     for ours, theirs in zip(of[kind], of["cpu"], strict=True):
         assert torch.equal(ours, theirs)
@@ -184,9 +184,12 @@ def test_a_state_is_taken_up_on_another_kind_of_device(kind, tmp_path, to_gpu):
     try:
         for _ in range(3):
             assert one.mailbox.boundary(one.training.step())
-        save(tmp_path / "state", one.training, one.fragments)
+        save_checkpoint(tmp_path / "state", one.training, one.fragments)
         assert (
-            restore(tmp_path / "state", ["all"] * len(one.fragments), other.training, other.fragments) == ""
+            restore_checkpoint(
+                tmp_path / "state", ["all"] * len(one.fragments), other.training, other.fragments
+            )
+            == ""
         )
         assert other.training.inner_step == 3
         for name, parameter in one.parameters().items():

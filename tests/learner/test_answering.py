@@ -32,14 +32,14 @@ from p2pdiloco.learner.channel import (
     TakePart,
 )
 from p2pdiloco.learner.inner_step import Form
-from p2pdiloco.learner.loop import restore
+from p2pdiloco.learner.loop import restore_checkpoint
 from p2pdiloco.learner.mailbox import Answering
 
 PATIENCE_S = 30.0
 HEARD = Learners(3)
 
 
-@pytest.fixture(params=[kind for kind in DEVICES if kind in answers_beside.DEVICES])
+@pytest.fixture(params=[kind for kind in DEVICES if kind in answers_beside.ANSWERING_DEVICES])
 def bench(request):
     bench = Bench(device=request.param)
     yield bench
@@ -224,7 +224,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
     again = Bench(device=bench.device)
     again.fragments.bases[0] = bench.fragments.bases[0]
     again.exchange.base(0, 1).copy_(bench.exchange.base(0, 1))
-    restore(path, ["all"] * len(bench.fragments), again.training, again.fragments)
+    restore_checkpoint(path, ["all"] * len(bench.fragments), again.training, again.fragments)
     assert again.training.inner_step == 2
     assert [c.unmerged_steps for c in again.fragments.counters] == [0, *[2] * (len(bench.fragments) - 1)]
     again.close()

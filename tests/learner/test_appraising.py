@@ -35,9 +35,9 @@ def displacement(fragment=1):
 
 def appraised(bench, path, theirs, ours=None, fragment=1):
     """What the learner says of these."""
-    vault.begin(path, flat(TASK.initial_parameters(), fragment))
+    vault.begin_appraisal(path, flat(TASK.initial_parameters(), fragment))
     ours = displacement() if ours is None else ours
-    vault.add(path, *(INT8.encode(way.clone()) for way in (theirs, ours)))
+    vault.add_contributions(path, *(INT8.encode(way.clone()) for way in (theirs, ours)))
     bench.post(Appraise(fragment, "peer-b", path))
     bench.mailbox.boundary(bench.training.step())
     (found,) = [event for event in bench.events() if isinstance(event, Appraised)]
@@ -69,8 +69,8 @@ def test_the_parameters_that_train_are_left_alone(bench, tmp_path):
         report = bench.training.step()
         losses.append(report.loss)
         path = tmp_path / "given"
-        vault.begin(path, torch.zeros(LAYOUTS[1].numel))
-        vault.add(path, *(INT8.encode(displacement().clone()) for _ in range(2)))
+        vault.begin_appraisal(path, torch.zeros(LAYOUTS[1].numel))
+        vault.add_contributions(path, *(INT8.encode(displacement().clone()) for _ in range(2)))
         bench.post(Appraise(1, "peer-b", path))
         assert bench.mailbox.boundary(report)
     assert losses == expected
@@ -89,7 +89,7 @@ def test_the_share_of_a_reader_of_the_same_data_is_drawn_from(bench, tmp_path):
 @pytest.mark.parametrize("kept", [0.0, 0.5])
 def test_a_file_that_is_not_whole_has_no_figures(bench, tmp_path, kept):
     path = tmp_path / "given"
-    vault.begin(path, torch.zeros(math.ceil(kept * LAYOUTS[1].numel)))
+    vault.begin_appraisal(path, torch.zeros(math.ceil(kept * LAYOUTS[1].numel)))
     if not kept:
         path.unlink()
     bench.post(Appraise(1, "peer-b", path))
@@ -117,7 +117,7 @@ def test_who_is_to_end_measures_nothing(bench, tmp_path):
 def test_the_start_is_found_from_the_version_and_its_update():
     start, delta = torch.randn(1000), torch.randn(1000)
     payload = codec("fp32").encode(delta.clone())
-    found = vault.start_of(start - 0.7 * delta, payload, "fp32", 0.7)
+    found = vault.start_of_version(start - 0.7 * delta, payload, "fp32", 0.7)
     assert torch.allclose(found, start, atol=1e-5)
     assert len(data().heldout) > 0
 
@@ -126,8 +126,8 @@ def test_what_is_read_is_copied_nowhere(tmp_path, monkeypatch):
     """A copy is memory that nobody counts, and that the process keeps."""
     path, chosen, numel = tmp_path / "file", codec("int4"), 1_000
     values = torch.linspace(-1.0, 1.0, numel)
-    vault.begin(path, values)
-    vault.add(path, chosen.encode(values), chosen.encode(-values))
+    vault.begin_appraisal(path, values)
+    vault.add_contributions(path, chosen.encode(values), chosen.encode(-values))
     given = []
     decode = type(chosen).decode
 
@@ -136,6 +136,6 @@ def test_what_is_read_is_copied_nowhere(tmp_path, monkeypatch):
         decode(self, payload, out)
 
     monkeypatch.setattr(type(chosen), "decode", spied)
-    found = vault.read(path, "int4", numel)
+    found = vault.read_appraisal(path, "int4", numel)
     assert len(given) == 2 and given[0] is given[1] is not None
     assert torch.equal(found.theirs, -found.ours) and torch.equal(found.start, values)

@@ -13,7 +13,7 @@ from learner_kit import BASES, alone
 from torch import nn
 
 from p2pdiloco.config.presets import MICRO, for_run
-from p2pdiloco.learner import inner_step, process
+from p2pdiloco.learner import inner_step, training_process
 from p2pdiloco.learner.channel import LearnerOptions, Start
 from p2pdiloco.learner.inner_step import (
     PAYS_AFTER_S,
@@ -220,12 +220,12 @@ def test_one_process_begins_the_folder_anew_before_the_others_may_compile(tmp_pa
         done.append(f"rank {rank} meets")
         raise Met
 
-    monkeypatch.setattr(process, "bound_cache", lambda folder: done.append(folder))
-    monkeypatch.setattr(process.Distributed, "meet", meet)
+    monkeypatch.setattr(training_process, "bound_cache", lambda folder: done.append(folder))
+    monkeypatch.setattr(training_process.Distributed, "meet", meet)
     options = LearnerOptions(peer="", device="cpu", compile="always", compile_cache=tmp_path)
     for rank in (0, 1):
         with pytest.raises(Met):
-            process._build(Start(MICRO, options, BASES), rank, 2, tmp_path)
+            training_process._build(Start(MICRO, options, BASES), rank, 2, tmp_path)
     assert done == [tmp_path, "rank 0 meets", "rank 1 meets"]
 
 
@@ -249,8 +249,8 @@ def test_all_processes_decide_by_the_same_number_of_steps_that_are_left(monkeypa
     monkeypatch.setattr(ranks, "next_order", lambda: Order("end") if steps else told)
     monkeypatch.setattr(follower, "step", lambda: steps.append(follower.steps_left))
     parts = SimpleNamespace(training=follower, ranks=ranks)
-    monkeypatch.setattr(process, "_build", lambda *_: parts)
-    process.follow(Start(MICRO, LearnerOptions(peer="", niceness=0), BASES), 1, 2, None)
+    monkeypatch.setattr(training_process, "_build", lambda *_: parts)
+    training_process.follow(Start(MICRO, LearnerOptions(peer="", niceness=0), BASES), 1, 2, None)
     assert steps == [leader.steps_left]
 
 

@@ -10,7 +10,7 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.learner.channel import CopiedOut, FollowCourse, FreeSlot, Status, Stop
 from p2pdiloco.learner.loop import train
-from p2pdiloco.learner.optimizer import FLOOR, learning_rate
+from p2pdiloco.learner.optimizer import RATE_FLOOR, learning_rate
 
 INNER = MICRO.inner
 PATIENCE_S = 30.0
@@ -32,9 +32,9 @@ def test_an_amendment_changes_the_rate_from_its_tokens_on(bench):
 def test_the_floor_comes_where_the_amended_schedule_ends():
     ends = 2 * INNER.schedule_tokens
     longer = Amendment(1, 0, schedule_tokens=ends)
-    assert learning_rate(INNER, INNER.schedule_tokens, 1) == pytest.approx(FLOOR * INNER.learning_rate)
+    assert learning_rate(INNER, INNER.schedule_tokens, 1) == pytest.approx(RATE_FLOOR * INNER.learning_rate)
     assert learning_rate(INNER, INNER.schedule_tokens, 1, longer) > 0.5 * INNER.learning_rate
-    assert learning_rate(INNER, ends, 1, longer) == pytest.approx(FLOOR * INNER.learning_rate)
+    assert learning_rate(INNER, ends, 1, longer) == pytest.approx(RATE_FLOOR * INNER.learning_rate)
     # Whatever an owner writes, it is a number.
     assert learning_rate(INNER, INNER.warmup_tokens, 1, Amendment(1, 0, schedule_tokens=1)) > 0
 

@@ -147,7 +147,7 @@ def test_rebases_in_flight_then_merged(rig):
     rig.install(20.0, "rebase")
     rig.install(24.0, "rebase")
     assert rig.exchange.sent(0).tolist() == [7.0] * 4  # the daemon may be reading it
-    assert rig.fragments.rest(0)[0].item() == 2.0
+    assert rig.fragments.not_in_flight(0)[0].item() == 2.0
     rig.step(-1)
     rig.install(30.0, "merged")
     assert rig.theta == 30.0 - 2.0 - 1.0
@@ -190,7 +190,7 @@ def test_a_long_displacement_goes_out_in_shares():
     assert rig.copy() == CopiedOut(0, 800, 8, base_number=5, base_buffer=0, inner_step=7, due=False)
     assert rig.exchange.sent(0)[0].item() == pytest.approx(10.0 - 8.0)
     rig.step(-1)
-    assert rig.fragments.rest(0)[0].item() == pytest.approx(4.0 + 1.0)
+    assert rig.fragments.not_in_flight(0)[0].item() == pytest.approx(4.0 + 1.0)
     rig.install(20.0, "merged")
     assert rig.theta == pytest.approx(20.0 - 5.0)
     assert (rig.counters.unmerged_tokens, rig.counters.unmerged_steps) == (500, 5)
@@ -231,7 +231,7 @@ def test_a_learner_that_makes_no_steps_sends_shares_of_which_none_is_like_the_on
     for _ in range(12):
         rig.step(-1)
     shares = []
-    while copied := rig.fragments.copy_rest(7):
+    while copied := rig.fragments.copy_remaining(7):
         shares.append(copied[0].inner_steps)
         rig.install(100.0 * len(shares), "merged")
     assert shares == [8, 7, 8, 1] and not rig.counters.unmerged_steps
@@ -240,12 +240,12 @@ def test_a_learner_that_makes_no_steps_sends_shares_of_which_none_is_like_the_on
 def test_what_is_given_up_again_and_again_waits_for_an_inner_step():
     rig = long_away()
     for _ in range(2):
-        assert rig.fragments.copy_rest(7)
+        assert rig.fragments.copy_remaining(7)
         rig.fragments.free_slot(0)
-    assert not rig.fragments.copy_rest(7) and not rig.fragments.copy_due(7)
+    assert not rig.fragments.copy_remaining(7) and not rig.fragments.copy_due(7)
     assert isinstance(rig.fragments.copy_out(0, 7), NothingToCopy) and rig.counters.unmerged_steps == 12
     rig.step(-1)
-    assert rig.fragments.copy_rest(8)[0].inner_steps == 8
+    assert rig.fragments.copy_remaining(8)[0].inner_steps == 8
 
 
 def test_nobody_waits_for_what_was_given_up_until_an_inner_step_is_made():
@@ -253,7 +253,7 @@ def test_nobody_waits_for_what_was_given_up_until_an_inner_step_is_made():
     rig = long_away()
     for _ in range(2):
         assert not rig.fragments.all_merged
-        for copied in rig.fragments.copy_rest(7):
+        for copied in rig.fragments.copy_remaining(7):
             assert not rig.fragments.all_merged
             rig.fragments.free_slot(copied.fragment)
     assert rig.fragments.all_merged and rig.counters.unmerged_steps == 12

@@ -268,7 +268,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         assert status.tokens_total == 256 * status.inner_step, "the step's tokens, once"
         daemon.host.send(Save(tmp_path / "state"))
         assert (await daemon.expect(StateSaved)).ok
-        found, tensors = loop._read(tmp_path / "state")
+        found, tensors = loop._read_checkpoint(tmp_path / "state")
         while training.inner_step < found.inner_step:
             training.step()
         for name, moment in moments(training.model, training.optimizer).items():

@@ -13,7 +13,7 @@ from learner_kit import BASES, TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import loop, process, ranks
+from p2pdiloco.learner import loop, ranks, training_process
 from p2pdiloco.learner.channel import Install, LearnerOptions, Learners, Note, Start, Stop
 from p2pdiloco.learner.inner_step import PassOptions
 from p2pdiloco.learner.loop import (
@@ -25,7 +25,7 @@ from p2pdiloco.learner.loop import (
     heldout_batch,
 )
 from p2pdiloco.learner.optimizer import learning_rate, make_optimizer, moments, set_learning_rate
-from p2pdiloco.learner.ranks import choose_device, count_ranks, hints
+from p2pdiloco.learner.ranks import choose_device, count_ranks, device_hints
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.transformer import generate
 
@@ -197,11 +197,11 @@ def test_who_has_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path, cuda
     driver, gpu, cpu = tmp_path / "version", torch.device("cuda:0"), torch.device("cpu")
     monkeypatch.setattr(ranks, "NVIDIA_DRIVER", str(driver))
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert hints("auto", cpu) == []
+    assert device_hints("auto", cpu) == []
     driver.touch()
-    (told,) = hints("auto", cpu)
+    (told,) = device_hints("auto", cpu)
     assert told.startswith(f"this machine has an NVIDIA GPU that torch {torch.__version__} cannot use ({why}")
-    assert hints("cpu", cpu) == hints("auto", gpu) == []
+    assert device_hints("cpu", cpu) == device_hints("auto", gpu) == []
 
 
 def test_a_learner_says_it_at_its_start(bench, monkeypatch):
@@ -211,11 +211,11 @@ def test_a_learner_says_it_at_its_start(bench, monkeypatch):
         asked.append(about)
         return ["do this", "do that"]
 
-    monkeypatch.setattr(process, "hints", told)
+    monkeypatch.setattr(training_process, "device_hints", told)
     options = LearnerOptions(peer="peer-a", device="cpu", threads=1, evaluation_tokens=1024)
     start = Start(MICRO, options, BASES)
     bench.post(Stop(None))
-    process._lead(bench.channel, start, os.dup(bench.exchange.fd), process._build(start))
+    training_process._lead(bench.channel, start, os.dup(bench.exchange.fd), training_process._build(start))
     assert [e.text for e in bench.events() if isinstance(e, Note)] == ["do this", "do that"]
     assert asked == [("cpu", torch.device("cpu"))]
 
@@ -257,9 +257,9 @@ def test_the_schedule_is_at_the_runs_place_never_goes_back_and_survives_a_restar
     training.step()
     assert bench.mailbox._status().learning_rate == learning_rate(MICRO.inner, 60_000 + 3 * 256, 3)
     path = tmp_path / "state"
-    loop.save(path, training, bench.fragments)
+    loop.save_checkpoint(path, training, bench.fragments)
     other = Bench()
-    loop.restore(path, [], other.training, other.fragments)
+    loop.restore_checkpoint(path, [], other.training, other.fragments)
     for fragment in range(4):  # what its daemon restored
         other.post(Install(fragment, 9, 1, "rebase", tokens=60_000))
     other.mailbox.boundary(other.training.step())

@@ -12,7 +12,7 @@ from p2pdiloco.daemon.learner_host import learner_options
 from p2pdiloco.daemon.run_files.run import Run
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner import optimizer, process, ranks
+from p2pdiloco.learner import optimizer, ranks, training_process
 from p2pdiloco.learner.channel import BaseRef, Start
 from p2pdiloco.learner.ranks import computes_in_bf16, multiplies_bf16, passes_in_bf16
 
@@ -65,7 +65,7 @@ def test_a_nodes_precision_is_its_learners(monkeypatch, tmp_path, precision, bf1
     run = Run(id=run_id(signed), signed=signed, manifest=MICRO, layouts=())
     options = learner_options(settings, run, "peer-a", tmp_path / "place")
     bases = (BaseRef(0, 0),) * MICRO.sync.fragments
-    training = process._build(Start(MICRO, options, bases)).training
+    training = training_process._build(Start(MICRO, options, bases)).training
     assert (training.bf16, training.precision) == (bf16, precision)
     dtypes = []
     training.model.model.layers[0].mlp.up_proj.register_forward_hook(

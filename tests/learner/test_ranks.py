@@ -55,7 +55,7 @@ def be(rank, meeting, log, answer):
 @pytest.mark.process
 def test_what_has_no_gradient_in_any_process_is_left_alone(tmp_path):
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(["p2pdiloco.learner.process"])
+    forking.set_forkserver_preload(["p2pdiloco.learner.training_process"])
     answers, ranks = [], []
     try:
         for rank in range(2):

@@ -19,7 +19,7 @@ from torch import nn
 from p2pdiloco.config.manifest import CausalLMSection, table
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import loop, process, ranks
+from p2pdiloco.learner import loop, ranks, training_process
 from p2pdiloco.learner import optimizer as muon
 from p2pdiloco.learner import optimizer as sharding
 from p2pdiloco.learner.channel import (
@@ -76,7 +76,7 @@ class Processes:
         # Not of this process, which may have trained: what torch has started by then does not survive a fork.
         forking = multiprocessing.get_context("forkserver")
         forking.set_forkserver_preload(
-            ["torch._dynamo", "torch.distributed.fsdp", "p2pdiloco.learner.process"]
+            ["torch._dynamo", "torch.distributed.fsdp", "p2pdiloco.learner.training_process"]
         )
         self.ranks, self._logs = [], [folder / f"log{rank}of{count}" for rank in range(count)]
         for rank, log in enumerate(self._logs):
@@ -107,7 +107,7 @@ class Processes:
         for rank in self.ranks:
             rank.join(within_s(PATIENCE_S))
         assert {rank.exitcode for rank in self.ranks} == {0}
-        return loop._read(state)
+        return loop._read_checkpoint(state)
 
     def have(self):
         """How many parameters are in each."""
@@ -130,11 +130,11 @@ def be(rank, count, start, channel, exchange, meeting, log, bf16):
         muon.multiplies_bf16 = ranks.computes_in_bf16 = in_bf16 if bf16 else in_fp32
     end_with(channel)
     if rank:
-        process.follow(start, rank, count, meeting)
+        training_process.follow(start, rank, count, meeting)
         return
-    parts = process._build(start, 0, count, meeting)
+    parts = training_process._build(start, 0, count, meeting)
     end = LearnerEnd(channel)
-    process._lead(end, start, exchange.detach(), parts)
+    training_process._lead(end, start, exchange.detach(), parts)
     end.drain(within_s(PATIENCE_S))
 
 

@@ -24,9 +24,9 @@ from p2pdiloco.tasks.task import Place
 from p2pdiloco.tasks.tokens import (
     ByteTokenizer,
     FileTokenizer,
-    digest_of,
     load_tokenizer,
     prompt_ids,
+    tokenizer_digest,
     tokens_in_front,
 )
 
@@ -147,7 +147,7 @@ def test_prompts_begin_with_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     data = msgspec.structs.replace(
         MICRO.data,
         tokenizer="t",
-        tokenizer_digest=digest_of(content),
+        tokenizer_digest=tokenizer_digest(content),
         end_of_document=END,
         begin_of_document=BEGIN,
     )

@@ -19,17 +19,17 @@ from p2pdiloco.tasks.hub_streams import load_corpus
 from p2pdiloco.tasks.tokens import (
     ByteTokenizer,
     FileTokenizer,
-    digest_of,
     end_of_document,
     load_tokenizer,
     read_tokenizer,
+    tokenizer_digest,
 )
 
 CONTEXT = 16
 
 
 def tokenized(path, **keys):
-    keys |= {"tokenizer": "tokenizer.json", "tokenizer_digest": digest_of(path.read_bytes())}
+    keys |= {"tokenizer": "tokenizer.json", "tokenizer_digest": tokenizer_digest(path.read_bytes())}
     return DataSection(end_of_document="<|endoftext|>", **keys)
 
 

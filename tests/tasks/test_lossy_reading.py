@@ -21,7 +21,7 @@ from p2pdiloco.errors import DataError, UserError
 from p2pdiloco.tasks.hub_streams import load_corpus
 from p2pdiloco.tasks.images import load_images
 from p2pdiloco.tasks.task import Data, Place
-from p2pdiloco.tasks.tokens import ByteTokenizer, digest_of, load_tokenizer
+from p2pdiloco.tasks.tokens import ByteTokenizer, load_tokenizer, tokenizer_digest
 
 HALF = DataSection(source="files", heldout_percent=50)
 GREY = ImageSection(classes=2, image_pixels=12, channels=1, layers=1, width=16)
@@ -250,7 +250,7 @@ def test_text_that_a_tokenizer_cannot_say_is_noted(unknown: str | None, tmp_path
     section = DataSection(
         source="files",
         tokenizer="t.json",
-        tokenizer_digest=digest_of(content),
+        tokenizer_digest=tokenizer_digest(content),
         end_of_document="<|endoftext|>",
         heldout_percent=20,
     )

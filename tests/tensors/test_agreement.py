@@ -11,7 +11,7 @@ from torch import Tensor
 
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_SCORE, UNCLEAR, UNMEASURED, USUAL_SCORE
 from p2pdiloco.tensors import merge
-from p2pdiloco.tensors.merge import BLOCK, BLOCKS, Sample, scores
+from p2pdiloco.tensors.merge import SAMPLE_BLOCK, SAMPLE_BLOCKS, Sample, scores
 
 NUMEL = 40_000
 
@@ -69,11 +69,11 @@ def test_a_score_has_ends() -> None:
 
 
 def test_a_sample_is_drawn_by_its_seed_and_is_all_of_a_small_fragment() -> None:
-    numel = BLOCK * BLOCKS * 3 + 17
+    numel = SAMPLE_BLOCK * SAMPLE_BLOCKS * 3 + 17
     values = torch.arange(numel, dtype=torch.float32)
     one, same, other = (Sample(numel, seed).of(values) for seed in (b"1", b"1", b"2"))
     assert torch.equal(one, same) and not torch.equal(one, other)
-    assert len(one) == BLOCK * BLOCKS == len(set(one.tolist()))
+    assert len(one) == SAMPLE_BLOCK * SAMPLE_BLOCKS == len(set(one.tolist()))
     assert Sample(100, b"1").of(values[:100]).tolist() == list(range(100))
 
 

@@ -11,12 +11,27 @@ from hypothesis import strategies as st
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.learner.ranks import accelerators
-from p2pdiloco.tensors.codecs import BLOCK, CHUNK, CODECS, DECODE_TILE, KEPT, codec
+from p2pdiloco.tensors.codecs import CODECS, FOUR_BIT_TILE, INT8_BLOCK, TOPK_CHUNK, TOPK_KEPT, codec
 from p2pdiloco.tensors.outer_update import Residual
 
 FP32_MAX = float(torch.finfo(torch.float32).max)
 ALL = sorted(CODECS)
-ODD = [0, 1, 2, 7, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, CHUNK, CHUNK + 9, 65 * BLOCK + 3]
+ODD = [
+    0,
+    1,
+    2,
+    7,
+    63,
+    64,
+    65,
+    INT8_BLOCK - 1,
+    INT8_BLOCK,
+    INT8_BLOCK + 1,
+    3 * INT8_BLOCK + 5,
+    TOPK_CHUNK,
+    TOPK_CHUNK + 9,
+    65 * INT8_BLOCK + 3,
+]
 sizes = st.sampled_from(ODD)
 exponents = st.integers(-149, 127)
 
@@ -32,7 +47,7 @@ def error_bound(name: str, source: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(x)
     if name == "bf16":  # half an ulp of 8 bits; denormals; saturation at the largest bf16
         return torch.maximum(x * 2.0**-8, torch.tensor(2.0**-126))
-    width = {"int8": BLOCK, "topk": CHUNK}.get(name, 64)
+    width = {"int8": INT8_BLOCK, "topk": TOPK_CHUNK}.get(name, 64)
     bound = torch.empty_like(x)
     for at in range(0, len(x), width):
         block = x[at : at + width]
@@ -74,7 +89,7 @@ ACCELERATORS = accelerators()
 
 
 @pytest.mark.skipif(not ACCELERATORS, reason="needs a device that is not the CPU")
-@pytest.mark.parametrize("numel", [65, BLOCK + 1, CHUNK + 9, 5 * CHUNK])
+@pytest.mark.parametrize("numel", [65, INT8_BLOCK + 1, TOPK_CHUNK + 9, 5 * TOPK_CHUNK])
 @pytest.mark.parametrize("name", ALL)
 def test_a_learner_s_device_decodes_to_the_cpu_s_bits_and_encodes_within_the_bound(name, numel):
     source, chosen = values(numel, 3, numel), codec(name)
@@ -97,18 +112,18 @@ def test_largest_and_mixed_magnitudes_stay_finite(name):
 
 
 def test_int8_bytes_and_products_are_exactly_those_of_the_format():
-    source = values(2 * BLOCK + 9, -7, 3)
+    source = values(2 * INT8_BLOCK + 9, -7, 3)
     payload = codec("int8").encode(source)
     scales = np.frombuffer(payload, "<f4", count=3)
     quants = np.frombuffer(payload, np.int8, offset=12)
-    blocks = [source.numpy()[at : at + BLOCK] for at in range(0, len(source), BLOCK)]
+    blocks = [source.numpy()[at : at + INT8_BLOCK] for at in range(0, len(source), INT8_BLOCK)]
     assert [float(s) for s in scales] == [float(np.abs(b).max() / np.float32(127)) for b in blocks]
     assert np.array_equal(
         quants, np.concatenate([np.rint(b / s) for b, s in zip(blocks, scales, strict=True)])
     )
     decoded = torch.empty(len(source))
     codec("int8").decode(payload, decoded)
-    reference = quants.astype(np.float32) * np.repeat(scales, BLOCK)[: len(quants)]
+    reference = quants.astype(np.float32) * np.repeat(scales, INT8_BLOCK)[: len(quants)]
     assert decoded.numpy().tobytes() == reference.tobytes()
 
 
@@ -118,18 +133,18 @@ def test_int8_rounds_ties_to_even():
 
 
 def test_int8_never_sends_scales_whose_products_are_denormal():
-    source = torch.cat([torch.full((BLOCK,), 1e-36), torch.full((BLOCK,), 2.0**-99)])
+    source = torch.cat([torch.full((INT8_BLOCK,), 1e-36), torch.full((INT8_BLOCK,), 2.0**-99)])
     payload = codec("int8").encode(source)
     smallest_normal = float(torch.finfo(torch.float32).tiny)
     scales = np.frombuffer(payload, "<f4", count=2)
     assert scales[0] == 0.0 and scales[1] > smallest_normal
-    assert payload[8 : 8 + BLOCK] == bytes(BLOCK)
+    assert payload[8 : 8 + INT8_BLOCK] == bytes(INT8_BLOCK)
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_source_is_our_own_error(name, bad):
-    source = torch.zeros(BLOCK + 2)
+    source = torch.zeros(INT8_BLOCK + 2)
     source[-1] = bad
     with pytest.raises(ValueError, match="non-finite"):
         codec(name).encode(source)
@@ -160,7 +175,10 @@ def test_wrong_size_is_refused_and_leaves_the_output_alone(name, change):
         ("int4", struct.pack("<H", 0x7FC0) + bytes(32)),
         ("int4", struct.pack("<H", 0x7F00) + bytes(32)),
         ("e3m0", struct.pack("<H", 0xFF80) + bytes(32)),
-        ("topk", struct.pack("<HH", 0, 0x7F80) + bytes(8) + codec("topk").encode(values(CHUNK, 0, 1))[12:]),
+        (
+            "topk",
+            struct.pack("<HH", 0, 0x7F80) + bytes(8) + codec("topk").encode(values(TOPK_CHUNK, 0, 1))[12:],
+        ),
     ],
 )
 def test_non_finite_payloads_are_refused(name, payload):
@@ -185,7 +203,7 @@ def test_any_bytes_decode_to_finite_values_or_are_refused(name, data):
 
 @pytest.mark.parametrize("name", ALL)
 def test_encode_fills_the_buffer_that_it_is_given(name):
-    source = values(BLOCK + 1, 0, 1)
+    source = values(INT8_BLOCK + 1, 0, 1)
     out = bytearray(codec(name).encoded_bytes(len(source)))
     assert codec(name).encode(source, out) is out
     assert out == codec(name).encode(source)
@@ -240,25 +258,28 @@ def test_every_pair_of_4_bit_codes_decodes_to_the_bits_of_level_times_scale(name
 
 @pytest.mark.parametrize("name", ["int4", "e3m0"])
 def test_4_bit_payloads_of_more_than_one_tile_decode_as_their_parts(name):
-    chosen, numel = codec(name), DECODE_TILE + 100
+    chosen, numel = codec(name), FOUR_BIT_TILE + 100
     source = torch.randn(numel, generator=torch.Generator().manual_seed(4))
     whole, part = torch.empty(numel), torch.empty(100)
     chosen.decode(chosen.encode(source), whole)
-    chosen.decode(chosen.encode(source[DECODE_TILE:].clone()), part)
-    assert torch.equal(whole[DECODE_TILE:], part)
+    chosen.decode(chosen.encode(source[FOUR_BIT_TILE:].clone()), part)
+    assert torch.equal(whole[FOUR_BIT_TILE:], part)
 
 
 def test_topk_sends_the_largest_of_every_chunk_with_two_magnitudes():
-    source = values(CHUNK + 200, -3, 5)
+    source = values(TOPK_CHUNK + 200, -3, 5)
     decoded = torch.empty(len(source))
     payload = codec("topk").encode(source)
     codec("topk").decode(payload, decoded)
     assert len(payload) == 2 * 108
-    for part, sent in ((source[:CHUNK], decoded[:CHUNK]), (source[CHUNK:], decoded[CHUNK:])):
+    for part, sent in (
+        (source[:TOPK_CHUNK], decoded[:TOPK_CHUNK]),
+        (source[TOPK_CHUNK:], decoded[TOPK_CHUNK:]),
+    ):
         order = part.abs().argsort(descending=True)
-        assert set(sent.nonzero().flatten().tolist()) == set(order[:KEPT].tolist())
-        assert torch.equal(sent.sign()[order[:KEPT]], part.sign()[order[:KEPT]])
-        for half in (order[: KEPT // 2], order[KEPT // 2 : KEPT]):
+        assert set(sent.nonzero().flatten().tolist()) == set(order[:TOPK_KEPT].tolist())
+        assert torch.equal(sent.sign()[order[:TOPK_KEPT]], part.sign()[order[:TOPK_KEPT]])
+        for half in (order[: TOPK_KEPT // 2], order[TOPK_KEPT // 2 : TOPK_KEPT]):
             mean = part[half].abs().mean()
             assert bool(((sent[half].abs() - mean).abs() < 2.0**-8 * mean).all())
 
@@ -266,27 +287,27 @@ def test_topk_sends_the_largest_of_every_chunk_with_two_magnitudes():
 @pytest.mark.parametrize("most", [1, 5, 200])
 def test_topk_decides_by_place_between_equal_elements(most):
     """Modulo 512 first: how the search goes, and fixed."""
-    drawn = np.random.default_rng(most).integers(-most, most, CHUNK, endpoint=True).astype(np.float32)
-    decoded = torch.empty(CHUNK)
+    drawn = np.random.default_rng(most).integers(-most, most, TOPK_CHUNK, endpoint=True).astype(np.float32)
+    decoded = torch.empty(TOPK_CHUNK)
     codec("topk").decode(codec("topk").encode(torch.from_numpy(drawn)), decoded)
-    order = sorted(range(CHUNK), key=lambda place: (-abs(drawn[place]), place % 512, place))
-    assert set(decoded.nonzero().flatten().tolist()) == set(order[:KEPT])
+    order = sorted(range(TOPK_CHUNK), key=lambda place: (-abs(drawn[place]), place % 512, place))
+    assert set(decoded.nonzero().flatten().tolist()) == set(order[:TOPK_KEPT])
 
 
 def test_topk_refuses_an_element_that_is_named_twice():
-    payload = codec("topk").encode(torch.randn(CHUNK))
+    payload = codec("topk").encode(torch.randn(TOPK_CHUNK))
     payload[12:15] = payload[15:18]
     with pytest.raises(RemoteError) as refused:
-        codec("topk").decode(payload, torch.empty(CHUNK))
+        codec("topk").decode(payload, torch.empty(TOPK_CHUNK))
     assert refused.value.reason == "out-of-range"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "e3m0", "topk"])
 def test_with_error_feedback_everything_arrives_in_the_end(name):
-    chosen, residual = codec(name), Residual(3 * CHUNK)
-    truth, sent = torch.zeros(3 * CHUNK), torch.zeros(3 * CHUNK)
+    chosen, residual = codec(name), Residual(3 * TOPK_CHUNK)
+    truth, sent = torch.zeros(3 * TOPK_CHUNK), torch.zeros(3 * TOPK_CHUNK)
     for step in range(200):
-        delta = values(3 * CHUNK, 0, step % 5)
+        delta = values(3 * TOPK_CHUNK, 0, step % 5)
         truth += delta
         residual.add_to(delta)
         decoded = torch.empty_like(delta)

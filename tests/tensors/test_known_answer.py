@@ -16,12 +16,12 @@ from p2pdiloco.tensors.codecs import CODECS
 
 def test_this_machine_makes_it() -> None:
     """If it was changed on purpose, merges have other bits: raise WIRE_VERSION, and then ANSWER."""
-    assert outer_update.answer() == outer_update.ANSWER
+    assert outer_update.merge_answer() == outer_update.MERGE_ANSWER
 
 
 def test_another_order_of_additions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "norm", lambda values: float(values.double().square().sum().sqrt()))
-    assert outer_update.answer() != outer_update.ANSWER
+    assert outer_update.merge_answer() != outer_update.MERGE_ANSWER
 
 
 def test_a_fused_product_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_a_fused_product_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         total.copy_((total.double() + values.double() * codecs._rounded(factor)).float())
 
     monkeypatch.setattr(merge, "add_scaled", fused)
-    assert outer_update.answer() != outer_update.ANSWER
+    assert outer_update.merge_answer() != outer_update.MERGE_ANSWER
 
 
 def test_this_machine_makes_the_known_outer_steps() -> None:
@@ -53,12 +53,13 @@ def test_another_outer_step_has_another_answer(monkeypatch: pytest.MonkeyPatch) 
 FLUSHES = """
 import torch
 from p2pdiloco.tensors import outer_update as known_answer
-assert known_answer.step_answer() == known_answer.STEP_ANSWER and known_answer.answer() == known_answer.ANSWER
+assert known_answer.step_answer() == known_answer.STEP_ANSWER
+assert known_answer.merge_answer() == known_answer.MERGE_ANSWER
 if not torch.set_flush_denormal(True):
     print("this processor cannot")
 else:
     assert known_answer.step_answer() != known_answer.STEP_ANSWER, "the outer step"
-    assert known_answer.answer() != known_answer.ANSWER, "the merge"
+    assert known_answer.merge_answer() != known_answer.MERGE_ANSWER, "the merge"
     assert not known_answer.merges_as_everywhere() and not known_answer.steps_as_everywhere()
     print("noticed")
 """
@@ -90,7 +91,7 @@ def test_it_is_noticed_in_each_codecs_decoding_alone(name: str, monkeypatch: pyt
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot")
     monkeypatch.setattr(type(CODECS[name]), "decode", _flushed(CODECS[name].decode.__func__))  # type: ignore[attr-defined]
-    assert (outer_update.answer() == outer_update.ANSWER) == (name in ("fp32", "bf16"))
+    assert (outer_update.merge_answer() == outer_update.MERGE_ANSWER) == (name in ("fp32", "bf16"))
 
 
 @pytest.mark.parametrize("place", ["add_scaled", "scale"])
@@ -98,4 +99,4 @@ def test_it_is_noticed_in_the_sums_alone(place: str, monkeypatch: pytest.MonkeyP
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot")
     monkeypatch.setattr(merge, place, _flushed(getattr(merge, place)))
-    assert outer_update.answer() != outer_update.ANSWER
+    assert outer_update.merge_answer() != outer_update.MERGE_ANSWER

@@ -824,17 +824,17 @@ class LossAuditing:
         ours = await self._chain.contribution_of(fragment, effect.ours.payload_digest)
         if start is None or ours is None:
             return None
-        size = appraisal.file_bytes(self._manifest.codec.contribution, len(start))
+        size = appraisal.appraisal_bytes_on_disk(self._manifest.codec.contribution, len(start))
         if shutil.disk_usage(self._folder).free < size + FREE_BYTES:
             return None
         self._count += 1
         path = self._folder / f"{FILE}{self._count}"
-        await asyncio.to_thread(appraisal.begin, path, start)
+        await asyncio.to_thread(appraisal.begin_appraisal, path, start)
         del start
         async with self._auditing.contribution(effect.version, effect.theirs) as theirs:
             if theirs is None:
                 return None
-            await asyncio.to_thread(appraisal.add, path, await read(theirs), await read(ours))
+            await asyncio.to_thread(appraisal.add_contributions, path, await read(theirs), await read(ours))
         question = ch.Appraise(fragment, effect.theirs.learner, path)
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -849,4 +849,4 @@ class LossAuditing:
         if vault.version(fragment) != number:
             return None
         codec, rate = self._manifest.codec.update, self._manifest.outer.learning_rate
-        return appraisal.start_of(vault.result(fragment), update, codec, rate)
+        return appraisal.start_of_version(vault.result(fragment), update, codec, rate)

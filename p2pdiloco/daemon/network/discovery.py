@@ -21,7 +21,7 @@ from msgspec import structs
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.endpoint import report_bug
-from p2pdiloco.adapters.multiaddrs import DIGITS, Announcer, Nearby, check_lan, look_nearby
+from p2pdiloco.adapters.multiaddrs import LAN_RUN_DIGITS, Announcer, Nearby, check_lan, look_nearby
 from p2pdiloco.config.settings import ANY_ADDRESS, RUN_ID, NodeSettings
 from p2pdiloco.config.values import expanded, peer_in
 from p2pdiloco.core.api import events as ev
@@ -507,7 +507,7 @@ def with_nearby(settings: NodeSettings, say: Callable[[str], None]) -> NodeSetti
 
 def _joined(settings: NodeSettings, found: Sequence[Nearby], say: Callable[[str], None]) -> NodeSettings:
     named = RUN_ID.fullmatch(settings.run)
-    wanted = settings.run[:DIGITS] if named else ""
+    wanted = settings.run[:LAN_RUN_DIGITS] if named else ""
     fits = [near for near in found if any(run.startswith(wanted) for run in near.runs)]
     runs = sorted({run for near in fits for run in near.runs if run.startswith(wanted)})
     if not fits:

@@ -29,7 +29,7 @@ from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportEr
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 from p2pdiloco.tasks.registry import BUILT_IN, task_of
 from p2pdiloco.tasks.task import Constant, constants_of, text_of
-from p2pdiloco.tasks.tokens import FILE, MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
+from p2pdiloco.tasks.tokens import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, read_tokenizer, tokenizer_digest
 from p2pdiloco.tensors.sizes import MAX_NUMEL
 from p2pdiloco.util import clear_folder_at
 
@@ -263,10 +263,10 @@ def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
             "p2pdiloco run new NAME --tokenizer FILE writes both",
         )
     content = read_tokenizer(file)
-    if digest_of(content) != manifest.data.tokenizer_digest:
+    if tokenizer_digest(content) != manifest.data.tokenizer_digest:
         raise ConfigError(
             f"{file.name}: this is not the tokenizer of the run: its SHA-256 is "
-            f"{digest_of(content)[:16]}..., not {manifest.data.tokenizer_digest[:16]}..."
+            f"{tokenizer_digest(content)[:16]}..., not {manifest.data.tokenizer_digest[:16]}..."
         )
     task = task_of(manifest, content)
     if task.vocabulary:
@@ -277,7 +277,9 @@ def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
 def tokenizers_of_result(path: Path, manifest: Manifest) -> tuple[Path, Path]:
     """Places beside a result file where the run's tokenizer may be. The first has its digest in its name:
     results of several runs may lie in one folder. The second is the name in a model's folder."""
-    return path.with_name(f"tokenizer-{manifest.data.tokenizer_digest[:12]}.json"), path.with_name(FILE)
+    return path.with_name(f"tokenizer-{manifest.data.tokenizer_digest[:12]}.json"), path.with_name(
+        TOKENIZER_FILE
+    )
 
 
 def save_with_result(path: Path, manifest: Manifest, content: bytes | None) -> Path | None:
@@ -312,7 +314,7 @@ def tokenizer_on_disk(file: Path, manifest: Manifest) -> bytes | None:
     except UserError as error:
         logger.warning("%s", error)
         return None
-    return content if digest_of(content) == manifest.data.tokenizer_digest else None
+    return content if tokenizer_digest(content) == manifest.data.tokenizer_digest else None
 
 
 async def fetched_tokenizer(
@@ -341,7 +343,7 @@ async def fetched_tokenizer(
         request = wire.encode(wire.PullTokenizer(run))
         answer = check_given(await transport.pull(peer, request, MAX_TOKENIZER_BYTES, PAUSE_S))
         content = bytes(answer[1])
-        if digest_of(content) != manifest.data.tokenizer_digest:
+        if tokenizer_digest(content) != manifest.data.tokenizer_digest:
             wrong(peer)
             raise RemoteError("wrong-digest")
         return content

@@ -20,7 +20,13 @@ from torch.nn import functional
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, PassOptions
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.ranks import autocast, choose_device, configure, micro_batch_tokens, passes_in_bf16
+from p2pdiloco.learner.ranks import (
+    autocast,
+    choose_device,
+    configure_torch,
+    micro_batch_tokens,
+    passes_in_bf16,
+)
 from p2pdiloco.tasks.registry import task_of
 
 WINDOWS = 5
@@ -85,7 +91,7 @@ def plain(manifest: Manifest, device_name: str, pass_tokens: int, window_s: floa
     """Measure the yardstick."""
     began = time.monotonic()
     device = choose_device(device_name)
-    configure(device, 0)
+    configure_torch(device, 0)
     model_of = manifest.model
     context, step_tokens = int(model_of["context_tokens"]), manifest.inner.tokens_per_step
     sizes = (model_of["layers"], model_of["width"], model_of["heads"], context, model_of["vocabulary"])
@@ -115,7 +121,7 @@ def ours(manifest: Manifest, device_name: str, pass_tokens: int, window_s: float
     """Measure a learner's inner steps. `choice`: of `--compile`."""
     began = time.monotonic()
     device = choose_device(device_name)
-    configure(device, 0)
+    configure_torch(device, 0)
     task = task_of(manifest)
     model = task.model().to(device)
     options = PassOptions(pass_tokens, compile=cast(Any, choice))

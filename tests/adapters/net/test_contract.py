@@ -13,7 +13,7 @@ from net_helpers import Sink, until
 
 from p2pdiloco.adapters import framing
 from p2pdiloco.adapters.framing import OTHERS_HEADER_BYTES, checksum
-from p2pdiloco.adapters.streams import MAX_STREAMS_IN, OF_OTHERS, SHARES, StreamRefusal
+from p2pdiloco.adapters.streams import MAX_STREAMS_IN, POOL_SHARES, STREAMS_OF_OTHERS, StreamRefusal
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
@@ -292,7 +292,7 @@ async def test_32_streams_at_once(swarm: Swarm) -> None:
 
 async def test_more_streams_than_a_peer_may_open_are_refused(swarm: Swarm) -> None:
     a, b, _ = await pair(swarm)
-    most = MAX_STREAMS_IN - MAX_STREAMS_IN // SHARES
+    most = MAX_STREAMS_IN - MAX_STREAMS_IN // POOL_SHARES
     opened = [await swarm.raw_stream(a, b) for _ in range(most + 1)]
     try:
         for _, writer in opened:
@@ -308,11 +308,11 @@ async def test_strangers_slow_streams_keep_no_member_out(swarm: Swarm) -> None:
     strangers = [await swarm.add(), await swarm.add()]
     at_b.members = {a.peer_id}
     announced = b"\x51" + struct.pack(">I", OTHERS_HEADER_BYTES)
-    opened = [await swarm.raw_stream(strangers[i % 2], b) for i in range(2 * OF_OTHERS)]
+    opened = [await swarm.raw_stream(strangers[i % 2], b) for i in range(2 * STREAMS_OF_OTHERS)]
     try:
         for _, writer in opened:
             writer.write(announced + b"h")
-        await until(lambda: b.refusals == {StreamRefusal.OTHERS_FULL.value: OF_OTHERS})
+        await until(lambda: b.refusals == {StreamRefusal.OTHERS_FULL.value: STREAMS_OF_OTHERS})
         assert (await a.push(b.peer_id, b"10", [bytes(10)], 5.0))[0]
     finally:
         for _, writer in opened:

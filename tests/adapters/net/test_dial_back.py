@@ -25,14 +25,14 @@ async def test_only_the_very_peer_counts_as_reached(tmp_path: Path) -> None:
     await transport.start(Recorder())
     try:
         ip, port = multiaddrs.tcp_of(transport.addresses()[0]) or ("", 0)
-        assert await multiaddrs.answers(transport.peer_id, ip, port, 20.0)
-        assert not await multiaddrs.answers(Identity.generate().peer_id, ip, port, 20.0)
+        assert await multiaddrs.peer_answers(transport.peer_id, ip, port, 20.0)
+        assert not await multiaddrs.peer_answers(Identity.generate().peer_id, ip, port, 20.0)
         copy = HivemindTransport(Identity.load_or_create(key), key, tmp_path / "copy", LOOPBACK)
         assert await copy.answers_at(copy.peer_id, ip, port, 20.0), "a copy sees the original, and may end"
-        assert await multiaddrs.answers(transport.peer_id, "localhost", port, 20.0), "by a name, too"
+        assert await multiaddrs.peer_answers(transport.peer_id, "localhost", port, 20.0), "by a name, too"
     finally:
         await transport.close()
-    assert not await multiaddrs.answers(transport.peer_id, ip, port, 20.0)
+    assert not await multiaddrs.peer_answers(transport.peer_id, ip, port, 20.0)
 
 
 @pytest.mark.net
@@ -64,7 +64,7 @@ async def test_strangers_and_the_silent_are_not_reached() -> None:
         server = await asyncio.start_server(handler, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            assert not await multiaddrs.answers(peer, "127.0.0.1", port, 0.3)
+            assert not await multiaddrs.peer_answers(peer, "127.0.0.1", port, 0.3)
 
 
 @pytest.mark.net

@@ -8,7 +8,15 @@ import heapq
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.adapters.flow import CHUNK_BYTES, LEAST_BYTES, TARGET_S, Allowance, Flow, Limits, Sending
+from p2pdiloco.adapters.flow import (
+    CHUNK_BYTES,
+    LEAST_WINDOW_BYTES,
+    TARGET_S,
+    Allowance,
+    Flow,
+    Limits,
+    Sending,
+)
 
 
 class Link:
@@ -58,7 +66,7 @@ async def test_a_link_is_filled_and_nothing_waits_long(mbit: int, round_trip_s: 
     link.carried, link.waits = 0, []
     await fill(link, flow, 15.0)
     assert link.carried > 0.85 * 10.0 * link.rate
-    least_s = (LEAST_BYTES + 8192) / link.rate
+    least_s = (LEAST_WINDOW_BYTES + 8192) / link.rate
     assert sorted(link.waits)[int(0.95 * len(link.waits))] < max(2.5 * TARGET_S, least_s)
 
 

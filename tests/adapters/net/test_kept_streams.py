@@ -12,7 +12,7 @@ from net_helpers import Sink, until
 
 from p2pdiloco.adapters import endpoint, framing, streams
 from p2pdiloco.adapters.endpoint import Endpoint
-from p2pdiloco.adapters.streams import MOST, MOST_IN_PER_PEER, MOST_PER_PEER, end_stream
+from p2pdiloco.adapters.streams import MOST_KEPT, MOST_KEPT_IN_PER_PEER, MOST_KEPT_PER_PEER, end_stream
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer, Refusal
 
@@ -49,11 +49,11 @@ async def test_transfers_of_all_kinds_share_a_stream(swarm: Swarm) -> None:
         await push(a, b, 0)
     assert opened.count == 1 and at_b.released == 3
     # No more at a time than b keeps: of more it would choose, too, and might end one that a goes on with.
-    await asyncio.gather(*(push(a, b, 300_000) for _ in range(MOST_IN_PER_PEER)))
+    await asyncio.gather(*(push(a, b, 300_000) for _ in range(MOST_KEPT_IN_PER_PEER)))
     before = opened.count
-    assert len(a._kept) <= MOST_PER_PEER
-    await until(lambda: len(b._kept_in) <= MOST_PER_PEER and not len(b._places))
-    await asyncio.gather(*(push(a, b) for _ in range(MOST_PER_PEER)))
+    assert len(a._kept) <= MOST_KEPT_PER_PEER
+    await until(lambda: len(b._kept_in) <= MOST_KEPT_PER_PEER and not len(b._places))
+    await asyncio.gather(*(push(a, b) for _ in range(MOST_KEPT_PER_PEER)))
     assert opened.count == before
 
 
@@ -98,7 +98,9 @@ async def test_a_kept_stream_that_died_costs_a_new_one_and_no_transfer(swarm: Sw
     await push(a, b)
     for task in list(b._serving):  # known: the end has come here before the next transfer
         task.cancel()
-    await until(lambda: not any(streams.whole(stream[0]) for _, stream, _ in a._kept._idle.values()))
+    await until(
+        lambda: not any(streams.is_whole_stream(stream[0]) for _, stream, _ in a._kept._idle.values())
+    )
     await push(a, b)
     assert opened.count == 2 and not a._kept_in
     sinks = len(at_b.sinks)
@@ -139,12 +141,12 @@ async def test_idle_streams_end_and_their_number_is_bounded(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, at_b, opened = await pair(swarm)
-    greedy = [await swarm.raw_stream(a, b) for _ in range(MOST_IN_PER_PEER + 2)]
+    greedy = [await swarm.raw_stream(a, b) for _ in range(MOST_KEPT_IN_PER_PEER + 2)]
     try:
         for reader, writer in greedy:  # keeps all of them open, and says nothing more
             writer.write(b"\x51\0\0\0\x06refuse" + bytes(8))
             await asyncio.wait_for(reader.read(100), within_s(5.0))
-        await until(lambda: len(b._kept_in) == MOST_IN_PER_PEER and not b._places)
+        await until(lambda: len(b._kept_in) == MOST_KEPT_IN_PER_PEER and not b._places)
         assert await asyncio.wait_for(greedy[0][0].read(1), within_s(5.0)) == b"", (
             "the one idle for longest has ended"
         )
@@ -177,9 +179,9 @@ class Closed:
 
 async def test_the_stream_idle_for_longest_gives_way() -> None:
     kept = streams.KeptStreams()
-    writers = [Closed() for _ in range(MOST + 1)]
+    writers = [Closed() for _ in range(MOST_KEPT + 1)]
     for number, writer in enumerate(writers):
         kept.put(f"peer {number}", (object(), writer))  # type: ignore[arg-type]
-    assert len(kept) == MOST and [w.closed for w in writers] == [True] + MOST * [False]
+    assert len(kept) == MOST_KEPT and [w.closed for w in writers] == [True] + MOST_KEPT * [False]
     kept.clear()
     assert all(w.closed for w in writers)

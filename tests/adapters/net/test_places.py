@@ -8,7 +8,14 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from net_helpers import until
 
-from p2pdiloco.adapters.streams import OF_MEMBERS, OF_OTHERS, SHARES, Busy, Places, StreamRefusal
+from p2pdiloco.adapters.streams import (
+    POOL_SHARES,
+    STREAMS_OF_MEMBERS,
+    STREAMS_OF_OTHERS,
+    Busy,
+    Places,
+    StreamRefusal,
+)
 
 
 class Door:
@@ -51,19 +58,19 @@ class Door:
 async def test_others_take_no_place_of_a_member() -> None:
     async with AsyncExitStack() as stack:
         door = Door(stack)
-        for i in range(OF_OTHERS):
+        for i in range(STREAMS_OF_OTHERS):
             assert isinstance(await door.come(f"stranger {i}", False), asyncio.Task)
         assert await door.come("one more", False) is StreamRefusal.OTHERS_FULL
-        for i in range(OF_MEMBERS):
+        for i in range(STREAMS_OF_MEMBERS):
             assert isinstance(await door.come(f"member {i % 8}", True), asyncio.Task)
         assert await door.come("member 0", True) is StreamRefusal.MEMBERS_FULL
         assert door.gave_way == 0, "nobody has more than a share"
     assert len(door.places) == 0
 
 
-@pytest.mark.parametrize(("member", "most"), [(True, OF_MEMBERS), (False, OF_OTHERS)])
+@pytest.mark.parametrize(("member", "most"), [(True, STREAMS_OF_MEMBERS), (False, STREAMS_OF_OTHERS)])
 async def test_who_has_more_than_a_share_gives_way(member: bool, most: int) -> None:
-    share = most // SHARES
+    share = most // POOL_SHARES
     async with AsyncExitStack() as stack:
         door = Door(stack)
         greedy = [await door.come("greedy", member) for _ in range(most - share)]

@@ -39,7 +39,7 @@ class PaperLearner:
 
     async def appraise(self, question: Appraise) -> Appraised | None:
         self.asked.append(question)
-        self.given.append(vault.read(question.path, self.codec, self.numel))
+        self.given.append(vault.read_appraisal(question.path, self.codec, self.numel))
         if self.hangs:
             await asyncio.Event().wait()
         return None if self.figures is None else Appraised(question.path, *self.figures)

@@ -25,7 +25,7 @@ from p2pdiloco.daemon.network.reach import (
     decisive,
 )
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.ports import Connections
+from p2pdiloco.ports import PeerConnections
 
 OWN = {"192.168.1.2", "127.0.0.1"}
 
@@ -92,8 +92,8 @@ class World:
     def connected(self) -> list[str]:
         return sorted(self.peers)
 
-    async def link(self, peer: str) -> Connections | None:
-        return Connections((self.peers[peer],) if peer in self.peers else self.ips)
+    async def link(self, peer: str) -> PeerConnections | None:
+        return PeerConnections((self.peers[peer],) if peer in self.peers else self.ips)
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
         self.dialled.append((peer, ip, port))

@@ -22,7 +22,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.inner_step import PassOptions, bound_cache
 from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S
 from p2pdiloco.learner.loop import StepReport, Training, evaluate, heldout_batch, train
-from p2pdiloco.learner.mailbox import DEVICES, Answering, Mailbox, Stillness
+from p2pdiloco.learner.mailbox import ANSWERING_DEVICES, Answering, Mailbox, Stillness
 from p2pdiloco.learner.optimizer import (
     HeldCopies,
     HeldParameters,
@@ -39,10 +39,10 @@ from p2pdiloco.learner.ranks import (
     Ranks,
     Siblings,
     choose_device,
-    configure,
+    configure_torch,
     count_ranks,
+    device_hints,
     device_of,
-    hints,
     step_back,
     threads_of,
 )
@@ -121,7 +121,7 @@ def follow(start: Start, rank: int, count: int, folder: Path) -> None:
 
 
 def _help(told: Order, start: Start, parts: LearnerParts) -> None:
-    """Do another rank's part of what rank 0 does between two steps."""
+    """Do this rank's part of what rank 0 does between two steps."""
     training, held, layouts = parts.training, parts.held, parts.layouts
     if told.kind == "restore":
         path = start.restore_path
@@ -148,12 +148,12 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
 
 
 def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = None) -> LearnerParts:
-    """Build the parts; `folder`: where several processes meet."""
+    """`folder`: where several processes meet."""
     manifest, options = start.manifest, start.options
     device = choose_device(device_of(rank, count, options.device))
     if rank == 0 and options.compile_cache is not None:
         bound_cache(options.compile_cache)  # others wait to be met below: none of them compiles yet
-    threads = configure(device, options.threads or threads_of(count, device))
+    threads = configure_torch(device, options.threads or threads_of(count, device))
     ranks = ALONE if folder is None else Distributed.meet(rank, count, folder, device)
     path = options.tokenizer_path
     task = task_of(manifest, None if path is None else read_tokenizer(path))
@@ -190,7 +190,6 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
 def _place(
     model: nn.Module, device: torch.device, task: Task, options: LearnerOptions, ranks: Ranks
 ) -> HeldParameters:
-    """Bring the model to its device, all of it or a share."""
     numel = sum(parameter.numel() for parameter in model.parameters())
     samples = task.manifest.inner.tokens_per_step // task.tokens_per_sample
     wished = cast(Shard, options.shard)
@@ -207,7 +206,7 @@ def _place(
 
 
 def _give_up(channel: LearnerEnd) -> NoReturn:
-    """End this process from a thread beside the inner step."""
+    """Called by a thread beside the inner step."""
     try:
         channel.drain(DRAIN_TIMEOUT_S)
     finally:
@@ -233,7 +232,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
     )
     for fragment in range(len(fragments)):
         fragments.reset_to_base(fragment)
-    restored, note = loop.take_up(start, training, fragments)
+    restored, note = loop.take_up_checkpoint(start, training, fragments)
     if restored:
         ranks.order("restore")
     training.run_is_at(fragments.run_tokens(learners=1))
@@ -257,11 +256,13 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
     where = str(device) if ranks.count == 1 else f"{ranks.count} x {device.type}"
     where += ", bf16" if training.bf16 else ""
     where += ", sharded" if ranks.sharded else ""
-    answers = device.type in DEVICES and not ranks.sharded  # of shares, other ranks copy at boundaries only
+    answers = (
+        device.type in ANSWERING_DEVICES and not ranks.sharded
+    )  # of shares, other ranks copy at boundaries only
     gives_up = answers and ranks is ALONE  # others wait in the middle of a step until all are there
-    what = training.inner_step, restored, note, gives_up, mailbox.appraises
-    channel.emit(Ready(where, parameters, parts.threads, *what))
-    for text in (data.note, *hints(options.device, device)):
+    step, appraises = training.inner_step, mailbox.appraises
+    channel.emit(Ready(where, parameters, parts.threads, step, restored, note, gives_up, appraises))
+    for text in (data.note, *device_hints(options.device, device)):
         if text:
             channel.emit(Note(text[:4096]))
     training.listen(lambda text: channel.emit(Note(text)))
