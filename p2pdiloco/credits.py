@@ -295,13 +295,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(HistoryRecord)
 
 
-def framed(record: HistoryRecord) -> bytes:
+def frame_record(record: HistoryRecord) -> bytes:
     """Encode a record with its length and checksum before it."""
     body = _encoder.encode(record)
     return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
-def frames(content: bytes) -> Iterator[tuple[int, HistoryRecord]]:
+def read_frames(content: bytes) -> Iterator[tuple[int, HistoryRecord]]:
     """Read the sound records at the beginning of a file, each with the offset at which it ends."""
     offset = 0
     while offset + _FRAME.size <= len(content):
@@ -324,16 +324,16 @@ def page_of(records: Iterable[HistoryRecord]) -> bytes:
     """Encode records for a peer that asks, as many as a page has."""
     page = bytearray()
     for record in records:
-        page += framed(record)
+        page += frame_record(record)
         if len(page) >= PAGE_BYTES:
             break
     return bytes(page)
 
 
-def received(content: bytes) -> list[HistoryRecord]:
+def decode_page(content: bytes) -> list[HistoryRecord]:
     """Read the records that a peer sent. Raises: RemoteError ("garbage")."""
     records, read = [], 0
-    for end, record in frames(content):
+    for end, record in read_frames(content):
         records.append(record)
         read = end
     if read != len(content):
@@ -350,14 +350,14 @@ Verify = Callable[[str, bytes, bytes], bool]
 """Function that tells whether (peer) signed (message) with (signature)."""
 
 
-class Tip(Struct, frozen=True):
+class HeadRef(Struct, frozen=True):
     """Version of a fragment from which its line is followed back."""
 
     number: int
     digest: bytes
 
     @classmethod
-    def of(cls, head: Head) -> Tip:
+    def of(cls, head: Head) -> HeadRef:
         """Make the tip of a chain's head."""
         return cls(head.number, head.digest)
 
@@ -389,11 +389,11 @@ class Signatures:
         return self._verify(version.header.syncer, message, version.signature)
 
 
-def count(
+def count_line(
     history: HistoryStore,
     run: str,
     fragment: int,
-    tip: Tip,
+    tip: HeadRef,
     *,
     bucket_s: int = 0,
     signatures: Signatures | None = None,
@@ -603,7 +603,7 @@ class HistoryStore:
             StorageError: it is not saved; what was there is as it was.
         """
         header = record.version.header
-        fragment, content = header.fragment, framed(record)
+        fragment, content = header.fragment, frame_record(record)
         current = self._opened(fragment)
         path = self._log(fragment, current.index)
         try:
@@ -699,7 +699,7 @@ class HistoryStore:
                 self._files.delete(path)  # the crash came after it was compressed
                 continue
             current = _Open(index)
-            for end, record in frames(self._files.read(path)):
+            for end, record in read_frames(self._files.read(path)):
                 current.grow(record.version.header.number, end - current.size)
         self._open[fragment] = current
         return current
@@ -711,14 +711,14 @@ class HistoryStore:
             return known
         content = self._files.read(path)
         if path.suffix == ".z":
-            content = _unfolded(content)
-        headers = ((record.version.header, record) for _, record in frames(content))
+            content = _decompressed(content)
+        headers = ((record.version.header, record) for _, record in read_frames(content))
         found = {(header.number, header.digest()): record for header, record in headers}
         self._read[path] = found
         return found
 
 
-def _unfolded(content: bytes) -> bytes:
+def _decompressed(content: bytes) -> bytes:
     """Decompress a segment as far as it is sound."""
     unfolding = zlib.decompressobj()
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.config.presets import EQUALS, USUAL, Rule
+from p2pdiloco.config.presets import EQUALS, USUAL, OuterRule
 from p2pdiloco.core.api.events import Measured
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
@@ -24,17 +24,17 @@ from p2pdiloco.tensors.merge import Accumulator, Findings, Input, decode_partial
 from p2pdiloco.tensors.sizes import TensorSpec
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco_lab.simulation.lineage import (
-    Given,
     Losses,
-    Made,
+    MergeContribution,
+    MergeOutcome,
+    MergeTree,
     Mode,
     Resumed,
     Substance,
     Trainer,
-    Tree,
     UnusableMatter,
 )
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan, stream
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
 from p2pdiloco_lab.simulation.violation import Violation
 
 # The smallest language model: it learns which token follows which in a Markov chain that is known exactly.
@@ -191,11 +191,15 @@ class Vectors(Substance):
     both codecs and the outer optimizer's settings."""
 
     def __init__(
-        self, plan: WorldPlan, size: Size = SMALL, codec_name: str | None = None, outer: Rule | None = None
+        self,
+        plan: WorldPlan,
+        size: Size = SMALL,
+        codec_name: str | None = None,
+        outer: OuterRule | None = None,
     ) -> None:
         """`codec_name`: of contributions and updates."""
         torch.set_num_threads(1)
-        rng = stream(plan.seed, "vectors")
+        rng = random_stream(plan.seed, "vectors")
         self.seed, self.inner_steps = plan.seed, plan.config.inner_steps
         self.tokens_per_step = plan.config.tokens_per_step
         drawn = rng.choice(sorted(CODECS)), rng.choice(sorted(CODECS))
@@ -256,32 +260,37 @@ class Vectors(Substance):
         return bytes(self._calculator.own.combine(fragment, sources).payload)
 
     def partial(
-        self, fragment: int, inputs: list[Given], partials: list[bytes], limits: MergeLimits, seed: bytes
-    ) -> Made:
+        self,
+        fragment: int,
+        inputs: list[MergeContribution],
+        partials: list[bytes],
+        limits: MergeLimits,
+        seed: bytes,
+    ) -> MergeOutcome:
         with _words_of_the_world():
             made = self._calculator.merge_partial(fragment, _inputs(inputs), partials, limits, seed)
-        return Made(bytes(made.payload), _measured(made.found), made.found.cut)
+        return MergeOutcome(bytes(made.payload), _measured(made.found), made.found.cut)
 
     def merge(
         self,
         fragment: int,
         number: int,
         state: bytes,
-        inputs: list[Given],
+        inputs: list[MergeContribution],
         partials: list[bytes],
         longest_steps: int,
         limits: MergeLimits,
         seed: bytes,
-    ) -> Made:
+    ) -> MergeOutcome:
         vault = self._load(fragment, number - 1, state)
         with _words_of_the_world():
             made = vault.merge(fragment, number, _inputs(inputs), partials, longest_steps, limits, seed)
-        return Made(bytes(made.update), _measured(made.found), made.found.cut, made.norm)
+        return MergeOutcome(bytes(made.update), _measured(made.found), made.found.cut, made.norm)
 
-    def grouped_error(self, fragment: int, tree: Tree) -> float:
+    def grouped_error(self, fragment: int, tree: MergeTree) -> float:
         vault, layout, flat = self._calculator, self.layouts[fragment], tree.flat()
         work = [(tokens, steps, trust) for _, tokens, steps, trust in flat]
-        payloads = [self._uncut(fragment, tree), self._uncut(fragment, Tree(flat))]
+        payloads = [self._uncut(fragment, tree), self._uncut(fragment, MergeTree(flat))]
         for payload in payloads:
             vault.check_partial(fragment, payload, work)
         mine, whole = (_merged(layout, payload) for payload in payloads)
@@ -289,7 +298,7 @@ class Vectors(Substance):
         lengths = _mean_length(layout, payloads[1], whole)
         return float((mine - whole).norm()) / lengths if lengths else float((mine - whole).norm() > 0)
 
-    def _uncut(self, fragment: int, tree: Tree) -> bytes:
+    def _uncut(self, fragment: int, tree: MergeTree) -> bytes:
         """Add these up without limits, group by group."""
         below = [self._uncut(fragment, each) for each in tree.below]
         return bytes(self._calculator.merge_partial(fragment, tree.inputs, below).payload)
@@ -434,7 +443,7 @@ def _mean_length(layout: FragmentLayout, payload: bytes, merged: Tensor) -> floa
     return sum(lengths)
 
 
-def _inputs(given: Sequence[Given]) -> list[Input]:
+def _inputs(given: Sequence[MergeContribution]) -> list[Input]:
     return [
         Input(each.matter, each.tokens, each.inner_steps, mean=each.mean, votes=each.votes) for each in given
     ]

@@ -23,7 +23,7 @@ from p2pdiloco.daemon.wire import CreditsAnswer
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, clean, install_hint, invariant
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
-from p2pdiloco.web.sources import middle
+from p2pdiloco.web.sources import middle_report
 from p2pdiloco.web.view import JoinView, RunView, credit_views, encode_view, join_view, public_view
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 86400.0
@@ -159,7 +159,7 @@ def view_of(
     invariant(bool(heard), "a board without an answer")
     newest_s = max(one.at_s for one in heard)
     fresh = [one for one in heard if newest_s - one.at_s <= LOST_S / 4]
-    report = middle([one.report for one in fresh])
+    report = middle_report([one.report for one in fresh])
     chosen = next(one for one in fresh if one.report is report)
     at_s = time.time() - (now - chosen.at_s)
     public = public_view(chosen.report, at_s, join=join, credits=credit_views(credits))

@@ -18,10 +18,10 @@ import click
 from msgspec import structs
 from msgspec.structs import replace
 
-from p2pdiloco.cli.charts import Target, Where
+from p2pdiloco.cli.charts import ChartPlace, Target
 from p2pdiloco.cli.options import (
     FILE,
-    WORDS,
+    SPLIT_TEXT,
     Diagnosis,
     Level,
     Number,
@@ -425,7 +425,7 @@ def log_to(target: Target, **values: Any) -> int:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", "name a node's data folder with --data-dir")
     out = expanded(settings.out, "--out") if settings.out is not None else folder / target
-    where = Where(out, settings.project, settings.name or folder.absolute().name or "node")
+    where = ChartPlace(out, settings.project, settings.name or folder.absolute().name or "node")
     stop = threading.Event()
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in ends}
@@ -460,7 +460,9 @@ BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
 
 
 @click.command("credits", cls=SpacedLists)
-@click.option("--join", multiple=True, type=WORDS, metavar="MULTIADDR", help="Peer to ask; may be repeated.")
+@click.option(
+    "--join", multiple=True, type=SPLIT_TEXT, metavar="MULTIADDR", help="Peer to ask; may be repeated."
+)
 @click.option("--run", default="", metavar="ID|NAME", help="Id of the run, or its name.")
 @click.option("--data-dir", type=FILE, help="A node's folder: asked without --join; its key signs.")
 @click.option("--verify", is_flag=True, help="Count it here, and check every learner's signature.")
@@ -521,7 +523,7 @@ def credits_command(
             return 0
         if bool(word) != bool(proof):
             raise UserError("--word and --proof belong together")
-        return credits_report.check(check, word, proof)
+        return credits_report.check_certificate(check, word, proof)
     if prove or word or proof:
         raise UserError("--prove, --word and --proof are about a certificate: --check FILE")
     if bool(certificate) != bool(peer):
@@ -543,14 +545,14 @@ def _ask(
     from rich.console import Console
 
     from p2pdiloco.cli import credits_report
-    from p2pdiloco.cli.credits_report import CreditsWish, collect
+    from p2pdiloco.cli.credits_report import CreditsSearch, collect_credits
     from p2pdiloco.cli.status_command import local_addresses, visit
     from p2pdiloco.config.values import expanded
 
     addresses, wanted = joined_through(join, run)
     certificate, peer = paper
     history = more["history"]
-    wish = CreditsWish(
+    wish = CreditsSearch(
         join=addresses or local_addresses(data_dir),
         run=wanted,
         bucket_s=BUCKETS[by or ""],
@@ -559,12 +561,12 @@ def _ask(
         timeout_s=float(str(more["timeout_s"])),
     )
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    found = visit(collect(wish))
+    found = visit(collect_credits(wish))
     if certificate is not None:
         credits_report.certify(found, peer, certificate, data_dir)
     elif more["style"] == "csv":
         click.echo(credits_report.as_csv(found), nl=False)
-        for line, _ in credits_report.words(found):
+        for line, _ in credits_report.caveats(found):
             click.echo(line, err=True)
     elif more["style"] == "json":
         click.echo(credits_report.as_json(found))

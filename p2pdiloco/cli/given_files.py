@@ -245,8 +245,8 @@ def refuse_pointer(file: Path) -> None:
 
 # `run new --from FILE.gguf`: its folder of Hugging Face's form, for as long as the command runs.
 
-SUFFIX = ".gguf"
-_NAME = 60
+GGUF = ".gguf"
+_MAX_NAME = 60
 """Characters of the file's name that are kept beside its digest."""
 
 
@@ -271,7 +271,7 @@ def as_folder(source: Path | None, out: Path, tokenizer: bool) -> Iterator[Path 
     except OSError as error:
         raise StorageError(f"{error.filename or source}: {error.strerror}") from error
     with made as above:
-        name = clean(source.name)[:_NAME].encode("ascii", "replace").decode()
+        name = clean(source.name)[:_MAX_NAME].encode("ascii", "replace").decode()
         folder = Path(above) / f"{name} sha256:{digest}"
         save_as_folder(source, folder, lambda words: click.echo(words, err=True), tokenizer)
         yield folder
@@ -280,11 +280,11 @@ def as_folder(source: Path | None, out: Path, tokenizer: bool) -> Iterator[Path 
 def _is_gguf(source: Path) -> bool:
     """Raises: UserError (it is a folder with such files and no others)."""
     if not source.is_dir():
-        if source.suffix == SUFFIX and source.exists() and not is_gguf(source):
+        if source.suffix == GGUF and source.exists() and not is_gguf(source):
             refuse_pointer(source)
             raise UserError(f"{source} is no GGUF file: it does not begin as one does", "get it again")
         return is_gguf(source)
-    found = sorted(source.glob(f"*{SUFFIX}"))
+    found = sorted(source.glob(f"*{GGUF}"))
     if found and not any(source.glob(f"*{ENDING}")):
         raise UserError(f"{source} has GGUF files, and no safetensors file", f"give the file: {found[0]}")
     return False
@@ -300,7 +300,7 @@ _ELSEWHERE = ("added_tokens_decoder", "model_max_length", "chat_template", "back
 """Keys of tokenizer_config.json that tokenizer.json, the run, or a file of its own says."""
 
 
-def with_besides(manifest: Manifest, folder: Path) -> Manifest:
+def with_side_files(manifest: Manifest, folder: Path) -> Manifest:
     """Add what these files say to the manifest. What is no JSON, or too large to travel, is left out with a
     word."""
     about = object_in(folder / "special_tokens_map.json") | object_in(folder / "tokenizer_config.json")
@@ -401,7 +401,7 @@ def chosen_tokenizer(
     if wanted is None:
         return manifest, None
     manifest, content = _with_tokenizer(manifest, wanted, end, False)
-    return with_besides(manifest, Path(wanted).parent), content
+    return with_side_files(manifest, Path(wanted).parent), content
 
 
 def _with_bytes(manifest: Manifest) -> Manifest:
@@ -444,7 +444,7 @@ def _of_run(source: Path, manifest: Manifest, end: str) -> tuple[Manifest, bytes
     )
     manifest = msgspec.structs.replace(manifest, data=data)
     is_export = (result.parent / DESCRIPTION).exists()
-    return with_besides(manifest, result.parent) if is_export else manifest, content
+    return with_side_files(manifest, result.parent) if is_export else manifest, content
 
 
 def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:

@@ -446,7 +446,7 @@ LEAST_MERGES = 20
 """Merges below which a run is hardly one of several."""
 
 
-def lines_of(manifest: Manifest, wish: TrainingWish, length: RunLength, own: object) -> list[str]:
+def settings_lines(manifest: Manifest, wish: TrainingWish, length: RunLength, own: object) -> list[str]:
     """Five lines for a person: context, rate, length, outer step, and how all of it is changed. `own`: the
     context that the model is made for."""
     return [
@@ -501,7 +501,7 @@ def _outer_words(manifest: Manifest) -> str:
     )
 
 
-def warnings_of(manifest: Manifest, wish: TrainingWish) -> list[str]:
+def settings_warnings(manifest: Manifest, wish: TrainingWish) -> list[str]:
     """Warnings about the settings of a run that begins with a model that exists."""
     merges, is_chosen = expected_merges(manifest), wish.is_chosen(True)
     is_long = wish.continued if is_chosen else inner_steps_of(manifest) >= LENGTHS["day"].steps

@@ -63,7 +63,7 @@ class Guide:
 
         Raises: click.Abort; UserError (what was given is wrong).
         """
-        known: Answers = {"way": _way(given)} if given else {}
+        known: Answers = {"way": _read_way(given)} if given else {}
         if given:
             self._look_at_word(known)
         answers = ask_all([*([] if given else [self._way_in()]), *self._questions()], known)
@@ -77,7 +77,7 @@ class Guide:
         before = " ".join(self._before.get("join", ())).partition(" ")[0]
         way = self._was("invite") or self._nearby() or before
         words = "Run link, invite, or address of a peer"
-        return Question("way", words, way, read=_way, then=self._look_at_word)
+        return Question("way", words, way, read=_read_way, then=self._look_at_word)
 
     def _questions(self) -> list[Question]:
         was = self._was
@@ -168,7 +168,7 @@ class Guide:
         self._run = None
         click.echo("looking at the run …", err=True)
         settings = NodeSettings(join=way.join, run=way.run or run, invite=way.word, data_dir=self.data_dir)
-        found = look_at(settings)
+        found = manifest_to_join(settings)
         self._check_admission(found, way)
         self._run = found
         click.echo(f"found run {found.title}", err=True)
@@ -197,7 +197,7 @@ class Guide:
             settings = msgspec.convert(
                 known | {"data_dir": self.data_dir}, NodeSettings, dec_hook=lambda _kind, value: value
             )
-            for line in takes(settings, self._run):
+            for line in footprint_lines(settings, self._run):
                 click.echo(clean(f"  {line}"), err=True)
 
     def _values(self, answers: Answers) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Guide:
         return values | {key: answers[key] for key in asked if key in answers}
 
 
-def _way(word: str) -> Way:
+def _read_way(word: str) -> Way:
     """Read a link, an invite or an address. Raises: ConfigError."""
     if not is_word(word):
         check_join_address(word)
@@ -367,7 +367,7 @@ PATIENCE_S = 30.0
 PAUSE_S = 0.5
 
 
-def look_at(settings: NodeSettings) -> PublishedRun:
+def manifest_to_join(settings: NodeSettings) -> PublishedRun:
     """Fetch the manifest of the run that these settings mean, from the peers that they name.
 
     Raises: UserError (nobody answers, or nobody knows the run; or it is of another owner than the link says).
@@ -401,7 +401,7 @@ async def _manifest(transport: Transport, search: RunSearch) -> PublishedRun:
         await asyncio.sleep(PAUSE_S)
 
 
-def takes(settings: NodeSettings, run: PublishedRun) -> list[str]:
+def footprint_lines(settings: NodeSettings, run: PublishedRun) -> list[str]:
     """Say in lines what a run takes of this machine.
 
     Raises: UserError (more than is here, or than the settings permit).
@@ -482,7 +482,7 @@ def _members(word: str) -> int:
 
 # Settings file of a guided node, `<data_dir>/node.toml`: what `p2pdiloco node --config` reads.
 
-NAME = "node.toml"
+SETTINGS_NAME = "node.toml"
 _HEAD = """\
 # Settings of this node, written by `p2pdiloco join`, which asks for them again. It starts with
 #   p2pdiloco node --config {path}
@@ -502,7 +502,7 @@ def saved_settings(data_dir: Path) -> dict[str, Any]:
             "stop it first (Ctrl-C there, or systemctl --user stop p2pdiloco-node), or name another folder "
             "with --data-dir",
         )
-    path = data_dir / NAME
+    path = data_dir / SETTINGS_NAME
     return load_settings_table(path, "node") if path.exists() else {}
 
 
@@ -511,7 +511,7 @@ def save_settings(data_dir: Path, values: dict[str, Any]) -> Path:
 
     Raises: StorageError.
     """
-    path = data_dir / NAME
+    path = data_dir / SETTINGS_NAME
     lines = [f'data_dir = "."  # {str(data_dir)!r}\n']
     for key, value in values.items():
         if value not in ("", (), None, False) and key != "data_dir":
@@ -538,7 +538,7 @@ def _kind_of(word: str) -> str:
 # capability settings need, nor its folders: what remains are the settings below.
 
 UNIT = "p2pdiloco-node.service"
-KEPT = {
+KEPT_KEYS = {
     "Description",
     "Type",
     "NotifyAccess",
@@ -593,7 +593,7 @@ def user_unit(shipped: str, config: Path) -> str:
                 map(_quoted, (sys.executable, "-m", "p2pdiloco", "node", "--config", str(config)))
             )
             lines += ["", line, f"ExecStart={command}"]
-        elif key in KEPT:
+        elif key in KEPT_KEYS:
             lines.append(line)
     return "\n".join([*lines, "", "[Install]", "WantedBy=default.target", ""])
 

@@ -94,7 +94,7 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
                 constants = constants_in(given, run.manifest)
             else:
                 constants = await given_constants(transport, run.id, run.manifest, members)
-            result = await _Visit(run, transport, reports, given).result()
+            result = await _ResultCopy(run, transport, reports, given).result()
             return msgspec.structs.replace(result, tokenizer=tokenizer, constants=constants)
     except TransportError as error:
         raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
@@ -123,7 +123,7 @@ async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str])
     return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts)
 
 
-class _Visit:
+class _ResultCopy:
     """Copies all fragments of one run."""
 
     def __init__(

@@ -27,7 +27,7 @@ S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
 
 
-class Words(click.types.StringParamType):
+class SplitText(click.types.StringParamType):
     """Text of which an environment variable may hold several, split on spaces and commas."""
 
     name = "text"
@@ -47,7 +47,7 @@ class SpacedLists(click.Command):
         Raises:
             click.BadParameter: a text is not UTF-8; names the flag.
         """
-        flags = {o for p in self.params if p.type is WORDS for o in p.opts}
+        flags = {o for p in self.params if p.type is SPLIT_TEXT for o in p.opts}
         spread: list[str] = []
         current = ""
         for word in args:
@@ -86,7 +86,7 @@ class Number(click.FloatRange):
         return found
 
 
-WORDS = Words()
+SPLIT_TEXT = SplitText()
 FILE = click.Path(path_type=Path)
 """Type of a path. Several paths in a variable are separated as in PATH."""
 
@@ -99,7 +99,7 @@ def setting(settings: type[Struct], flag: str, *aliases: str, field: str = "", *
     name = field or flag.lstrip("-").replace("-", "_")
     default = next(f.default for f in msgspec.structs.fields(settings) if f.name == name)
     if options.get("multiple"):
-        options.setdefault("type", WORDS)
+        options.setdefault("type", SPLIT_TEXT)
     return click.option(
         flag,
         *aliases,
@@ -277,10 +277,10 @@ def exit_status(findings: Iterable[Diagnosis]) -> int:
 
 # Looking at one thing after the other: each with a bound in time, and all of them together.
 
-Looked = Awaitable[Iterable[Diagnosis]]
+Findings = Awaitable[Iterable[Diagnosis]]
 
 
-async def looked(check: str, look: Callable[[], Looked], within_s: float) -> AsyncIterator[Diagnosis]:
+async def findings_of(check: str, look: Callable[[], Findings], within_s: float) -> AsyncIterator[Diagnosis]:
     """Look at one thing. Whatever goes wrong with that is a finding, too."""
     try:
         async with asyncio.timeout(within_s):

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import FILE, WORDS, Number, example, joined_through
+from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, example, joined_through
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError, clean
@@ -36,7 +36,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--join",
             multiple=True,
-            type=WORDS,
+            type=SPLIT_TEXT,
             metavar="MULTIADDR",
             help="Take the parameters from a live run: its link, or the address of any of its peers.",
         ),

@@ -89,7 +89,7 @@ class HeardReport(Struct, frozen=True):
     at_s: float
 
 
-class _Known(Struct):
+class _KnownMember(Struct):
     """State of a member that can be asked."""
 
     addresses: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class AskedMembers:
     def __init__(self, search: Search, run: str, now: Callable[[], float]) -> None:
         """`run`: id of the run."""
         self._search, self._run, self._now = search, run, now
-        self._known: dict[str, _Known] = {peer: _Known() for peer in search.joined}
+        self._known: dict[str, _KnownMember] = {peer: _KnownMember() for peer in search.joined}
         self._chosen: list[str] = []
         self._look_s = 0.0
         self.answers: dict[str, HeardReport] = {}
@@ -120,7 +120,7 @@ class AskedMembers:
     def take(self, report: StatusReport, size_bytes: int = 0) -> None:
         """Take an answer in."""
         peer, now = report.answered_by, self._now()
-        known = self._known.setdefault(peer, _Known())
+        known = self._known.setdefault(peer, _KnownMember())
         pause_s = max(LEAST_S, size_bytes / BYTES_PER_S) * random.uniform(1.0, 1.3)  # each at its own time
         known.next_s, known.why, known.doubt_s = now + pause_s, "", DOUBT_S
         self.answers[peer] = HeardReport(report, now)
@@ -174,7 +174,7 @@ class AskedMembers:
         with contextlib.suppress(TransportError):
             for peer, addresses in (await self._search.members(transport, self._run)).items():
                 if peer in self._known or len(self._known) < MAX_KNOWN:
-                    self._known.setdefault(peer, _Known()).addresses = addresses
+                    self._known.setdefault(peer, _KnownMember()).addresses = addresses
 
 
 # Picture of a swarm, put together from what several members say of it.
@@ -315,10 +315,10 @@ def _older(age_s: float | None) -> float:
 
 SILENT_S = 5.0
 """Silence from which on a member is said to be silent. Members count on nobody any more after three."""
-MOST = 200
+MOST_HAPPENINGS = 200
 
 
-def silent(member: MemberRow) -> bool:
+def is_silent(member: MemberRow) -> bool:
     """Tell whether nobody has heard of a member for long."""
     return member.age_s is not None and member.age_s > SILENT_S
 
@@ -330,7 +330,7 @@ class Happenings:
         self._began_s = now
         self._before: SwarmPicture | None = None
         self._names: dict[str, str] = {}
-        self._lines: deque[str] = deque(maxlen=MOST)
+        self._lines: deque[str] = deque(maxlen=MOST_HAPPENINGS)
         self._losses: list[float] = []
         self._merged_s: float | None = None
         self._silent: dict[str, str] = {}
@@ -384,9 +384,9 @@ class Happenings:
             if earlier is None:
                 yield f"{name} is here" + ("" if member.row.confirmed else ", catching up")
                 continue
-            if silent(member) and not silent(earlier):
+            if is_silent(member) and not is_silent(earlier):
                 yield f"{name} is silent, for {duration(member.age_s)}"
-            elif silent(earlier) and not silent(member):
+            elif is_silent(earlier) and not is_silent(member):
                 yield f"{name} is heard again"
             if member.row.confirmed and not earlier.row.confirmed:
                 yield f"{name} is a full member"
@@ -454,7 +454,7 @@ class ListOrder(Enum):
         return orders[(orders.index(self) + 1) % len(orders)]
 
 
-class Chosen(Struct, frozen=True):
+class ViewChoice(Struct, frozen=True):
     """Choice of a person: what to see of the picture."""
 
     picture: SwarmPicture
@@ -468,7 +468,7 @@ class Chosen(Struct, frozen=True):
 class SwarmView:
     """Rich renderable of a swarm, with at most one line less than the terminal has."""
 
-    def __init__(self, chosen: Chosen, explained: bool) -> None:
+    def __init__(self, chosen: ViewChoice, explained: bool) -> None:
         self._chosen, self._explained = chosen, explained
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -480,7 +480,7 @@ class SwarmView:
         yield Text("\n").join(lines)
 
 
-def swarm_lines(chosen: Chosen, width: int, height: int) -> list[Text]:
+def swarm_lines(chosen: ViewChoice, width: int, height: int) -> list[Text]:
     """Draw at most height - 1 lines of at most `width` columns."""
     picture = chosen.picture
     top = packed(_header(picture, chosen.silence), width)[: max(2, height // 3)]
@@ -529,7 +529,7 @@ def plain_line(picture: SwarmPicture) -> str:
 
 def trouble_text(member: MemberRow) -> str:
     """Word what keeps a member from more, and how far it is behind; empty: nothing."""
-    words = [f"silent {duration(member.age_s)}"] if silent(member) else []
+    words = [f"silent {duration(member.age_s)}"] if is_silent(member) else []
     if member.age_s is None:
         words.append("never heard")
     if member.state not in (None, "training", "catching up"):
@@ -544,11 +544,11 @@ def trouble_text(member: MemberRow) -> str:
     return ", ".join(words + roles)
 
 
-def ordered(chosen: Chosen) -> list[MemberRow]:
+def ordered(chosen: ViewChoice) -> list[MemberRow]:
     """Put the members into the order that was chosen."""
     members = list(chosen.picture.members)
     if chosen.order is ListOrder.TROUBLE:
-        members.sort(key=lambda m: (not silent(m), not m.behind, not trouble_text(m)))
+        members.sort(key=lambda m: (not is_silent(m), not m.behind, not trouble_text(m)))
     elif chosen.order is ListOrder.SPEED:
         members.sort(key=lambda m: -m.row.tokens_per_s)
     elif chosen.order is ListOrder.NAME:
@@ -590,7 +590,7 @@ def _header(picture: SwarmPicture, silence: str) -> list[Text]:
     return [part for part in parts if part.plain]
 
 
-def _members_title(chosen: Chosen, rows: int) -> str:
+def _members_title(chosen: ViewChoice, rows: int) -> str:
     picture, shown = chosen.picture, len(chosen.picture.members)
     words = f"members ({picture.members_total}"
     if rows < shown:
@@ -601,7 +601,7 @@ def _members_title(chosen: Chosen, rows: int) -> str:
     return f"{words}) {chosen.order.value}"
 
 
-def _first(chosen: Chosen, rows: int) -> int:
+def _first(chosen: ViewChoice, rows: int) -> int:
     return max(0, min(chosen.first, len(chosen.picture.members) - rows))
 
 
@@ -610,7 +610,7 @@ def _letters(picture: SwarmPicture) -> dict[str, str]:
     return {member.row.peer: letter for member, letter in zip(picture.members, LETTERS, strict=False)}
 
 
-def _member_lines(chosen: Chosen, rows: int, width: int) -> list[Text]:
+def _member_lines(chosen: ViewChoice, rows: int, width: int) -> list[Text]:
     members = ordered(chosen)
     if not members:
         return [Text("nobody says who is here", style="dim")]
@@ -630,7 +630,7 @@ def _member_line(member: MemberRow, letter: str, width: int) -> Text:
     office = f"syncer of {row.offices}" if row.offices else ""
     trouble = trouble_text(member)
     words = ", ".join(word for word in (trouble, office) if word)
-    style = "red" if silent(member) else "yellow" if trouble else ""
+    style = "red" if is_silent(member) else "yellow" if trouble else ""
     return Text(fit(f"{figures} {words}", width).rstrip(), style=style)
 
 
@@ -757,7 +757,7 @@ async def _live(watch: Watch, _settings: TopSettings) -> None:
     loop = asyncio.get_running_loop()
     console = Console()
     view, keys = LiveView(console, draw=lambda chosen, explained: SwarmView(chosen, explained)), Keys()
-    chosen = Chosen(watch.look()[0])
+    chosen = ViewChoice(watch.look()[0])
     view.start()
     keys.start()
     loop.add_signal_handler(signal.SIGTSTP, suspend, view, keys)
@@ -770,7 +770,7 @@ async def _live(watch: Watch, _settings: TopSettings) -> None:
                     return
                 if key == "?":
                     view.explain()
-                chosen = obeyed(chosen, key, *console.size)
+                chosen = after_key(chosen, key, *console.size)
             view.update(chosen)
             await asyncio.sleep(PERIOD_S)
     finally:
@@ -779,7 +779,7 @@ async def _live(watch: Watch, _settings: TopSettings) -> None:
         view.stop()
 
 
-def obeyed(chosen: Chosen, key: Move | str, width: int, height: int) -> Chosen:
+def after_key(chosen: ViewChoice, key: Move | str, width: int, height: int) -> ViewChoice:
     """Do what a key says to the list of members."""
     if isinstance(key, Move):
         page = page_rows(chosen.picture, width, height)

@@ -447,9 +447,9 @@ def _is_object(text: str) -> bool:
 def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
-    data = _told(manifest.data, {"begin_of_document": ""})
-    export = _told(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
-    return _encoder.encode(_told(manifest, _CAME_LATER, data=data, export=export))
+    data = _without_quiet(manifest.data, {"begin_of_document": ""})
+    export = _without_quiet(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
+    return _encoder.encode(_without_quiet(manifest, _CAME_LATER, data=data, export=export))
 
 
 _CAME_LATER: dict[str, Section] = {
@@ -461,7 +461,7 @@ _CAME_LATER: dict[str, Section] = {
 }
 
 
-def _told(section: Struct, quiet: Mapping[str, object], **encoded: Struct) -> Struct:
+def _without_quiet(section: Struct, quiet: Mapping[str, object], **encoded: Struct) -> Struct:
     """Make a struct of the fields of a section whose values are not these; `encoded`: instead of its own."""
     values = {name: getattr(section, name) for name in section.__struct_fields__}
     told = tuple(name for name, value in values.items() if value != quiet.get(name))

@@ -56,11 +56,11 @@ def _syntax_error(path: Path, data: bytes, error: tomllib.TOMLDecodeError) -> Co
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error))
     if match:
         sentence = f"{path}: line {match[2]} is not valid TOML: {match[1]} (column {match[3]})"
-        return ConfigError(sentence, meant(lines[int(match[2]) - 1]))
+        return ConfigError(sentence, intended_line(lines[int(match[2]) - 1]))
     reason = str(error).removesuffix(" (at end of document)")
     last = len(data.splitlines())
     sentence = f"{path}: line {last} is not valid TOML: {reason} (the file ends here)"
-    return ConfigError(sentence, meant(lines[last - 1]) if last else "")
+    return ConfigError(sentence, intended_line(lines[last - 1]) if last else "")
 
 
 def convert(raw: Mapping[str, Any], struct: type[S], label: str) -> S:
@@ -130,7 +130,7 @@ _QUOTES = "\"'`“”„‟«»‘’‚"
 _BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 
 
-def meant(line: str) -> str:
+def intended_line(line: str) -> str:
     """Say how a line that is no TOML is to be written; empty if that cannot be told."""
     found = _LINE.fullmatch(line)
     if found is None or _is_fine(line):

@@ -626,14 +626,14 @@ _DECODER = msgspec.json.Decoder(Line)
 # Holdings of nodes: versions that they have, by their logs or on their disks, and where two differ.
 
 
-class Holdings(Struct, frozen=True):
+class HeldVersions(Struct, frozen=True):
     """Versions that somebody holds: fragment -> number -> digest (of the version's header)."""
 
     name: str
     versions: dict[int, dict[int, str]]
 
 
-def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
+def conflicts(holdings: Sequence[HeldVersions]) -> tuple[list[str], int]:
     """Versions that two of them hold with different digests, in words; and how many were compared."""
     found, compared = [], 0
     seen: dict[tuple[int, int], dict[str, list[str]]] = {}
@@ -649,6 +649,6 @@ def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
     return found, compared
 
 
-def of_traces(traces: Iterable[NodeTrace]) -> list[Holdings]:
+def held_by_traces(traces: Iterable[NodeTrace]) -> list[HeldVersions]:
     """List what the nodes hold by their logs."""
-    return [Holdings(trace.name, trace.chains) for trace in traces]
+    return [HeldVersions(trace.name, trace.chains) for trace in traces]

@@ -174,10 +174,10 @@ def draw(
     axes.set_ylabel(f"loss, {unit}")
     axes.grid(alpha=0.25)
     axes.legend(loc="upper right")
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as PNG, and let go of it.
 
     Raises:

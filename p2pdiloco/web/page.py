@@ -13,7 +13,16 @@ from msgspec import Struct
 
 from p2pdiloco.daemon.display.snapshot import count, short_peer
 from p2pdiloco.errors import clean
-from p2pdiloco.web.view import Mark, MarkKind, MemberWord, NodeWord, PublicView, Pulse, RunView, Why
+from p2pdiloco.web.view import (
+    BehindReason,
+    Mark,
+    MarkKind,
+    MemberCondition,
+    NodeCondition,
+    PublicView,
+    Pulse,
+    RunView,
+)
 
 # Rendering of a page: the whole document for the first paint, and those parts of it that changed since.
 #
@@ -31,7 +40,7 @@ POLICY = (
 )
 """Content security policy: in the page itself, which any web server may carry, and in our own answers."""
 
-Live = Literal["events", "poll"]
+LiveMode = Literal["events", "poll"]
 """Way in which the page learns of changes: server-sent events of `events`, or by looking again."""
 
 
@@ -70,23 +79,29 @@ class Page:
         )
         self._env.globals.update(
             percent=percent,
-            why_words=WHY,
+            why_words=REASON_TEXTS,
             tones=TONES,
             shapes=MEMBER_SHAPES,
             grave=GRAVE,
             drawing=drawing,
             series=series,
-            lane=lane,
-            words={"node": NodeWord, "pulse": Pulse, "member": MemberWord, "mark": MarkKind, "why": Why},
+            lane=marks_on_axis,
+            words={
+                "node": NodeCondition,
+                "pulse": Pulse,
+                "member": MemberCondition,
+                "mark": MarkKind,
+                "why": BehindReason,
+            },
             Pulse=Pulse,
-            Why=Why,
-            MemberWord=MemberWord,
-            NodeWord=NodeWord,
+            Why=BehindReason,
+            MemberWord=MemberCondition,
+            NodeWord=NodeCondition,
             policy=POLICY,
             stamp=stamp,
         )
 
-    def html(self, view: RunView, live: Live = "events", every_s: float = 30.0) -> str:
+    def html(self, view: RunView, live: LiveMode = "events", every_s: float = 30.0) -> str:
         """Render the whole document. every_s: how often a page that polls looks again."""
         return self._env.get_template("page.html").render(
             **self._context(view, ticking=True), parts=PARTS, live=live, every_s=every_s
@@ -199,7 +214,7 @@ def series(view: PublicView) -> dict[str, object]:
     }
 
 
-def lane(marks: Sequence[Mark], first_s: float, last_s: float) -> list[tuple[float, Mark]]:
+def marks_on_axis(marks: Sequence[Mark], first_s: float, last_s: float) -> list[tuple[float, Mark]]:
     """Place marks on a time axis: (place from 0 to WIDTH, mark), those outside left out."""
     span = max(1.0, last_s - first_s)
     placed = [(WIDTH * (mark.at_s - first_s) / span, mark) for mark in marks]
@@ -225,17 +240,17 @@ NOW_S = 2.0
 DAY_S = 86400.0
 
 MEMBER_SHAPES = {
-    MemberWord.HERE: "full",
-    MemberWord.BEHIND: "half",
-    MemberWord.RESTING: "ring",
-    MemberWord.SILENT: "cross",
+    MemberCondition.HERE: "full",
+    MemberCondition.BEHIND: "half",
+    MemberCondition.RESTING: "ring",
+    MemberCondition.SILENT: "cross",
 }
 """Shape beside a member's state: nothing is told by its colour alone."""
 TONES = {
-    MemberWord.HERE: "good",
-    MemberWord.BEHIND: "warn",
-    MemberWord.RESTING: "calm",
-    MemberWord.SILENT: "bad",
+    MemberCondition.HERE: "good",
+    MemberCondition.BEHIND: "warn",
+    MemberCondition.RESTING: "calm",
+    MemberCondition.SILENT: "bad",
     Pulse.ALIVE: "good",
     Pulse.NEW: "calm",
     Pulse.LATE: "warn",
@@ -246,16 +261,16 @@ TONES = {
 }
 GRAVE = (MarkKind.SILENT, MarkKind.SUSPICION, MarkKind.FORK, MarkKind.FAULT, MarkKind.EXCLUDED)
 """Kinds of marks that tell of something that went wrong."""
-WHY = {
-    Why.SILENT: "not heard of",
-    Why.CATCHING_UP: "catching up",
-    Why.OLD_VERSIONS: "holds old versions",
-    Why.NOT_MERGED: "in none of the last merges",
-    Why.NO_DISK: "disk full: no vote",
-    Why.THIN_UPLINK: "thin uplink",
-    Why.NOT_TRAINING: "no learner runs there",
-    Why.DISAGREES: "disagrees with the others",
-    Why.EXPELLED: "expelled by this node",
+REASON_TEXTS = {
+    BehindReason.SILENT: "not heard of",
+    BehindReason.CATCHING_UP: "catching up",
+    BehindReason.OLD_VERSIONS: "holds old versions",
+    BehindReason.NOT_MERGED: "in none of the last merges",
+    BehindReason.NO_DISK: "disk full: no vote",
+    BehindReason.THIN_UPLINK: "thin uplink",
+    BehindReason.NOT_TRAINING: "no learner runs there",
+    BehindReason.DISAGREES: "disagrees with the others",
+    BehindReason.EXPELLED: "expelled by this node",
 }
 """Short words for a reason; `str` of it is the sentence."""
 

@@ -40,10 +40,10 @@ from p2pdiloco.daemon.owner.control import OwnerControls
 from p2pdiloco.errors import UserError, clean, install_hint
 from p2pdiloco.util import BoundedDict
 from p2pdiloco.web.keys import OwnerKeys, load_token
-from p2pdiloco.web.live import Full, Live
+from p2pdiloco.web.live import Live, TooManyWatchers
 from p2pdiloco.web.page import POLICY, STATIC, Page
 from p2pdiloco.web.sources import Views
-from p2pdiloco.web.view import Control, NodeWord, RunView, encode_view
+from p2pdiloco.web.view import Control, NodeCondition, RunView, encode_view
 
 KEEP_ALIVE_S = 8
 GRACE_S = 1
@@ -58,7 +58,7 @@ class Site:
         page = Page()
         self._live = Live(views, page)
         routes = Routes(views, self._live, page, _metrics_of(views))
-        app = WebGuard(routes.application(), OwnerKeys(token, address.port), OurNames(address), is_public)
+        app = WebGuard(routes.application(), OwnerKeys(token, address.port), OwnHostNames(address), is_public)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -167,7 +167,7 @@ class Routes:
         self._asked(request)
         try:
             channel = self._live.channel(request.query_params.get("run", ""), request.state.owner)
-        except Full:
+        except TooManyWatchers:
             return PlainTextResponse("too many watch already\n", 503, {"retry-after": "30"})
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(channel.watch(), media_type="text/event-stream", headers=headers)
@@ -189,7 +189,7 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         """Say in one word how this program is, with a status for machines."""
-        word, is_well = of(self._views.view("", True))
+        word, is_well = health_of(self._views.view("", True))
         return PlainTextResponse(f"{word}\n", 200 if is_well else 503)
 
     async def control(self, request: Request) -> Response:
@@ -199,7 +199,7 @@ class Routes:
             raise HTTPException(404)
         try:
             async with asyncio.timeout(BODY_S):
-                return await do(controls, request)
+                return await do_control(controls, request)
         except TimeoutError:
             raise HTTPException(408) from None
 
@@ -264,7 +264,7 @@ NO_TOKEN = (
 )
 
 
-class OurNames:
+class OwnHostNames:
     """Names in a Host header that mean this server."""
 
     def __init__(self, address: WebAddress) -> None:
@@ -297,7 +297,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class StrangersTurn:
+class StrangersRateLimit:
     """Turn of strangers' requests: so many a second of all together, the others wait, at their own cost."""
 
     def __init__(self) -> None:
@@ -318,10 +318,10 @@ class StrangersTurn:
 class WebGuard:
     """ASGI application in front of the page's."""
 
-    def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OurNames, is_public: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OwnHostNames, is_public: bool) -> None:
         """`is_public`: anybody may see the public part."""
         self._app, self._keys, self._names, self._is_public = app, keys, names, is_public
-        self._turn = StrangersTurn()
+        self._turn = StrangersRateLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -484,14 +484,14 @@ class BoundedProtocol(H11Protocol):
 
 # Health of the program in one word, for `/healthz`.
 
-UNWELL = (NodeWord.JOINING, NodeWord.WAITING, NodeWord.LEAVING)
+UNWELL = (NodeCondition.JOINING, NodeCondition.WAITING, NodeCondition.LEAVING)
 """States in which a node does nothing for its run: 503. In all others: 200."""
 
 
-def of(view: RunView | None) -> tuple[str, bool]:
+def health_of(view: RunView | None) -> tuple[str, bool]:
     """Find the word of the state, and whether the program does what it is for."""
     if view is None or view.own is None:
-        return NodeWord.JOINING.value, False
+        return NodeCondition.JOINING.value, False
     return view.own.state.value, view.own.state not in UNWELL
 
 
@@ -503,7 +503,7 @@ MAX_CHANGES = 32
 _limits = msgspec.json.Decoder(dict[str, str])
 
 
-async def do(controls: OwnerControls, request: Request) -> Response:
+async def do_control(controls: OwnerControls, request: Request) -> Response:
     """Do what is asked. The answer is JSON for who wants that, else the way back to the page."""
     try:
         word = Control(request.path_params["word"])
@@ -511,7 +511,7 @@ async def do(controls: OwnerControls, request: Request) -> Response:
         raise HTTPException(404) from None
     body = await _body(request)
     try:
-        words, hint, is_done = await _do(controls, word, body), "", True
+        words, hint, is_done = await _do_control(controls, word, body), "", True
     except UserError as error:
         words, hint, is_done = str(error), error.hint, False
     logger.info("asked for %s on the web page: %s", word.value, clean(words))
@@ -520,7 +520,7 @@ async def do(controls: OwnerControls, request: Request) -> Response:
     return RedirectResponse("../", 303)
 
 
-async def _do(controls: OwnerControls, word: Control, body: bytes) -> str:
+async def _do_control(controls: OwnerControls, word: Control, body: bytes) -> str:
     match word:
         case Control.PAUSE:
             return await controls.pause()

@@ -21,14 +21,14 @@ from p2pdiloco.cli import watching as asking
 from p2pdiloco.cli.status_command import Search
 from p2pdiloco.cli.watching import (
     AskedMembers,
-    Chosen,
     Happenings,
     HeardReport,
     ListOrder,
     SwarmPicture,
     SwarmView,
+    ViewChoice,
     Watch,
-    obeyed,
+    after_key,
     ordered,
     page_rows,
     picture_of,
@@ -183,7 +183,7 @@ def crowd(count: int, fragments: int = 24) -> SwarmPicture:
 def test_the_view_fits(size: tuple[int, int], count: int) -> None:
     width, height = size
     for fragments in (0, 4, 500):
-        chosen = Chosen(crowd(count, fragments), silence="nobody has answered for 9.0 s")
+        chosen = ViewChoice(crowd(count, fragments), silence="nobody has answered for 9.0 s")
         for explained in (False, True):
             out = StringIO()
             Console(file=out, width=width, height=height).print(SwarmView(chosen, explained))
@@ -193,7 +193,7 @@ def test_the_view_fits(size: tuple[int, int], count: int) -> None:
 
 
 def test_what_matters_is_on_the_smallest_terminal() -> None:
-    text = "\n".join(line.plain for line in swarm_lines(Chosen(crowd(30)), 60, 20))
+    text = "\n".join(line.plain for line in swarm_lines(ViewChoice(crowd(30)), 60, 20))
     for words in (
         "run test",
         "1.0 % of 1k tokens",
@@ -208,23 +208,24 @@ def test_what_matters_is_on_the_smallest_terminal() -> None:
 
 
 def test_the_list_moves_and_is_sorted_as_a_person_says() -> None:
-    chosen = Chosen(crowd(60))
+    chosen = ViewChoice(crowd(60))
     page = page_rows(chosen.picture, 80, 24)
     shown = [line.plain for line in swarm_lines(chosen, 80, 24) if "tok/s" in line.plain]
     assert len(shown) == page and shown[0].startswith("a first")
-    chosen = obeyed(chosen, Move.PAGE_DOWN, 80, 24)
+    chosen = after_key(chosen, Move.PAGE_DOWN, 80, 24)
     assert chosen.first == page
-    assert obeyed(obeyed(chosen, Move.DOWN, 80, 24), Move.UP, 80, 24).first == page
-    end = obeyed(chosen, Move.END, 80, 24)
+    assert after_key(after_key(chosen, Move.DOWN, 80, 24), Move.UP, 80, 24).first == page
+    end = after_key(chosen, Move.END, 80, 24)
     assert f"{60 - page + 1}-60 shown" in "\n".join(line.plain for line in swarm_lines(end, 80, 24))
     assert (
-        obeyed(end, Move.PAGE_DOWN, 80, 24).first == end.first and obeyed(end, Move.HOME, 80, 24).first == 0
+        after_key(end, Move.PAGE_DOWN, 80, 24).first == end.first
+        and after_key(end, Move.HOME, 80, 24).first == 0
     )
-    chosen = obeyed(end, "s", 80, 24)
+    chosen = after_key(end, "s", 80, 24)
     assert chosen.order is ListOrder.TROUBLE and chosen.first == 0
     assert ordered(chosen)[0].age_s == pytest.approx(5.1), "who is silent comes first"
-    assert obeyed(chosen, "x", 80, 24) is chosen
-    orders = {obeyed(structs.replace(chosen, order=order), "s", 80, 24).order for order in ListOrder}
+    assert after_key(chosen, "x", 80, 24) is chosen
+    orders = {after_key(structs.replace(chosen, order=order), "s", 80, 24).order for order in ListOrder}
     assert orders == set(ListOrder)
 
 

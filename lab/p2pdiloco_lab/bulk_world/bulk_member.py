@@ -26,7 +26,7 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer, PullSink, PullSource, PushSink, Refusal
 from p2pdiloco_lab.bulk_world.bulk_plan import INNER_STEPS, RUN, MemberSpec, forged, sound
 from p2pdiloco_lab.memory_net import MemoryTransport
-from p2pdiloco_lab.simulation.seed_plan import stream
+from p2pdiloco_lab.simulation.seed_plan import random_stream
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.bulk_world.bulk_world import BulkWorld
@@ -46,7 +46,7 @@ class BulkMember:
         """`numbers`: of the versions that its disk holds, by fragment."""
         self.world, self.spec, self.name, self.life = world, spec, spec.name, life
         self.born_s = world.now
-        self.rng: Random = stream(world.plan.seed, f"{spec.name} {life}")
+        self.rng: Random = random_stream(world.plan.seed, f"{spec.name} {life}")
         self.numbers = list(numbers)
         self.fetching: dict[int, int] = {}
         """Fragment -> which of its fetches is under way: they are counted."""
@@ -87,7 +87,7 @@ class BulkMember:
         )
         self.memory.count(self.tickets, self.log, self.transfers)
         self.inbox = PushInbox(self)
-        self.door = Door(world, self)
+        self.door = MemberHandlers(world, self)
 
     async def start(self) -> None:
         """Be there."""
@@ -327,7 +327,7 @@ FORGED = 0.3
 """Share of lies that are another version under the same signature; the others are damaged bytes."""
 
 
-class Door:
+class MemberHandlers:
     """Handlers of a member: peers reach its transfers, and what they are given may be false. Implements
     `ports.TransportHandlers`."""
 

@@ -24,7 +24,7 @@ from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.outer_update import FragmentState, Pin
 from p2pdiloco.tensors.sizes import TensorSpec
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco_lab.simulation.seed_plan import stream
+from p2pdiloco_lab.simulation.seed_plan import random_stream
 from p2pdiloco_lab.simulation.seed_report import counted, rate
 
 MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
@@ -136,7 +136,7 @@ class BulkPlan:
 
 def draw_plan(seed: int, mix_name: str | None = None, members: int | None = None) -> BulkPlan:
     """The plan of a seed. Mix and number of members are drawn too unless they are given."""
-    rng = stream(seed, "bulk plan")
+    rng = random_stream(seed, "bulk plan")
     drawn_mix, drawn_members = rng.choice(sorted(MIXES)), min(rng.randint(4, 12), rng.randint(4, 12))
     name, count = mix_name or drawn_mix, members or drawn_members
     mix = MIXES[name]
@@ -309,12 +309,12 @@ class OutLane:
         return self._free_s
 
 
-class Ways:
+class BulkLinks:
     """Links of a world. Implements `lab.memory_pipe.Delays`."""
 
     def __init__(self, plan: BulkPlan) -> None:
         self._uplinks = {spec.name: OutLane(spec.uplink_bytes_s) for spec in plan.members}
-        rng = stream(plan.seed, "bulk ways")
+        rng = random_stream(plan.seed, "bulk ways")
         names = [spec.name for spec in plan.members]
         self._latency_s = {(a, b): rng.uniform(*plan.mix.latency_s) for a in names for b in names}
         self._held_until_s: dict[tuple[str, str], float] = {}

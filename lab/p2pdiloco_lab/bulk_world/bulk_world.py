@@ -22,15 +22,15 @@ from p2pdiloco_lab.bulk_world.bulk_member import BulkMember, left_over, too_larg
 from p2pdiloco_lab.bulk_world.bulk_plan import (
     INTERVAL_S,
     BulkFault,
+    BulkLinks,
     BulkPlan,
     BulkResult,
     Ledger,
-    Ways,
     draw_plan,
     in_virtual_time,
 )
 from p2pdiloco_lab.memory_net import MemoryNetwork
-from p2pdiloco_lab.simulation.seed_plan import stream
+from p2pdiloco_lab.simulation.seed_plan import random_stream
 from p2pdiloco_lab.simulation.seed_report import Trace
 from p2pdiloco_lab.simulation.violation import Violation
 
@@ -49,7 +49,7 @@ class BulkWorld:
         self._loop.set_exception_handler(self._on_error)
         self.ledger = Ledger(plan)
         self.rules = Rules(self)
-        self.ways = Ways(plan)
+        self.ways = BulkLinks(plan)
         self.hub = MemoryNetwork(self.ways)
         self.members: dict[str, BulkMember] = {}
         """The present life of each, or the last; the order in which they first started."""
@@ -58,7 +58,7 @@ class BulkWorld:
         self._dead: set[str] = set()
         self._lying: list[BulkFault] = []
         self._syncers = [""] * plan.fragments
-        self._rng: Random = stream(plan.seed, "bulk world")
+        self._rng: Random = random_stream(plan.seed, "bulk world")
         self._changed = [asyncio.Event() for _ in range(plan.fragments)]
         self.over = False
         """No learner begins anything new."""
@@ -334,7 +334,7 @@ def run_bulk_seed(
 
 
 def _played(plan: BulkPlan, trace: Trace) -> BulkResult:
-    rng = stream(plan.seed, "jobs")
+    rng = random_stream(plan.seed, "jobs")
 
     def job_s() -> float:
         usual_s = rng.uniform(0.0, plan.mix.job_s)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from rich.table import Table
 
 from p2pdiloco.demo.swarm import Chronicle, Line
-from p2pdiloco.demo.verdict import save
+from p2pdiloco.demo.verdict import save_figure
 
 LATE_SHARE = 0.4
 """Losses are compared on the line through the points of the last part of the common tokens: single
@@ -302,7 +302,7 @@ WARM_UP_S = 3.0
 """Time after a learner's first inner step in which its pace says nothing."""
 
 
-class Act(Struct, frozen=True):
+class StateChange(Struct, frozen=True):
     """Change of a node's state: the supervisor changed it, or the node's log says so."""
 
     at_s: float
@@ -317,15 +317,15 @@ class Facts:
         self.log = log
         self.began_s = began_s
         self.ended_s = ended_s
-        self.acts: list[Act] = []
+        self.acts: list[StateChange] = []
 
     def feed(self, line: Line) -> None:
         """Take in one line of a node's event log."""
         self.log.feed(line)
         if line.kind == "learner" and line.reason == "running":
-            self.acts.append(Act(line.mono, line.node, "training"))
+            self.acts.append(StateChange(line.mono, line.node, "training"))
         elif line.kind == "learner" and line.reason.startswith(("ended", "lost")):
-            self.acts.append(Act(line.mono, line.node, "learner-down"))
+            self.acts.append(StateChange(line.mono, line.node, "learner-down"))
 
     def sort(self) -> None:
         """Bring everything into the order of time: nodes' logs arrive one after the other."""
@@ -342,7 +342,7 @@ class StateSpan(Struct, frozen=True):
     state: State
 
 
-def spans(acts: Sequence[Act], node: str, ends_s: float) -> list[StateSpan]:
+def spans(acts: Sequence[StateChange], node: str, ends_s: float) -> list[StateSpan]:
     """List the node's states, one after the other, from its start on. `acts` in the order of time.
 
     While a node is stopped or cut, what its learner does counts only afterwards; what a dead node logged
@@ -643,7 +643,7 @@ def draw_run(path: Path, facts: Facts, free: Facts | None, title: str, unit: str
     quorum.set_xlabel("seconds of training")
     for axes in (loss, quorum):
         axes.grid(alpha=0.25)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _contributors(axes, facts: Facts) -> None:  # type: ignore[no-untyped-def]

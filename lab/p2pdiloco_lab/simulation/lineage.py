@@ -43,7 +43,7 @@ class Losses(Struct, frozen=True):
     """The data's entropy: nothing can be better."""
 
 
-class Given(NamedTuple):
+class MergeContribution(NamedTuple):
     """A contribution to a merge. What its learner is trusted with follows from the mean and its score."""
 
     matter: bytes
@@ -55,7 +55,7 @@ class Given(NamedTuple):
     votes: bool = False
 
 
-class Made(Struct, frozen=True):
+class MergeOutcome(Struct, frozen=True):
     """Result of a merge, or of adding up a group's contributions."""
 
     matter: bytes
@@ -67,11 +67,11 @@ class Made(Struct, frozen=True):
     """Length of an update; None: nobody knows."""
 
 
-class Tree(Struct, frozen=True):
+class MergeTree(Struct, frozen=True):
     """Everything that is added up in a merge of groups, as its groups do it."""
 
     inputs: tuple[Work, ...]
-    below: tuple[Tree, ...] = ()
+    below: tuple[MergeTree, ...] = ()
     """Trees of its partial merges."""
 
     def flat(self) -> tuple[Work, ...]:
@@ -157,27 +157,32 @@ class Substance:
         return None
 
     def partial(
-        self, fragment: int, inputs: list[Given], partials: list[bytes], limits: MergeLimits, seed: bytes
-    ) -> Made:
+        self,
+        fragment: int,
+        inputs: list[MergeContribution],
+        partials: list[bytes],
+        limits: MergeLimits,
+        seed: bytes,
+    ) -> MergeOutcome:
         """A group's contributions, and partial merges from below, added up. Raises: UnusableMatter."""
-        return Made(b"", _invented(inputs))
+        return MergeOutcome(b"", _invented_scores(inputs))
 
     def merge(
         self,
         fragment: int,
         number: int,
         state: bytes,
-        inputs: list[Given],
+        inputs: list[MergeContribution],
         partials: list[bytes],
         longest_steps: int,
         limits: MergeLimits,
         seed: bytes,
-    ) -> Made:
+    ) -> MergeOutcome:
         """The outer update that makes version `number` of `state`; `longest_steps`: of the longest
         contribution in it. Raises: UnusableMatter."""
-        return Made(b"", _invented(inputs))
+        return MergeOutcome(b"", _invented_scores(inputs))
 
-    def grouped_error(self, fragment: int, tree: Tree) -> float:
+    def grouped_error(self, fragment: int, tree: MergeTree) -> float:
         """Distance of a merge of groups from that of all its contributions in one, where nothing is cut.
 
         As a share of the contributions' mean length.
@@ -195,7 +200,7 @@ class Substance:
         return None
 
 
-def _invented(inputs: list[Given]) -> tuple[Measured, ...]:
+def _invented_scores(inputs: list[MergeContribution]) -> tuple[Measured, ...]:
     """Make findings up, of those that honest learners have: anything that can be."""
     return tuple(Measured(0.5 + given.digest[0] / 512, 48 + given.digest[1] % 32) for given in inputs)
 
@@ -268,7 +273,7 @@ class PartialSum:
     parts: tuple[MergedPart, ...]
     matter: bytes = field(default=b"", repr=False)
     """The sums, encoded."""
-    tree: Tree = field(default=Tree(()), compare=False, repr=False)
+    tree: MergeTree = field(default=MergeTree(()), compare=False, repr=False)
     """Every contribution in `matter`, so that it can be checked what the root makes of it."""
     false: bool = False
     """True: it is not the sum of its parts, though it says so."""

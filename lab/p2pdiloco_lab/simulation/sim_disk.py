@@ -23,7 +23,7 @@ from p2pdiloco_lab.simulation.lineage import (
     Resumed,
     Substance,
 )
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan, stream
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
 
 LoggedUpdate = tuple[SignedVersion, OuterUpdate]
 
@@ -229,7 +229,7 @@ class Past:
     """Past of one world: versions, and who has saved them."""
 
     def __init__(self, plan: WorldPlan, genesis: tuple[FragmentLineage, ...]) -> None:
-        self._plan, self._rng = plan, stream(plan.seed, "past")
+        self._plan, self._rng = plan, random_stream(plan.seed, "past")
         peers = [spec.peer for spec in plan.nodes]
         liars = old_liars(plan)
         self._voters = {*peers[: 1 + 2 * len(liars)], *liars}

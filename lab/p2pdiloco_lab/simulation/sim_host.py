@@ -21,7 +21,7 @@ from p2pdiloco.core.capacity import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMete
 from p2pdiloco.core.node import Core
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
-from p2pdiloco_lab.simulation.seed_plan import NodeSpec, stream
+from p2pdiloco_lab.simulation.seed_plan import NodeSpec, random_stream
 from p2pdiloco_lab.simulation.sim_disk import Checkpoint, Disk, ResumeNote, Store, restored_from
 from p2pdiloco_lab.simulation.sim_worker import (
     Callbacks,
@@ -77,12 +77,12 @@ class Host:
         self.stores = [Store(c.version, c.state, c.watermarks, c.log) for c in found]
         for store in self.stores:
             world.watch.restored(store.version, store.state)
-        rng = stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
+        rng = random_stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
         self.learner = LearnerSide(self, rng, first_step)
         self.writer = DiskWriter(self, rng)
         self.worker = Worker(self, rng)
         restored = restored_from(disk, found, self.config)
-        crypto, rng = HashCrypto(self.peer), stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
+        crypto, rng = HashCrypto(self.peer), random_stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
         self.core = Core(self.config, self.peer, incarnation, crypto, rng, restored, genesis, self.local_now)
         sent = partial(world.network.sent_bytes, self.peer)
         least_bytes = min(LEAST_BYTES, max(self.config.max_payload_bytes) // 2)

@@ -36,7 +36,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import SignedOffer, SignedVersion, VersionHeader
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, HashCrypto, OuterUpdate
-from p2pdiloco_lab.simulation.seed_plan import MAX_JOINS, one_withholds, stream
+from p2pdiloco_lab.simulation.seed_plan import MAX_JOINS, one_withholds, random_stream
 from p2pdiloco_lab.simulation.sim_disk import old_liars
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     peers = [spec.peer for spec in plan.nodes]
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
     if plan.mix.old:
-        return {peer: Perjurer(world, peer, LieTold.HISTORIES) for peer in old_liars(plan)}
+        return {peer: Perjurer(world, peer, LieKind.HISTORIES) for peer in old_liars(plan)}
     kind = plan.config.audited, len(peers)
     # Of two groups' syncers one that withholds is no minority: nobody could be elected in its place.
     one_group = len(peers) + MAX_JOINS <= plan.config.group_size
-    withheld = list(Kept)[plan.seed // 4 % len(Kept)] if one_group else Kept.WORK
+    withheld = list(WithheldKind)[plan.seed // 4 % len(WithheldKind)] if one_group else WithheldKind.WORK
     return {
         peer: Withholder(withheld, victim=peers[0])
         if one_withholds(plan.seed) and peer == lying[-1]
@@ -110,7 +110,7 @@ class Liar:
 MOST_TWINS = 256
 
 
-class LieTold(Enum):
+class LieKind(Enum):
     """Lies of lies."""
 
     VOTES = "votes"
@@ -124,7 +124,7 @@ class LieTold(Enum):
     ACCUSATIONS = "accusations"
 
 
-PROVABLE = (LieTold.VOTES, LieTold.VERSIONS, LieTold.LABELS)
+PROVABLE = (LieKind.VOTES, LieKind.VERSIONS, LieKind.LABELS)
 FEWEST = 5
 """Number of members from which on some make false merges or states, or accuse falsely. Of fewer, one that
 comes late may meet a single voter beside the liar, and nobody can tell which of two lies."""
@@ -134,29 +134,29 @@ ACCUSED_FROM = 4
 """First number of a version that a false accuser accuses: members count by their work by then."""
 
 
-def lie_of(seed: int, place: int, audited: bool, members: int) -> LieTold:
+def lie_of(seed: int, place: int, audited: bool, members: int) -> LieKind:
     """Choose what the liar at this place tells. Every other maker of false merges makes false states."""
     if not audited or members < FEWEST:
         return PROVABLE[(seed + place) % len(PROVABLE)]
-    merges = LieTold.STATES if seed % 2 else LieTold.MERGES
-    kinds = *PROVABLE, merges, LieTold.ACCUSATIONS
+    merges = LieKind.STATES if seed % 2 else LieKind.MERGES
+    kinds = *PROVABLE, merges, LieKind.ACCUSATIONS
     return kinds[(seed + place) % len(kinds)]
 
 
 class Perjurer:
     """Liar of one kind; it goes on when it is found out."""
 
-    def __init__(self, world: World, peer: str, kind: LieTold) -> None:
+    def __init__(self, world: World, peer: str, kind: LieKind) -> None:
         self.kind = kind
         self._world = world
         self._peer = peer
         self._twins: dict[bytes, tuple[SignedVersion, OuterUpdate, FragmentLineage]] = {}
         """Digest of a version of ours -> the other one of the same parent."""
-        self._accuses = kind is LieTold.ACCUSATIONS
-        if kind is LieTold.MERGES:
+        self._accuses = kind is LieKind.ACCUSATIONS
+        if kind is LieKind.MERGES:
             world.clock.at(FALSE_FROM_S, world.false_syncers.add, peer)
             world.clock.at(FALSE_FROM_S, world.false_groups.add, peer)
-        if kind in (LieTold.STATES, LieTold.HISTORIES):
+        if kind in (LieKind.STATES, LieKind.HISTORIES):
             world.clock.at(FALSE_FROM_S, world.false_states.add, peer)
 
     def _signed(self, header: VersionHeader) -> SignedVersion:
@@ -166,7 +166,7 @@ class Perjurer:
         """Look at what its own core wants: of a version that it is about to save, another one is made."""
         if self._accuses and isinstance(effect, CommitVersion):
             self._accuse(host, effect.version)
-        if self.kind is not LieTold.VERSIONS or not isinstance(effect, Persist):
+        if self.kind is not LieKind.VERSIONS or not isinstance(effect, Persist):
             return
         if not isinstance(effect.record, UpdateRecord):
             return
@@ -196,7 +196,7 @@ class Perjurer:
 
     def says(self, peer: str, message: Message) -> Message:
         """Change what its core says to that peer."""
-        if self.kind is LieTold.VOTES and isinstance(message, VoteRefused):
+        if self.kind is LieKind.VOTES and isinstance(message, VoteRefused):
             run, group = self._world.plan.config.run, message.group
             body = VoteBody(run, group, message.fragment, message.term, peer, self._peer)
             return VoteGranted(Vote(body, HashCrypto(self._peer).sign(signed_bytes("vote", body))))
@@ -216,7 +216,7 @@ class Perjurer:
     def hides(self, found: LoggedUpdate) -> bool:
         """Tell whether it does as if that update were gone."""
         ours = found[0].header.syncer == self._peer
-        return ours and self.kind is LieTold.HISTORIES and self._world.clock.now >= FALSE_FROM_S
+        return ours and self.kind is LieKind.HISTORIES and self._world.clock.now >= FALSE_FROM_S
 
     def gives(self, peer: str, found: LoggedUpdate) -> LoggedUpdate:
         """Change an update that a peer pulls."""
@@ -224,7 +224,7 @@ class Perjurer:
         header = version.header
         if header.syncer != self._peer:
             return found
-        if self.kind is LieTold.LABELS and header.contributors:
+        if self.kind is LieKind.LABELS and header.contributors:
             false = replace(header.contributors[0], signature=b"false")
             return self._signed(replace(header, contributors=(false, *header.contributors[1:]))), update
         twin = self._twins.get(header.digest())
@@ -246,7 +246,7 @@ class Perjurer:
 # out of everything that it makes.
 
 
-class Kept(Enum):
+class WithheldKind(Enum):
     """Things that it keeps from others."""
 
     VERSIONS = "versions"
@@ -258,18 +258,18 @@ class Kept(Enum):
 class Withholder:
     """Member that withholds, from a moment on or from the start."""
 
-    def __init__(self, kind: Kept, victim: str = "", from_s: float = 0.0) -> None:
+    def __init__(self, kind: WithheldKind, victim: str = "", from_s: float = 0.0) -> None:
         self.kind, self.victim, self.from_s = kind, victim, from_s
         self.swallowed = 0
         """Contributions that it threw away."""
 
     def withholds(self, now: float) -> bool:
         """Tell whether it gives no version now."""
-        return self.kind is Kept.VERSIONS and now >= self.from_s
+        return self.kind is WithheldKind.VERSIONS and now >= self.from_s
 
     def swallows(self, sender: str, now: float) -> bool:
         """Tell whether it throws away what came from that learner."""
-        swallowed = self.kind is Kept.WORK and sender == self.victim and now >= self.from_s
+        swallowed = self.kind is WithheldKind.WORK and sender == self.victim and now >= self.from_s
         self.swallowed += swallowed
         return swallowed
 
@@ -313,7 +313,7 @@ class Stranger:
     def __init__(self, world: World, number: int) -> None:
         self.peer = f"stranger{number}"
         self._world = world
-        self._rng: random.Random = stream(world.plan.seed, self.peer)
+        self._rng: random.Random = random_stream(world.plan.seed, self.peer)
         world.network.endpoints[self.peer] = self
         world.bulk.boasters.add(self.peer)
         world.clock.at(FROM_S + self._rng.uniform(0.0, EVERY_S), self._boast)

@@ -36,19 +36,19 @@ from p2pdiloco.core.pending import KEPT_MAX
 from p2pdiloco_lab.simulation.lineage import (
     Displacement,
     FragmentLineage,
-    Given,
-    Made,
+    MergeContribution,
     MergedPart,
+    MergeOutcome,
+    MergeTree,
     Mode,
     OuterUpdate,
     PartialSum,
     Resumed,
     Trainer,
-    Tree,
     UnusableMatter,
     combine,
 )
-from p2pdiloco_lab.simulation.sim_liars import LieTold
+from p2pdiloco_lab.simulation.sim_liars import LieKind
 from p2pdiloco_lab.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Worker:
         state = before.apply(update, host.world.substance)
         if host.peer in host.world.false_states and effect.number >= FALSE_FROM:
             state = state.miscomputed()
-            if host.liar is not None and host.liar.kind is LieTold.STATES:  # it shows how it was made
+            if host.liar is not None and host.liar.kind is LieKind.STATES:  # it shows how it was made
                 host.world.states_told.add(state.digest)
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
@@ -138,24 +138,26 @@ class Worker:
             parts += below.parts
         return tuple(parts)
 
-    def _matter(self, effect: Merge | MergePartial) -> tuple[list[Given], list[bytes]]:
+    def _matter(self, effect: Merge | MergePartial) -> tuple[list[MergeContribution], list[bytes]]:
         """Payloads of contributions, with their labels, and of partial merges."""
         tickets, inputs = self._host.tickets, []
         for part in effect.inputs:
             who, matter = part.contributor, tickets.contribution(part.ticket).matter
             inputs.append(
-                Given(matter, who.tokens, who.inner_steps, part.mean, who.payload_digest, who.votes)
+                MergeContribution(
+                    matter, who.tokens, who.inner_steps, part.mean, who.payload_digest, who.votes
+                )
             )
         return inputs, [below.matter for below in self._below(effect)]
 
-    def _tree(self, effect: Merge | MergePartial, made: Made) -> Tree:
+    def _tree(self, effect: Merge | MergePartial, made: MergeOutcome) -> MergeTree:
         """Note what was added up, and with which trust weights."""
         inputs = zip(self._matter(effect)[0], made.found, strict=True)
         works = [(g.matter, g.tokens, g.inner_steps, g.mean.trust(found.score)) for g, found in inputs]
         below = [partial.tree for partial in self._below(effect)]
-        return Tree(tuple(works), tuple(below))
+        return MergeTree(tuple(works), tuple(below))
 
-    def _made(self, effect: Merge, before: FragmentLineage) -> Made | None:
+    def _made(self, effect: Merge, before: FragmentLineage) -> MergeOutcome | None:
         """Make a merge; None: it fails.
 
         Raises:
@@ -177,7 +179,7 @@ class Worker:
                 raise Violation("global-merge", f"{where}: off by {error_share:.2g} of the mean length")
         return made
 
-    def _update(self, effect: Merge, made: Made) -> OuterUpdate:
+    def _update(self, effect: Merge, made: MergeOutcome) -> OuterUpdate:
         """Make the update that the syncer publishes."""
         false = self._host.peer in self._host.world.false_syncers
         key = effect.fragment, effect.number, self._parts(effect), made.matter, effect.longest_steps
@@ -210,7 +212,7 @@ class Worker:
         whole = PartialSum(fragment, self._parts(effect), made.matter, tree, false, self._below(effect))
         host.later(self._work_s(), self._partial_merged, effect, whole, made)
 
-    def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: Made) -> None:
+    def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: MergeOutcome) -> None:
         host, faults = self._host, self._host.world.faults
         key = (effect.fragment, effect.group, effect.attempt)
         if faults.chance(host.world.plan.mix.merge_fails):
@@ -243,7 +245,7 @@ class Worker:
         effect: Merge,
         update: OuterUpdate,
         state: FragmentLineage,
-        made: Made,
+        made: MergeOutcome,
         generation: int,
     ) -> None:
         host, fragment = self._host, effect.fragment
@@ -359,7 +361,7 @@ class Worker:
             host.writer.write(store.checkpoint())
 
 
-def _learners(effect: Merge | MergePartial, made: Made) -> tuple[str, ...]:
+def _learners(effect: Merge | MergePartial, made: MergeOutcome) -> tuple[str, ...]:
     """Name those whose contributions were cut."""
     return tuple(effect.inputs[index].contributor.learner for index in made.cut)
 
