@@ -1,4 +1,12 @@
-"""A small model as real vectors, for `simulate --vectors`."""
+"""A small model as real vectors, for `simulate --vectors`.
+
+Everything that a node does to bytes is done by `Vectors` with the code that does it in production: `Vault`
+(encoding with error feedback, merges, partial merges, outer step, digests) and `learner.fragments` (copy-out,
+merged, rebase, overwrite). Only the model is a toy, and a state is bytes between two calls, so that no two
+nodes share one. The model learns which token follows which in a Markov chain that is known exactly. So the
+loss of global parameters is computed, not estimated, and the best possible one is known. Gradients are by
+hand, in numpy: an inner step takes 30 us.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +43,9 @@ from p2pdiloco_lab.simulation.lineage import (
     UnusableMatter,
 )
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
-from p2pdiloco_lab.simulation.violation import Violation
+from p2pdiloco_lab.simulation.seed_report import Violation
 
-# The smallest language model: it learns which token follows which in a Markov chain that is known exactly.
-#
-# So the loss of global parameters is computed, not estimated, and the best possible one is known. Gradients
-# by hand, in numpy: an inner step takes 30 us.
+# The smallest language model.
 
 BATCH = 32
 """Pairs per inner step."""
@@ -178,12 +183,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-# The simulator's substance with numbers in it.
-#
-# Everything that a node does to bytes is done here by the code that does it in production: `Vault` (encoding
-# with error feedback, merges, partial merges, outer step, digests) and `learner.fragments` (copy-out, merged,
-# rebase, overwrite). Only the model is a toy, and a state is bytes between two calls, so that no two nodes
-# share one.
+# Its vectors as the simulator's substance.
 
 
 class Vectors(Substance):
@@ -218,7 +218,8 @@ class Vectors(Substance):
 
     def vault(self) -> Vault:
         """A new one for this run."""
-        return Vault(self.layouts, self._outer, self.inner_steps, *self.codecs)
+        contributions, updates = self.codecs
+        return Vault(self.layouts, self._outer, self.inner_steps, contributions, updates)
 
     def theta(self, fragment: int, state: bytes) -> Tensor:
         """Global parameters in a state, fp32 [numel], new memory."""

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from p2pdiloco.adapters.data_dir import Files, try_folder
 from p2pdiloco.cli.status_command import NoNodes, Search, Unreachable, local_addresses, visit, visiting
-from p2pdiloco.cli.watching import AskedMembers, HeardReport
+from p2pdiloco.cli.top import AskedMembers, HeardReport
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.daemon.history import AskedCredits
@@ -37,7 +37,7 @@ def run(settings: BoardSettings) -> int:
     """Write the board once, or again and again until told to stop. Returns the exit status.
 
     Raises:
-        UserError: as `cli.status.run`; or a package is not installed.
+        UserError: as `status_command.run`; or a package is not installed.
         StorageError: the folder cannot be written.
         ConfigError: `--every` is no time.
     """

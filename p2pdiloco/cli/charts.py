@@ -1,4 +1,12 @@
-"""Points of charts, from events: figures, their names, at how many tokens (docs/topics/watching.md)."""
+"""`p2pdiloco log-to`: carries a node's figures from its event log to TensorBoard, W&B or Trackio.
+
+`EventReader` reads events.jsonl as it grows, over its renaming, from the place where an earlier reader
+stopped. `Points` makes points of events: figures, their names, at how many tokens (docs/topics/watching.md).
+`Charts` are the libraries to which points go; each is imported when it is wanted. `carry` does it all, so
+that each point arrives once at most: `PlaceFile` keeps what was read, and for which charts. The place is
+written before the points are handed over, so a reader that is killed just then leaves a second or so out, and
+draws nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +148,7 @@ def _number(value: object) -> float | None:
     return value
 
 
-# Reading events.jsonl as it grows, over its renaming, from the place where an earlier reader stopped.
+# The event log.
 
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 18
@@ -301,7 +309,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None
 
 
-# Chart libraries to which points go. Each is imported when it is wanted; none is needed otherwise.
+# Chart libraries.
 
 Target = Literal["tensorboard", "wandb", "trackio"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -343,7 +351,6 @@ class TensorBoard:
         self._writer = EventFileWriter(str(where.folder / where.name))
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `Charts`."""
         for point in points:
             values = [
                 self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
@@ -353,7 +360,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """See `Charts`."""
         self._writer.close()
 
 
@@ -378,12 +384,10 @@ class Wandb:
         self._run.define_metric("*", step_metric=TOKENS)
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `Charts`."""
         for point in points:
             self._run.log({**point.values, TOKENS: point.tokens, "_timestamp": point.t})
 
     def close(self) -> None:
-        """See `Charts`."""
         self._run.finish()
 
 
@@ -403,12 +407,10 @@ class Trackio:
         )
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `Charts`."""
         for point in points:
             self._run.log(dict(point.values), step=point.tokens)
 
     def close(self) -> None:
-        """See `Charts`."""
         self._run.finish()
 
 
@@ -453,10 +455,7 @@ def guarded(target: Target, charts: Charts, work: Callable[[Charts], Any]) -> No
         raise UserError(f"{target} does not take points: {first_line(error)}", HINTS[target]) from error
 
 
-# Carrying points from an event log to charts, so that each arrives once at most.
-#
-# A place file beside the log has what was read, and for which charts. It is written before the points are
-# handed over: a reader that is killed just then leaves a second or so out, and never draws anything twice.
+# From the log to the charts.
 
 EVENTS_AT_ONCE = 500
 PERIOD_S = 1.0

@@ -1,4 +1,4 @@
-"""The commands that run something: bootstrap, node, status, demo.
+"""Commands that run something: bootstrap, node, join, status, demo, top, board, doctor, log-to and credits.
 
 Only flags live here. Bodies import what they need when they are called, so that `--help` stays fast.
 """
@@ -271,7 +271,7 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     return run(settings)
 
 
-# `p2pdiloco top` and `p2pdiloco board`: the commands.
+# `p2pdiloco top` and `p2pdiloco board`.
 
 TOP = partial(setting, TopSettings)
 BOARD = partial(setting, BoardSettings)
@@ -296,7 +296,7 @@ def top(**values: Any) -> int | None:
     settings = build(TopSettings, values)
     join, run_id = joined_through(settings.join, settings.run)
     settings = replace(settings, join=join, run=run_id)
-    from p2pdiloco.cli.watching import run
+    from p2pdiloco.cli.top import run
 
     return run(settings)
 
@@ -325,7 +325,7 @@ def board(**values: Any) -> int | None:
     return run(settings)
 
 
-# `p2pdiloco doctor`: the command.
+# `p2pdiloco doctor`.
 
 DOCTOR = partial(setting, DoctorSettings)
 COLOURS = {Level.GOOD: "green", Level.SKIPPED: "bright_black", Level.WARNING: "yellow", Level.BAD: "red"}
@@ -388,7 +388,7 @@ def _print(finding: Diagnosis, *, as_json: bool) -> None:
         click.echo(f"\n{indent}".join([first + (lines or [""])[0], *lines[1:]]))
 
 
-# `p2pdiloco log-to`: the command.
+# `p2pdiloco log-to`.
 
 LOG_TO = partial(setting, LogToSettings)
 
@@ -454,7 +454,7 @@ def log_to(target: Target, **values: Any) -> int:
     return 0
 
 
-# `p2pdiloco credits`: the command.
+# `p2pdiloco credits`.
 
 BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
 
@@ -575,7 +575,7 @@ def _ask(
     return 0
 
 
-# `p2pdiloco join`: asks what a node needs, shows what the run will do here, saves it, and starts.
+# `p2pdiloco join`.
 
 INSTEAD = (
     "p2pdiloco node LINK, with --name, --data, --max-upload, --max-download, --max-disk as wanted; it starts "

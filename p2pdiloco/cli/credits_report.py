@@ -1,7 +1,9 @@
-"""Collecting the credits of a live run: a keeper's sums, or the history itself, counted here.
+"""`p2pdiloco credits`: collects the credits of a live run, shows them, and writes and checks certificates.
 
-What the history is follows from the heads on which members stand. Every version below is compared with the
-digest that its child names, so it is of no importance who gave it.
+Credits are a keeper's sums, or the history itself, counted here. What the history is follows from the heads
+on which members stand. Every version below is compared with the digest that its child names, so the peer that
+gave it does not matter. `render`, `as_csv` and `as_json` show credits to people, spreadsheets and scripts. A
+keeper or the run's owner writes a certificate (`certify`), and anybody checks it (`check_certificate`).
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ DISPUTED = 3
 
 
 class CreditsSearch(Struct, frozen=True, kw_only=True):
-    """CreditsWish of whoever asks for credits."""
+    """Question about credits: of which run, asked of which peers, counted how."""
 
     join: tuple[str, ...]
     run: str = ""
@@ -333,7 +335,7 @@ def _figures(answer: CreditsAnswer) -> list[tuple[str, int, int]]:
     return [(row.peer, row.fragment_tokens, row.contributions) for row in answer.rows]
 
 
-# View of credits: a table for people, CSV for spreadsheets, JSON for scripts.
+# Views.
 
 DAY_S = 86_400
 FORMULA = "=+-@＝＋－＠"
@@ -489,7 +491,7 @@ def _worth(found: RunCredits) -> str:
     return f"The word of {keeper}; --verify counts it here, from the learners' signatures."
 
 
-# Certificates on the command line: written by a keeper or the run's owner, checked by anybody.
+# Certificates.
 
 EXIT_FALSE = 1
 """Exit status of a check that fails."""

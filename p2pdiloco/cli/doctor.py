@@ -1,4 +1,9 @@
-"""`p2pdiloco doctor`: what is wrong with this machine, or between it and a run."""
+"""`p2pdiloco doctor`: what is wrong with this machine, or between it and a run.
+
+`examine` looks at one thing after the other, each with a bound in time, and tells of each finding
+(`options.Diagnosis`). The checks follow in its order: this machine, the addresses before anybody dials, the
+peers to join through, the run. `probe_by_py_libp2p` dials a peer with another implementation of libp2p.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +56,6 @@ from p2pdiloco.errors import (
 )
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION, WIRE_VERSION
-
-# Examining a machine, and the way from it to a run: one check after the other, each with a bound in time.
 
 CHECK_S = 20.0
 LINK_S = 45.0
@@ -213,7 +216,7 @@ class Visit:
         return await check_link(self._transport, others[0], self._manifest)
 
 
-# Checks of this machine alone, without a network.
+# This machine, without a network.
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 LEAST_MEMORY, LEAST_DISK = 1 << 30, 1 << 30
@@ -368,7 +371,7 @@ def leftovers() -> Iterator[Diagnosis]:
         yield good("processes", f"none left behind; nodes and bootstraps of yours that run here: {others}")
 
 
-# Checks of addresses before anybody dials: names, and IPv6 where there is none.
+# Addresses, before anybody dials: names, and IPv6 where there is none.
 
 NAME_S = 5.0
 FAR_ADDRESSES = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
@@ -486,7 +489,7 @@ def none_given() -> Diagnosis:
     return skipped(ADDRESSES_CHECK, "nobody to join was named", "for checks with a peer: --join ADDRESS")
 
 
-# Checks with the peers to join through: reached, clock, versions, and whether they reach us.
+# Peers to join through: reached, clock, versions, and whether they reach us.
 
 ASK_S = 5.0
 NEAR_S, FAR_S = 1.0, 3.0
@@ -635,7 +638,7 @@ def likely_obstacle() -> str:
     return PRIVATE_HINT
 
 
-# Checks of a run: what it takes of this machine, and what the link to its peers carries of it.
+# The run: what it takes of this machine, and what the link to its peers carries of it.
 
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 MEMBERS_CHECKED = 8
@@ -716,11 +719,6 @@ async def check_link(transport: Transport, peer: str, manifest: Manifest | None)
     return [good("link", shown)]
 
 
-# Probe of a peer with py-libp2p, in a process of its own, and by a Python of its own.
-#
-# Its dependencies and hivemind's exclude each other (protobuf below 7, and from 7.35 on), so it lives in an
-# environment of its own, which `--probe-python` names.
-
 PROBE_CHECK = "libp2p"
 PROBE_PROGRAM = Path(__file__).with_name("probe_program.py")
 WITHIN_S, LOAD_S = 20.0, 15.0
@@ -731,7 +729,11 @@ INSTALL_HINT = "python3 -m venv probe && probe/bin/pip install libp2p, then --pr
 
 
 async def probe_by_py_libp2p(python: str, address: str) -> list[Diagnosis]:
-    """Dial a peer with py-libp2p."""
+    """Dial a peer with py-libp2p.
+
+    Its dependencies and hivemind's exclude each other (protobuf below 7, and from 7.35 on), so it runs in a
+    process of its own, by the Python of an environment of its own, which `--probe-python` names.
+    """
     if not python:
         return [skipped(PROBE_CHECK, "no Python with py-libp2p is named", f"optional: {INSTALL_HINT}")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

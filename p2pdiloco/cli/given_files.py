@@ -1,6 +1,9 @@
-"""Files of a model in somebody's folder: those that its index lists, or the one of the usual name, no others.
+"""Files of a model in somebody's folder, for `run new`: weights, config, tokenizer, and what an export needs.
 
-What lies beside them (an older file, another program's, a run's own version 0) is named, and not read.
+`ModelFiles` are the weights: the files that an index lists, or the one of the usual name, no others. What
+lies beside them (an older file, another program's, a run's own version 0) is named, and not read. `as_folder`
+makes a folder of a GGUF file. `with_side_files` and `chosen_tokenizer` put what other files say into the
+manifest.
 """
 
 from __future__ import annotations
@@ -195,7 +198,7 @@ def _check_parts(files: list[Path]) -> None:
             raise UserError(f"{files[0].parent} has no {name}", "get the whole folder again")
 
 
-# Kinds of files that people take for a model's weights, and that hold none or cannot be read safely.
+# Kinds of files that people take for weights, and that hold none or cannot be read safely.
 
 POINTER = b"version https://git-lfs"
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
@@ -243,7 +246,7 @@ def refuse_pointer(file: Path) -> None:
         )
 
 
-# `run new --from FILE.gguf`: its folder of Hugging Face's form, for as long as the command runs.
+# GGUF: a folder of Hugging Face's form, for as long as the command runs.
 
 GGUF = ".gguf"
 _MAX_NAME = 60
@@ -290,9 +293,7 @@ def _is_gguf(source: Path) -> bool:
     return False
 
 
-# Words of a model's folder besides weights, config and vocabulary: special tokens, template, generation.
-#
-# It goes into the manifest (`[export]`), so that whoever exports the result has it, wherever the folder is.
+# Special tokens, template and generation: in `[export]` of the manifest, for exports wherever the folder is.
 
 _READ_BYTES = 4 << 20
 _DTYPES: dict[str, Dtype] = {long: short for short, long in LONG_NAMES.items()}
@@ -365,7 +366,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# `run new --tokenizer`: the file's digest, end-of-document token and vocabulary, into the manifest.
+# Tokenizer: digest, end-of-document token and vocabulary in the manifest.
 
 OTHER_KINDS = (
     *("tokenizer.model*", "*.model", "*.spm", "*.tiktoken", "tekken.json"),

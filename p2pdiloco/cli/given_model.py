@@ -2,7 +2,10 @@
 architecture that `transformers` knows.
 
 A model that exists is a checkpoint or an export of p2pdiloco, or a Hugging Face folder (config.json and
-safetensors). What is of Llama's or Mixtral's form becomes causal-lm, the rest hf-causal-lm.
+safetensors). What is of Llama's or Mixtral's form becomes causal-lm, the rest hf-causal-lm. `for_existing`
+chooses the settings: presets are for models that begin with nothing. A model that exists has a context; its
+rate is lower, by its size and by the kind of training (`presets.row_for`); and its run is short, so H follows
+from the length. `settings_lines` and `settings_warnings` tell a person what was chosen.
 """
 
 from __future__ import annotations
@@ -294,10 +297,7 @@ def _fitting(manifest: Manifest) -> Manifest:
     )
 
 
-# Settings of a run that trains a model that exists, and how a person changes any run's.
-#
-# Presets are for models that begin with nothing. A model that exists has a context; its rate is lower, by its
-# size and by the kind of training (`config.given_rates`); and its run is short, so H follows from the length.
+# Settings, and how a person changes any run's.
 
 MOST_CHOSEN_CONTEXT = 2048
 """Longest context that is chosen unasked: activations grow with it, and published fine-tunings of models of 1
@@ -440,7 +440,7 @@ def _step_tokens(kind: str, sample: int, tokens: int) -> int:
     return max(1, min(max(wanted, _LEAST_STEP_TOKENS), _MOST_STEP_TOKENS[kind]) // sample) * sample
 
 
-# Words about the settings that were chosen for a model that exists: five lines, and warnings.
+# What a person is told of the settings: five lines, and warnings.
 
 LEAST_MERGES = 20
 """Merges below which a run is hardly one of several."""

@@ -1,4 +1,11 @@
-"""Guide of somebody who joins a run: the questions, and the settings that the answers are."""
+"""Guides at a terminal: `p2pdiloco join`, which asks what a node needs, and `p2pdiloco run new --guide`.
+
+`Guide` has the questions of somebody who joins a run, and makes settings of the answers; `ask_for_run` has
+those of somebody who describes one. `ask_all` asks: each question has a default, and an answer can be taken
+back. `manifest_to_join` fetches what a run would take of this machine. `save_settings` keeps the answers in
+`<data_dir>/node.toml`, which `p2pdiloco node --config` reads, and `start_by_itself` installs a user unit of
+systemd.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +77,6 @@ class Guide:
         return self._values(answers), answers["then"]
 
     def _was(self, key: str) -> str:
-        """Tell what was answered before."""
         return str(self._before.get(key) or "")
 
     def _way_in(self) -> Question:
@@ -252,7 +258,7 @@ def _size(word: str) -> str:
     return word
 
 
-# Questions at a terminal: each has a default, and an answer can be taken back.
+# Questions.
 
 BACK = "back"
 NO = ("n", "no")
@@ -361,7 +367,7 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
-# Looking at a run before joining it: its manifest, and what it would take of this machine.
+# The run before it is joined.
 
 PATIENCE_S = 30.0
 PAUSE_S = 0.5
@@ -414,7 +420,7 @@ def footprint_lines(settings: NodeSettings, run: PublishedRun) -> list[str]:
     return lines
 
 
-# Guide of somebody who describes a run: the flags of `run new` as questions (`run new --guide`).
+# `p2pdiloco run new --guide`.
 
 INSTEAD = (
     "p2pdiloco run new NAME, with --preset, --data, --length, --expected-members and --admission as wanted"
@@ -480,7 +486,7 @@ def _members(word: str) -> int:
     return int(word)
 
 
-# Settings file of a guided node, `<data_dir>/node.toml`: what `p2pdiloco node --config` reads.
+# Settings file.
 
 SETTINGS_NAME = "node.toml"
 _HEAD = """\
@@ -532,10 +538,7 @@ def _kind_of(word: str) -> str:
     return "a run link, which is no secret"
 
 
-# Start of a node with this user's session or this machine: a user unit, made of the shipped one.
-#
-# The shipped unit is the system manager's. A user's manager has neither the privileges that its mount and
-# capability settings need, nor its folders: what remains are the settings below.
+# Start with this user's session or this machine.
 
 UNIT = "p2pdiloco-node.service"
 KEPT_KEYS = {
@@ -584,7 +587,11 @@ def unit_path() -> Path:
 
 
 def user_unit(shipped: str, config: Path) -> str:
-    """Make the user's unit of the shipped one; it starts the node with this settings file."""
+    """Make the user's unit of the shipped one; it starts the node with this settings file.
+
+    The shipped unit is the system manager's. A user's manager has neither the privileges that its mount and
+    capability settings need, nor its folders: what remains are `KEPT_KEYS`.
+    """
     lines = [f"# {UNIT} of this user, written by `p2pdiloco join`", "[Unit]"]
     for line in shipped.splitlines():
         key = line.partition("=")[0]

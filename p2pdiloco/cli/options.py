@@ -1,7 +1,8 @@
-"""Flags built from the settings structs: one default per key, one environment variable per flag.
+"""What commands share: flags built from the settings structs, examples, ways to join, findings of checks.
 
-click resolves flag > environment > `default_map` (filled from --config) > default; here is only what
-click lacks: strict files, a refusal of unknown variables, and lists that split on commas and spaces.
+There is one default per key and one environment variable per flag. click resolves flag > environment >
+`default_map` (filled from --config) > default; here is only what click lacks: strict files, a refusal of
+unknown variables, and lists that split on commas and spaces. A `Diagnosis` is one finding, with what to do.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def known_variables(group: click.Group) -> frozenset[str]:
     return frozenset(found)
 
 
-# Examples of commands, one line that can be typed at the end of their `--help`, where the text has none.
+# Examples: a line that can be typed, at the end of a `--help` whose text has none.
 
 LINK = "p2pdiloco:1s3cc..."
 EXAMPLES = {
@@ -208,7 +209,7 @@ def example(path: str) -> str:
     return f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"
 
 
-# Ways into a swarm as commands take them: `--join` is an address, a DNS name, a run link or an invite.
+# Ways into a swarm: `--join` is an address, a DNS name, a run link or an invite.
 
 
 def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...], str]:
@@ -224,7 +225,7 @@ def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...],
     return peers_behind(way.join), way.run
 
 
-# Findings of the doctor: each good, worth a warning, bad, or not to be had, with what to do.
+# Findings: each good, worth a warning, bad, or not to be had, with what to do.
 
 
 class Level(Enum):
@@ -275,7 +276,7 @@ def exit_status(findings: Iterable[Diagnosis]) -> int:
     return max((EXIT_STATUSES[finding.level] for finding in findings), default=0)
 
 
-# Looking at one thing after the other: each with a bound in time, and all of them together.
+# Checks, each with a bound in time.
 
 Findings = Awaitable[Iterable[Diagnosis]]
 

@@ -1,4 +1,9 @@
-"""`p2pdiloco invite`: one word with which others join a run, made by its owner."""
+"""Commands of owners: of a run (invite, run link, ban, vouch, run amend ...) and of a machine (pause ...).
+
+A run's owner makes words with which others join (`invite`, `link`, with QR codes) and changes the run's
+notice (`owner_notice`). `can_join` tells whether a run would let this node in. The owner of this machine
+tells the node that runs on it to pause, resume or finish, and limits it.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +95,7 @@ def invite(
         show_qr(text)
 
 
-# `p2pdiloco run link`: a run as one word, with which others join it, and its QR code.
+# `p2pdiloco run link`: a run as one word, and its QR code.
 
 
 @click.command("link", cls=SpacedLists, epilog=example("run link"))
@@ -147,7 +152,7 @@ def warn_of_addresses(addresses: list[str]) -> None:
         click.echo("warning: it names this machine's loopback only: others need --join ADDRESS", err=True)
 
 
-# `p2pdiloco can-join`: whether a run would let this node in, and why not, in one sentence.
+# `p2pdiloco can-join`.
 
 EXIT_KEPT_OUT = 1
 
@@ -177,7 +182,7 @@ def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: 
     return EXIT_KEPT_OUT if why else 0
 
 
-# `p2pdiloco ban`, `unban`, `revoke`, `admit`, `dismiss`, `vouch`, `run amend`: an owner's notice changed.
+# An owner's notice changed.
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +200,7 @@ _YES = click.option("--yes", is_flag=True, help="Do not ask whether what is mean
 
 
 def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **change: Any) -> None:
-    """Change the notice as `naming.PeerChange` has it."""
+    """Change the notice as `PeerChange` has it."""
     from p2pdiloco.cli.owner_notice import PeerChange, publish
 
     asked = PeerChange(**change)
@@ -320,7 +325,7 @@ def amend(
 COMMANDS = (ban, unban, revoke, admit, dismiss, vouch)
 
 
-# QR codes of words that people join with.
+# QR codes.
 
 FORMS = (".svg", ".png")
 SCALE, BORDER = 6, 4
@@ -353,7 +358,7 @@ def save_qr(word: str, path: Path) -> None:
         raise StorageError(f"--qr-file {path} cannot be written: {error.strerror}") from error
 
 
-# `p2pdiloco pause`, `resume`, `finish`, `limits`: the owner of this machine to the node that runs on it.
+# The owner of this machine, to the node that runs on it.
 
 EXIT_NO_NODE = 4
 STATUS_HELP = "\n\nExit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here."
@@ -502,7 +507,6 @@ def _say_kept(folder: Path) -> int:
 
 
 def _lines(state: ControlState) -> list[str]:
-    """Word the state for people."""
     from p2pdiloco.daemon.display.snapshot import transfer_text
     from p2pdiloco.errors import clean
 

@@ -1,4 +1,10 @@
-"""Publishing of a notice: changed from the newest that is known, signed, kept, and given to members."""
+"""An owner's notice: changed from the newest that is known, signed, kept, and given to members (`publish`).
+
+`amend` changes what may be changed of a run that goes on, from a number of merged tokens on. `vouch_for` is
+an owner's word that what a node of its own holds is the run. `PeerChange` and `InviteEnd` ban, admit and
+revoke: a peer is found by its id, its end or its name, and shown before anything is signed. `reach_members`
+finds members for somebody who only asks. `why_cannot_join` asks what keeps this node out of a run.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +66,7 @@ from p2pdiloco.identity import Identity, public_of, verify
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
-# Amending: an owner changes what may be changed of a run that goes on, from a number of merged tokens on.
+# Amending.
 
 LEAD_S = 60
 """Time ahead at which a change holds where nobody says: by then all members have heard of it."""
@@ -218,7 +224,7 @@ def _start_tokens(last: Amendment | None, wish: AmendmentWish, manifest: Manifes
     return max(place.tokens, min(soon, place.schedule_tokens)) if manifest.end.learners == "stop" else soon
 
 
-# Vouching: an owner's word that what a node of its own holds is the run, and that its members know it.
+# Vouching.
 
 DIGITS = 8
 """Hexadecimal digits of a digest that are shown."""
@@ -287,7 +293,7 @@ def _words_of(peer: str, record: wire.Presence) -> str:
     return ""
 
 
-# Peers that an owner means: found by an id, its end or a name, and shown before anything is signed.
+# Peers that an owner means.
 
 ENDING = 6
 """Letters of a peer id's end that stand for it."""
@@ -410,7 +416,7 @@ def _is_sure(word: str, peer: str) -> bool:
     return len(ending) >= SURE_ENDING and peer.endswith(ending)
 
 
-# Members of a run that somebody who only asks can reach: those to join through, and listed ones.
+# Members that can be reached: those to join through, and listed ones.
 
 MAX_ASKED = 16
 MAX_KEEPERS = 6
@@ -523,7 +529,7 @@ async def _give(
         return notice, sum(answer is not None for answer in answers)
 
 
-# Asking whether a run would let this node in, and what keeps it out.
+# What keeps a node out.
 
 
 def why_cannot_join(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:

@@ -1,6 +1,7 @@
 """The commands for whoever wants the result of a run: export, generate, eval, checkpoint.
 
-All take the global parameters from a live run, a node's folder or a checkpoint file (`cli.result_source`).
+All take the global parameters from one source, with one set of flags (`source_options`): a live run, a node's
+folder or a checkpoint file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from p2pdiloco.daemon.run_files.saved_state import RunResult
 
 
-# Source of the global parameters for export, generate, eval and checkpoint: one set of flags.
+# Source of the parameters.
 
 _HINT = "--join ADDRESS (a live run), --data-dir DIR (of a node that has ended), or --checkpoint FILE"
 

@@ -1,4 +1,7 @@
-"""`p2pdiloco run`: write a run.toml, check one; `amend` and `link` are in `membership`."""
+"""`p2pdiloco run new`, `run check` and `plan`: write a run.toml, check one, say what a run asks of a link.
+
+`run amend` and `run link` are in `owner_commands`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`p2pdiloco status`: asks one live member of a run how the run is doing."""
+"""`p2pdiloco status`: asks one live member of a run how the run is doing.
+
+`Search` looks for the run, then for a member that answers. `render_status` and `status_json` show the report
+to people and scripts. `visitor` is the transport of somebody who only asks: a new identity in a temporary
+folder, a client of the DHT that stores nothing and is gone at the end.
+"""
 
 from __future__ import annotations
 
@@ -279,7 +284,7 @@ class Search:
         return await listed_members(transport, run, self._refusals.__setitem__)
 
 
-# View of a status report: tables for people, JSON for scripts.
+# Views.
 
 
 def status_json(report: StatusReport) -> str:
@@ -395,8 +400,7 @@ def _fragments(rows: tuple[FragmentRow, ...], names: dict[str, str]) -> Table:
     return table
 
 
-# Somebody who only asks: a new identity in a temporary folder, a client of the DHT that stores nothing and
-# is gone at the end.
+# Visitor.
 
 T = TypeVar("T")
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)

@@ -13,7 +13,8 @@
 All but the last two are of the task causal-lm, transformers in Llama's form.
 
 Schedules are in tokens of the whole run. The outer step's numbers follow from the number of merges that a
-schedule is long with `config.outer.LEARNERS` learners, as in `run check` where nobody says how many.
+schedule is long with `LEARNERS` learners, as in `run check` where nobody says how many. Before the presets
+come the tables that they are made with: inner rates for models that exist, and the outer step by length.
 """
 
 from __future__ import annotations
@@ -45,11 +46,6 @@ from p2pdiloco.config.manifest import (
 from p2pdiloco.errors import ConfigError, UserError
 
 # Inner learning rates for models that exist: by number of parameters and by kind of training.
-#
-# Rates are AdamW's, the highest of a schedule that warms up and falls. Each row names the published recipes
-# that it follows. They differ by ten and more at one size, as batches, data and aims do. A row has a value
-# from the lower half of what is published: a rate that is too low costs time, one that is too high costs the
-# model. Where a size has no recipe of a kind, the value continues its neighbours.
 
 FINETUNE, CONTINUE, ADAPTER = "finetune", "continue", "adapter"
 KINDS = FINETUNE, CONTINUE, ADAPTER
@@ -61,7 +57,13 @@ TOO_LARGE = 3.0
 
 
 class RateRow(Struct, frozen=True):
-    """Rates for models of at most so many parameters."""
+    """Rates for models of at most so many parameters.
+
+    Rates are AdamW's, the highest of a schedule that warms up and falls. Each row names the published recipes
+    that it follows. They differ by ten and more at one size, as batches, data and aims do. A row has a value
+    from the lower half of what is published: a rate that is too low costs time, one that is too high costs
+    the model. Where a size has no recipe of a kind, the value continues its neighbours.
+    """
 
     most_numel: float
     finetune: float
@@ -112,10 +114,8 @@ def too_large(rate: float, numel: int, kind: str) -> str:
     )
 
 
-# Numbers of the outer step by length, H and learners; warnings about a manifest's values.
-#
-# What is known, and how well, is in docs/results.md
-# (`scripts/bench/study/bench_learning.py`).
+# Numbers of the outer step by length, H and learners; warnings about a manifest's values. docs/results.md
+# says what is known, and how well (`scripts/bench/study/bench_learning.py`).
 
 LEARNERS = 4
 """Learners assumed where the manifest does not say how many members are expected."""
@@ -134,7 +134,7 @@ shorter runs only."""
 LEAST_CLIP_NORM, MOST_LEARNING_RATE, MOST_WEIGHT_DECAY, MOST_STEP_TOKENS = 1e-3, 0.05, 0.5, 1 << 24
 """Bounds beyond which a value is reported as a slip of the pen: all presets are well within."""
 MOST_MEMBERS = 1024
-"""Members that a run lists at most, in one record of the DHT (`adapters.net.hivemind_dht`)."""
+"""Members that a run lists at most, in one record of the DHT (`adapters.hivemind_binding`)."""
 
 MUON_LONG_SHARE = 0.5
 """Share of Muon's rate in the presets (made for a demo's length) that longer runs take: half was better after

@@ -1,7 +1,8 @@
 """`p2pdiloco demo`: a bootstrap and nodes as real processes on this machine; a syncer is killed on the way.
 
 The demo only starts programs, reads their event logs, and sends signals: what it shows is what the same
-commands do when people type them on different machines.
+commands do when people type them on different machines. `Screen` draws one live picture on a terminal, plain
+lines elsewhere; `render_summary` draws the end. `chaos` of the lab shares the frame: folder, signals, files.
 """
 
 from __future__ import annotations
@@ -393,7 +394,7 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-# View of the demo: one live picture on a terminal, plain lines elsewhere; then the summary.
+# View.
 
 LINE_EVERY_S = 10.0
 KEPT_NOTES = 30
@@ -513,7 +514,6 @@ def _note(at_s: float, text: str) -> Text:
 
 
 def _line(chronicle: Chronicle, elapsed_s: float) -> str:
-    """A swarm in one line."""
     nodes = [f"{n.name} {_step(n)}" for n in chronicle.nodes.values()]
     heldout = newest_heldout(chronicle)
     words = (

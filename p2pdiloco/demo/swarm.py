@@ -2,8 +2,10 @@
 
 Everything that one of our processes starts (p2pd, learner) is remembered while it runs, so that at the end
 nothing is left even where its parent was killed. Only processes that were seen as descendants of ours are
-ever signalled; psutil tells a reused process id apart. A guard process does the same when this one is
-killed.
+ever signalled; psutil tells a reused process id apart. A guard process does the same when this one is killed.
+`Chronicle` is what the nodes logged, by what is asked of it, and `Tail` reads a log
+(docs/reference/events.md) while it grows. Times are seconds of the machine's monotonic clock, which all
+processes of one machine share.
 """
 
 from __future__ import annotations
@@ -308,9 +310,7 @@ class Swarm:
         return cleared
 
 
-# Chronicle of a swarm: what its nodes logged, by what is asked of it. No processes and no clock here.
-#
-# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+# Chronicle: no processes and no clock here.
 
 MAX_VERSIONS = 4096
 """Newest versions per node and fragment whose digests are kept for comparison."""
@@ -484,9 +484,7 @@ def _rank(line: Line | None) -> tuple[int, bool]:
     return (line.term, not line.syncer) if line else (-1, False)
 
 
-# Reader of nodes' event logs (docs/reference/events.md): typed records, of a growing or a whole file.
-#
-# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+# Event logs: typed records, of a growing or a whole file.
 
 NO_FRAGMENT = -1
 HEAD_KINDS = ("publish", "apply", "catchup")
@@ -623,7 +621,7 @@ def _decoded(lines: Iterable[bytes], node: str) -> list[Line]:
 _DECODER = msgspec.json.Decoder(Line)
 
 
-# Holdings of nodes: versions that they have, by their logs or on their disks, and where two differ.
+# Versions that nodes have, by their logs or on their disks, and where two differ.
 
 
 class HeldVersions(Struct, frozen=True):

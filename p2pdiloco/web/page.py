@@ -1,4 +1,10 @@
-"""The page of a run: templates, one script, one style sheet, and what is worded for them."""
+"""The page of a run: templates, one script, one style sheet, and what is worded for them.
+
+`Page` renders the whole document for the first paint, and those parts of it that changed since. The script
+only puts parts in place: what is shown is worded here, once, for the first paint, for updates, and for
+readers without scripts. The script counts ages, so that a part changes only when something happens. `drawing`
+makes the loss curve for those who run no script: points of SVG lines, within a box that is stretched.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +29,6 @@ from p2pdiloco.web.view import (
     Pulse,
     RunView,
 )
-
-# Rendering of a page: the whole document for the first paint, and those parts of it that changed since.
-#
-# The script only puts parts in place: what is shown is worded here, once, for the first paint, for updates,
-# and for readers without scripts. The script counts ages, so that a part changes only when something happens.
 
 FOLDER = Path(__file__).with_name("page")
 STATIC = FOLDER / "static"
@@ -146,7 +147,7 @@ def _hues(view: RunView) -> dict[str, int]:
     return {peer: index % 8 for index, peer in enumerate(syncers)}
 
 
-# Drawing of a loss curve for whoever runs no script: points of SVG lines, within a box that is stretched.
+# The loss curve.
 
 WIDTH, HEIGHT = 1000, 300
 
@@ -233,7 +234,7 @@ class _Box:
         return " ".join(f"{self.x(x)},{HEIGHT * (1 - (y - self._low) / self._height):.1f}" for x, y in points)
 
 
-# Wording of a page: numbers, ages and rates, as its templates and its script write them.
+# Numbers, ages and rates, as templates and script write them.
 
 NOW_S = 2.0
 """Age up to which something happened just now."""

@@ -1,7 +1,9 @@
-"""Site: guard, routes and live views of one server, on uvicorn without what the daemon has itself.
+"""Site: routes, guard, connections, health and controls of the page's server, on uvicorn and starlette.
 
-Signals are the daemon's, and so is the end. uvicorn's ten looks a second are left out: nothing happens here
-unless somebody asks.
+uvicorn is without what the daemon has itself: signals are the daemon's, and so is the end. Its ten looks a
+second are left out: nothing happens here unless somebody asks. `WebGuard` says who may ask what, `Routes`
+answer, and `BoundedProtocol` bounds connections. `do_control` does what the owner of the machine asks for at
+POST /control/WORD, from the page or by a script.
 """
 
 from __future__ import annotations
@@ -123,7 +125,7 @@ class _Server(uvicorn.Server):
         self._ended.set()
 
 
-# Application of the page: its routes. Who may ask what is the guard's affair (`web.guard`).
+# Routes.
 
 MAX_SHOWN = 64
 """Pages, views and figures that are kept for who asks next."""
@@ -227,16 +229,7 @@ def _static_files() -> dict[str, tuple[str, bytes]]:
     return {path.name: (kind, path.read_bytes()) for path, kind in kinds.items() if kind}
 
 
-# Guard of the page: who asks, and whether by a way that a browser of the owner's would take.
-#
-# - Host: a page of somebody else can give its own name our address (DNS rebinding) and would then be of one
-#   origin with us. So only names that are ours are answered. Any port is: of a tunnel it is another.
-# - Origin: a deed (POST) with the browser's cookie must come from our own page.
-# - the owner is who has the token (Authorization: Bearer) or the cookie. The token in the address of the page
-#   is exchanged for the cookie, and the address is without it from then on.
-#
-# What it lets through has `scope["state"]["owner"]` set, and gets the headers that keep a browser from doing
-# more than the page needs.
+# Guard.
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 HEALTH = "/healthz"
@@ -316,7 +309,17 @@ class StrangersRateLimit:
 
 
 class WebGuard:
-    """ASGI application in front of the page's."""
+    """ASGI application in front of the page's: who asks, and by a way that the owner's browser would take?
+
+    - Host: a page of somebody else can give its own name our address (DNS rebinding) and would then be of one
+      origin with us. So only names that are ours are answered. Any port is: of a tunnel it is another.
+    - Origin: a deed (POST) with the browser's cookie must come from our own page.
+    - The owner is who has the token (Authorization: Bearer) or the cookie. The token in the address of the
+      page is exchanged for the cookie, and the address is without it from then on.
+
+    What it lets through has `scope["state"]["owner"]` set, and gets the headers that keep a browser from
+    doing more than the page needs.
+    """
 
     def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OwnHostNames, is_public: bool) -> None:
         """`is_public`: anybody may see the public part."""
@@ -324,7 +327,6 @@ class WebGuard:
         self._turn = StrangersRateLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it on."""
         if scope["type"] != "http":
             return
 
@@ -395,10 +397,7 @@ class WebGuard:
         return headers.get("origin", "") in (f"{scheme}://{host}", f"https://{host}")
 
 
-# Connections of the page's server, bounded: in number, in time and in what waits to be sent.
-#
-# uvicorn waits for ever for the rest of a request's head, and for a client that does not read. Here a
-# connection has `HEAD_S` for each request, and ends when nothing of what it was sent is read for `STALLED_S`.
+# Connections, bounded in number, in time and in what waits to be sent.
 
 MAX_CONNECTIONS = 256
 MAX_PER_HOST = 64
@@ -420,7 +419,12 @@ def origin_of(client: tuple[str, int] | None) -> str:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP of one connection."""
+    """HTTP of one connection.
+
+    uvicorn waits for ever for the rest of a request's head, and for a client that does not read. Here a
+    connection has `HEAD_S` for each request, and ends when nothing of what it was sent is read for
+    `STALLED_S`.
+    """
 
     _head: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
@@ -482,7 +486,7 @@ class BoundedProtocol(H11Protocol):
             self._stall = None
 
 
-# Health of the program in one word, for `/healthz`.
+# Health.
 
 UNWELL = (NodeCondition.JOINING, NodeCondition.WAITING, NodeCondition.LEAVING)
 """States in which a node does nothing for its run: 503. In all others: 200."""
@@ -495,7 +499,7 @@ def health_of(view: RunView | None) -> tuple[str, bool]:
     return view.own.state.value, view.own.state not in UNWELL
 
 
-# Deeds that the owner of the machine does from the page or by a script: POST /control/WORD.
+# Controls.
 
 logger = logging.getLogger(__name__)
 MAX_BODY = 4096

@@ -1,4 +1,8 @@
-"""Sources of views: a node's own, or a bootstrap's, and before either is there the first word."""
+"""Sources of views: a node's own, a bootstrap's, and before either is there the first word.
+
+`Views` asks its source when somebody looks. `NodeSource` shows a node's own snapshot and what it remembers.
+`AskedSource` is for a bootstrap, which is no member: members of its runs are asked now and then.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +120,7 @@ class Views:
         return kept[1] if is_owner else kept[2]
 
 
-# Source of views on a node: its own snapshot, and what it remembers.
+# A node.
 
 RATE_OVER_S = 4.0
 """Time over which a rate is taken at least."""
@@ -231,11 +235,7 @@ def _known(bits_per_s: float) -> float | None:
     return round(bits_per_s) if math.isfinite(bits_per_s) else None
 
 
-# Source of views on a bootstrap, which is no member: members of its runs are asked now and then.
-#
-# Whoever answers may be wrong, or lie. So several are asked, and the one in the middle, by merged tokens, is
-# believed: one liar among three is not. What the page shows of the past is kept in the run's folder, for when
-# those that were there from the start are gone.
+# A bootstrap.
 
 logger = logging.getLogger(__name__)
 EVERY_S, SELDOM_S = 5.0, 60.0
@@ -271,7 +271,12 @@ class WatchedRun:
 
 
 class AskedSource:
-    """Source of a bootstrap's views."""
+    """Source of a bootstrap's views.
+
+    A member that answers may be wrong, or lie. So several are asked, and the one in the middle, by merged
+    tokens, is believed: one liar among three is not. What the page shows of the past is kept in the run's
+    folder, for when those that were there from the start are gone.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,11 @@
-"""View of a run: everything that the web page shows, as plain values.
+"""View of a run: everything that the web page shows, as plain values, and how it is made of members' reports.
 
-`PublicView` anybody may see; a bootstrap's `--web-public` and `p2pdiloco board` show nothing else.
-`OwnView` is for the owner of the machine. Times are seconds since 1970 (`_at_s`), so that a view changes only
-when something happens, and the page counts ages itself, from `made_at_s`. Unknown numbers are None. Texts may
-come from strangers: whoever draws them escapes them.
+`PublicView` anybody may see; a bootstrap's `--web-public` and `p2pdiloco board` show nothing else. `OwnView`
+is for the owner of the machine. Times are seconds since 1970 (`_at_s`), so that a view changes only when
+something happens, and the page counts ages itself, from `made_at_s`. Unknown numbers are None. Texts may come
+from strangers: whoever draws them escapes them. The closed lists come first: what a node, a member or a run
+can be. A value is the word that is shown and encoded; `str` explains it. docs/topics/web.md has the same
+lists.
 """
 
 from __future__ import annotations
@@ -49,9 +51,7 @@ from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
 from p2pdiloco.errors import ConfigError, encoded
 from p2pdiloco.util import direct_members
 
-# Words of the web page: closed lists of what a node, a member or a run can be, each with what it means.
-#
-# The value is the word that is shown and encoded; `str` explains it. docs/topics/web.md has the same lists.
+# Closed lists.
 
 
 @direct_members
@@ -419,7 +419,7 @@ def encode_view(view: RunView) -> bytes:
     return encoded(view, _encoder)
 
 
-# Members on the page: who is here, who is behind, and why.
+# Members: who is here, who is behind, and why.
 
 SILENT_S = 15.0
 """Silence after which a member is silent here: after `Timing.member_ttl_s` the others do without it."""
@@ -518,7 +518,7 @@ def _since(age_s: float | None, now_s: float) -> float | None:
     return None if age_s is None else float(round(now_s - age_s))
 
 
-# Making of the public view of a run: of a member's report, whether that is our own or another's.
+# The public view, of a member's report, whether that is our own or another's.
 
 LATE, STILL = 6.0, 30.0
 """Usual times between two versions after which the newest is late, and after which the run stands still."""
@@ -696,9 +696,6 @@ def _credit_view(line: CreditLine, fragments: int) -> CreditView:
 
 
 # Forecast of the held-out loss: a + b · tokens^-c through the later half of what was measured.
-#
-# A cosine schedule ends lower than that says, so it is a cautious guess; the page calls it a forecast, with
-# its scatter around it.
 
 LEAST_POINTS = 8
 STEPS = 32
@@ -749,7 +746,11 @@ def _line(points: Sequence[LossPoint], exponent: float) -> PowerLaw | None:
 def forecast(
     points: tuple[LossPoint, ...], tokens: int, schedule_tokens: int, now_s: float, ends_at_s: float | None
 ) -> Forecast | None:
-    """Forecast the curve from the last point to the end of the schedule; None: nothing is left, or known."""
+    """Forecast the curve from the last point to the end of the schedule; None: nothing is left, or known.
+
+    A cosine schedule ends lower than the power law says, so this is a cautious guess; the page calls it a
+    forecast, with its scatter around it.
+    """
     found = fit_power_law(points)
     if found is None or schedule_tokens <= max(tokens, points[-1].tokens):
         return None
@@ -771,7 +772,7 @@ def forecast(
     )
 
 
-# Ways to join a run, as the page shows them: a command, a link, and its QR.
+# Ways to join: a command, a link, and its QR.
 
 
 def join_view(run: PublishedRun, addresses: Sequence[str]) -> JoinView:

@@ -16,10 +16,9 @@ from msgspec import structs
 from rich.cells import cell_len
 from rich.console import Console
 
-from p2pdiloco.cli import watching
-from p2pdiloco.cli import watching as asking
+from p2pdiloco.cli import top
 from p2pdiloco.cli.status_command import Search
-from p2pdiloco.cli.watching import (
+from p2pdiloco.cli.top import (
     AskedMembers,
     Happenings,
     HeardReport,
@@ -277,7 +276,7 @@ class Network:
 @pytest.fixture
 async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     for name, value in {"TICK_S": 0.001, "LEAST_S": 0.01, "LOOK_AGAIN_S": 0.05, "DOUBT_S": 30.0}.items():
-        monkeypatch.setattr(asking, name, value)
+        monkeypatch.setattr(top, name, value)
     made = Network()
     try:
         yield made
@@ -299,7 +298,7 @@ async def test_several_are_asked_and_others_when_those_die(network: Network) -> 
     asked.take(report(peers[0]))
     watching = asyncio.create_task(asked.watch(visitor))
     try:
-        await until(lambda: len(asked.answers) == asking.WITNESSES)
+        await until(lambda: len(asked.answers) == top.WITNESSES)
         for peer in list(asked.answers)[:3]:
             network.hub.kill(peer)
         await until(lambda: len(asked.answers) == 6 and len(asked.silent) == 3)
@@ -324,13 +323,13 @@ async def test_who_failed_is_asked_after_others_and_the_list_is_looked_at_soon(
         raise PeerUnreachable("gone")
 
     now = 0.0
-    monkeypatch.setattr(asking, "WITNESSES", 1)
+    monkeypatch.setattr(top, "WITNESSES", 1)
     asked = AskedMembers(Search("", ["failed", "other"]), RUN, lambda: now)
     asked._known["failed"].addresses = ("/ip4/203.0.113.1/tcp/1",)
-    asked._look_s = asking.LOOK_AGAIN_S
+    asked._look_s = top.LOOK_AGAIN_S
     await asked._ask(SimpleNamespace(connect=connect), "failed")  # type: ignore[arg-type]
-    assert asked._look_s == asking.LOOK_SOON_S
-    now = asking.MOST_DOUBT_S
+    assert asked._look_s == top.LOOK_SOON_S
+    now = top.MOST_DOUBT_S
     assert asked._due() == ["other"]
 
 
@@ -377,7 +376,7 @@ async def test_lines_are_written_where_there_is_no_terminal_until_nobody_reads(
         yield visitor
 
     monkeypatch.setattr("p2pdiloco.cli.status_command.visitor", joined)
-    monkeypatch.setattr(watching, "PERIOD_S", 0.001)
+    monkeypatch.setattr(top, "PERIOD_S", 0.001)
     written: list[str] = []
 
     def write(text: str, flush: bool = False) -> None:
@@ -388,7 +387,7 @@ async def test_lines_are_written_where_there_is_no_terminal_until_nobody_reads(
     monkeypatch.setattr("builtins.print", write)
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"
     with pytest.raises(BrokenPipeError):
-        await watching._top(TopSettings(join=(address,), every_s=0.0), watching._plain)
+        await top._top(TopSettings(join=(address,), every_s=0.0), top._plain)
     assert all("run test  members 1" in line for line in written)
 
 

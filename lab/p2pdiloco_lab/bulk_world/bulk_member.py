@@ -1,4 +1,9 @@
-"""One life of a member of a bulk world: the daemon's real bulk code, and a script where the core would be."""
+"""One life of a member of a bulk world: the daemon's real bulk code, and a script where the core would be.
+
+`MemberHandlers` are what peers reach: what a member gives is perhaps a lie, what it takes is counted
+(`WatchedTransport`). `PushInbox` decides on contributions as a syncer does. At the end `left_over` searches
+all objects of a member for tables, counters and pins that must be empty, whatever they are called.
+"""
 
 from __future__ import annotations
 
@@ -137,31 +142,26 @@ class BulkMember:
 
     @property
     def may_serve(self) -> bool:
-        """See `ChainView`."""
         return None not in self.numbers
 
     def is_member(self, peer: str) -> bool:
-        """See `ChainView`: all are."""
+        """Everybody is."""
         return True
 
     def signed(self, version: SignedVersion) -> bool:
-        """See `ChainView`."""
         return sound(version)
 
     def head(self, fragment: int) -> Head:
-        """See `ChainView`; of a fragment that is not here yet, version 0."""
+        """Return the head; of a fragment that is not here yet, version 0."""
         return self.world.ledger.versions[fragment, self.numbers[fragment] or 0].header.head()
 
     def state_bytes(self, fragment: int) -> int:
-        """See `ChainView`."""
         return 8 * self.world.ledger.layouts[fragment].numel
 
     def most_update_bytes(self, fragment: int) -> int:
-        """See `ChainView`."""
         return most_update_bytes(self.world.ledger.layouts[fragment])
 
     async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """See `ChainView`."""
         found = self.log.get(fragment, number)
         mine = self.numbers[fragment]
         if found is not None or mine is None or not 0 < number <= mine:
@@ -170,11 +170,10 @@ class BulkMember:
         return self.world.ledger.versions[fragment, number], update
 
     async def contribution_of(self, fragment: int, digest: bytes) -> Buffer | None:
-        """See `ChainView`: nobody audits here."""
+        """Nobody audits here."""
         return None
 
     def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
-        """See `ChainView`."""
         versions = self.world.ledger.versions
         return [
             member.name
@@ -321,7 +320,7 @@ class BulkMember:
         self.world.tell(fragment)
 
 
-# The two ends of a member of a bulk world: what it gives is perhaps a lie, what it takes is counted.
+# What peers reach, and what comes from them.
 
 FORGED = 0.3
 """Share of lies that are another version under the same signature; the others are damaged bytes."""
@@ -335,23 +334,21 @@ class MemberHandlers:
         self._world, self._member = world, member
 
     def is_member(self, sender: str) -> bool:
-        """See `ports.TransportHandlers`: all are."""
+        """Everybody is."""
         return True
 
     def is_stranger(self, sender: str) -> bool:
-        """See `ports.TransportHandlers`: nobody is."""
+        """Nobody is."""
         return False
 
     async def on_message(self, sender: str, data: bytes) -> bytes:
-        """See `ports.TransportHandlers`: nobody sends messages here."""
+        """Nobody sends messages here."""
         raise RemoteError("garbage")
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
-        """See `ports.TransportHandlers`."""
         return self._member.transfers.pushes_in.on_push(sender, wire.decode(header, wire.PushContribution))
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """See `ports.TransportHandlers`."""
         pull = wire.decode(request, cast(Any, wire.PullUpdate | wire.PullState))
         self._world.rules.asked(self._member, sender, pull)
         answer = await self._member.transfers.on_pull(sender, pull)
@@ -399,7 +396,6 @@ class WatchedTransport(MemoryTransport):
         self._world, self._member = world, member
 
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
-        """See `ports.Transport.pull_into`."""
 
         def count(version: VersionHeader, nbytes: int) -> None:
             self._world.rules.came(self._member, version, nbytes)
@@ -515,9 +511,7 @@ class PushInbox:
         return not self._coming and not self._here
 
 
-# Leftovers of a member: tables, counters and pins that must be empty at the end.
-#
-# All of its objects are searched, whatever they are called.
+# Leftovers.
 
 SEARCHED = (
     "p2pdiloco.daemon.bulk",

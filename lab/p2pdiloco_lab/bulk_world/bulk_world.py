@@ -1,4 +1,4 @@
-"""A bulk world: members that follow a chain through faults, and what became of them."""
+"""A bulk world: members that follow a chain through faults, and the rules that always hold."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from p2pdiloco_lab.bulk_world.bulk_plan import (
 )
 from p2pdiloco_lab.memory_net import MemoryNetwork
 from p2pdiloco_lab.simulation.seed_plan import random_stream
-from p2pdiloco_lab.simulation.seed_report import Trace
-from p2pdiloco_lab.simulation.violation import Violation
+from p2pdiloco_lab.simulation.seed_report import Trace, Violation
 
 LOOK_S = 0.1
 """Pause between two looks of a fault whether its member has started."""
@@ -369,7 +368,7 @@ def _played(plan: BulkPlan, trace: Trace) -> BulkResult:
         return in_virtual_time(play(Path(folder)), job_s)
 
 
-# Rules that hold in every bulk world, whatever goes wrong in it.
+# Rules.
 
 LIARS_WORDS = frozenset({"wrong-digest", "digest-differs", "version-signature", "garbage", "wrong-version"})
 """Offences that only a liar commits."""

@@ -1,7 +1,8 @@
 """One run of a swarm, with a schedule of faults or with none: start, strike, mend, settle, leave.
 
-The supervisor is the person (or the service manager) who starts a node again after it died. It does
-nothing else: no node is told anything, nothing is repaired.
+The supervisor (`ChaosRun`) is the person (or the service manager) who starts a node again after it died. It
+does nothing else: no node is told anything, nothing is repaired. `Striker` carries faults out and mends them,
+and `SwarmWatch` reads the nodes' logs while they grow.
 """
 
 from __future__ import annotations
@@ -303,10 +304,7 @@ def line_of(taped: FaultLine) -> bytes:
     return msgspec.json.encode(taped) + b"\n"
 
 
-# Strikes of a chaos run: what each fault does to the real processes, and how it is mended.
-#
-# A strike knows processes only: it kills, stops, limits and starts again, exactly as a power cut, a busy
-# machine, a full disk or a person would. It never talks to a node.
+# Strikes.
 
 LEARNER, P2PD = "p2pdiloco.learner", "p2pd"
 FULL_DISK_BYTES = 16_384
@@ -331,7 +329,11 @@ class Strike(Struct, kw_only=True):
 
 
 class Striker:
-    """Carries faults out and mends them; every change of a node's state is an `StateChange` in `acts`."""
+    """Carries faults out and mends them; every change of a node's state is a `StateChange` in `acts`.
+
+    A strike knows processes only: it kills, stops, limits and starts again, exactly as a power cut, a busy
+    machine, a full disk or a person would. It never talks to a node.
+    """
 
     def __init__(self, swarm: Swarm, links: Links | None, join: Callable[[], list[str]]) -> None:
         """`join`: arguments with which a newcomer finds the swarm."""
@@ -504,7 +506,7 @@ class Striker:
         return "its link is cut" if cut else links.SLOW_WORDS, mend
 
 
-# Watch over the swarm of a chaos run: the nodes' logs, read while they grow.
+# Watch.
 
 
 class SwarmWatch:

@@ -1,4 +1,10 @@
-"""`p2pdiloco chaos --scenario`: one survivor, a split that heals."""
+"""`p2pdiloco chaos --scenario`: one fixed course of events with real processes, and its verdict.
+
+survivor: all nodes but one are killed at once, later all are started again. split: the network falls into two
+parts, later it is whole again. As in a chaos run, no node is told anything and nothing is repaired. The
+verdicts (`survived`, `healed`) are pure: they ask a chronicle, whose times are seconds of the machine's
+monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +40,6 @@ from p2pdiloco_lab.chaos.chaos_run import (
 )
 from p2pdiloco_lab.chaos.chaos_verdict import Facts, Fault
 from p2pdiloco_lab.namespaces import Links, LinksRefused
-
-# `p2pdiloco chaos --scenario`: one fixed course of events with real processes, and its verdict.
-#
-# survivor: all nodes but one are killed at once, later all are started again. split: the network falls into
-# two parts, later it is whole again. As in a chaos run, no node is told anything and nothing is repaired.
 
 BEFORE_S = 20.0
 """Training before anything happens, unless --seconds says otherwise."""
@@ -141,7 +142,7 @@ class SurvivorRun(ScenarioRun):
         return [node for node in self._nodes() if node is not self._survivor]
 
     def verdict(self, outcome: ChaosOutcome) -> SurvivorReport:
-        """Judge the run (`outcome.survived`)."""
+        """Judge the run (`survived`)."""
         return survived(
             self.facts,
             self._survivor.name,
@@ -181,7 +182,7 @@ class SplitRun(ScenarioRun):
         return done and self._one_swarm(self._healed_s)
 
     def verdict(self, outcome: ChaosOutcome) -> SplitReport:
-        """Judge the run (`outcome.healed`)."""
+        """Judge the run (`healed`)."""
         return healed(
             self.facts,
             self._sides,
@@ -291,7 +292,7 @@ def _after(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.1f} s"
 
 
-# The verdicts on the scenarios of `p2pdiloco chaos`. Pure: no processes, no clock.
+# Verdicts.
 
 
 class SurvivorReport(Struct, kw_only=True, frozen=True):
@@ -476,9 +477,7 @@ def healed(
     )
 
 
-# Questions that the verdicts of scenarios (`chaos --scenario`) ask of a chronicle. No processes, no clock.
-#
-# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+# Questions that the verdicts ask of a chronicle.
 
 
 def split_of(names: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,7 +1,8 @@
 """Tensors without numbers: a fragment's state is the history of what was merged into it.
 
-A learner's inner steps are numbered once and for ever, so a pseudo-gradient is the half-open range of
-steps that it carries, and "nothing lost, nothing twice" can be checked exactly.
+A learner's inner steps are numbered once and for ever, so a pseudo-gradient is the half-open range of steps
+that it carries, and "nothing lost, nothing twice" can be checked exactly. `Substance` says what is done with
+the bytes beside the lineage, by default nothing. `HashCrypto` and `Clock` stand in for signatures and time.
 """
 
 from __future__ import annotations
@@ -19,11 +20,7 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import MergeLimits, Stamp
 from p2pdiloco.core.api.versions import Mean
 
-# Substance of simulated payloads and states: bytes beside their lineage, by default none.
-#
-# The simulator moves *matter*, opaque bytes, wherever a real node would move a payload or a state.
-# `Substance` says what is done with them; `p2pdiloco_lab.vectors` has one that trains a small model with the
-# real tensors code. Matter is never changed in place.
+# Substance.
 
 Work = tuple[bytes, int, int, int]
 """A contribution that was merged: its payload, tokens, inner steps, trust weight."""
@@ -129,7 +126,12 @@ class FalseWork(NamedTuple):
 
 
 class Substance:
-    """Arithmetic of a whole world. Equal arguments give equal bytes."""
+    """Arithmetic of a whole world. Equal arguments give equal bytes.
+
+    The simulator moves *matter*, opaque bytes, wherever a real node would move a payload or a state. A
+    substance says what is done with them; `p2pdiloco_lab.vectors` has one that trains a small model with the
+    real tensors code. Matter is never changed in place.
+    """
 
     liars: frozenset[str] = frozenset()
     """Learners that lie about their work."""
@@ -413,7 +415,7 @@ def missing_spans(spans: Spans, first: int, end: int) -> Spans:
     return tuple(gaps)
 
 
-# Signatures that cost a hash: nobody in the simulated world forges one, but mixing them up is caught.
+# Signatures.
 
 LONG_BYTES = 4096
 _LAST: list[tuple[bytes, str, bytes, bool] | None] = [None]
@@ -442,7 +444,7 @@ class HashCrypto:
         return hashlib.blake2b(message, digest_size=16, key=peer.encode()).digest() == signature
 
 
-# Virtual time: one heap of callbacks, ordered by (time, sequence), and nothing else that moves.
+# Virtual time.
 
 Action = Callable[..., None]
 

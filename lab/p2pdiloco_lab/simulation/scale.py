@@ -128,7 +128,7 @@ class ScaleWorld(World):
     # --- what is measured ----------------------------------------------------------------------------
 
     def control(self, source: str, target: str, size_bytes: int, message: Message) -> None:
-        """A control message leaves (`network.TrafficMeter`)."""
+        """A control message leaves (`Network.meter`)."""
         if self._measuring:
             load = self._loads[source]
             load.messages += 1
@@ -149,7 +149,7 @@ class ScaleWorld(World):
             load.lately.clear()
 
     def streamed(self, source: str, target: str, label: Wire | None, payload_bytes: int) -> None:
-        """A part of a stream leaves (`network.TrafficMeter`)."""
+        """A part of a stream leaves (`Network.meter`)."""
         if self._measuring:
             load = self._loads[source]
             load.label_bytes += len(signed_bytes("version", label)) if label is not None else 0

@@ -56,14 +56,14 @@ class Mix:
     lasts: float = 1.0
     """Times that cuts and standstills last, of what is usual."""
     strangers: int = 0
-    """Number of peers that boast of heads which they never give (`world.stranger`)."""
+    """Number of peers that boast of heads which they never give (`sim_liars.Stranger`)."""
     liars: int = 0
-    """Number of members that lie with numbers (`world.liar`), among at least three times as many."""
+    """Number of members that lie with numbers (`sim_liars.Liar`), among at least three times as many."""
 
     perjurers: int = 0
-    """Number of members whose lies can be proved (`world.perjurer`), a third of all at most."""
+    """Number of members whose lies can be proved (`sim_liars.Perjurer`), a third of all at most."""
     old: bool = False
-    """True: the run is older than its founding when the world begins (`world.past`)."""
+    """True: the run is older than its founding when the world begins (`sim_disk.Past`)."""
 
     @property
     def calm(self) -> bool:
@@ -317,7 +317,7 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
 
 
 def one_withholds(seed: int) -> bool:
-    """Tell whether one of the liars of that world withholds in place of lying (`world.withholder`)."""
+    """Tell whether one of the liars of that world withholds in place of lying (`sim_liars.Withholder`)."""
     return seed % 4 == 2
 
 

@@ -1,4 +1,9 @@
-"""One run of one node: the production core, and a simulated daemon that carries its effects out."""
+"""One run of one node: the production core, and a simulated daemon that carries its effects out.
+
+`LearnerSide` is the daemon towards its learner: it starts and restarts it, encodes its copies, tells it of
+versions. `DiskWriter` makes durable writes: one at a time, in order, lost or half done when the node is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
 from p2pdiloco_lab.simulation.seed_plan import NodeSpec, random_stream
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_disk import Checkpoint, Disk, ResumeNote, Store, restored_from
 from p2pdiloco_lab.simulation.sim_worker import (
     Callbacks,
@@ -30,7 +36,6 @@ from p2pdiloco_lab.simulation.sim_worker import (
     TicketBuffers,
     Worker,
 )
-from p2pdiloco_lab.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_world import World
@@ -299,7 +304,7 @@ class Host:
         self.world.bulk.answer(effect.transfer, effect.verdict, head)
 
 
-# A node's daemon towards its learner: starts and restarts it, encodes its copies, tells it of versions.
+# Towards the learner.
 
 STATUS_EVERY_S = 1.0
 
@@ -391,9 +396,11 @@ class LearnerSide:
             counters = self.model.fragments[fragment]
             rest_from = counters.slot.end if counters.slot else counters.unmerged_from
             if self.model.running:
-                saved = self.model.trainer.saved(fragment)
+                displacement, rest = self.model.trainer.saved(fragment)
                 left = host.core.fragments[fragment].own.unmerged()
-                host.disk.resume[fragment] = ResumeNote(left, counters.unmerged_from, rest_from, *saved)
+                host.disk.resume[fragment] = ResumeNote(
+                    left, counters.unmerged_from, rest_from, displacement, rest
+                )
 
     def report(self) -> None:
         """Tell the core where the learner is, every second."""
@@ -465,7 +472,7 @@ class LearnerSide:
         self._host.world.trace.decision(self._host.now, self._host.peer, text, fragment)
 
 
-# A node's durable writes: one at a time, in order, lost or half done when the node is killed.
+# Durable writes.
 
 
 class DiskWriter:

@@ -1,4 +1,9 @@
-"""Draws which members of a world lie so that it can be proved, or withhold, and how."""
+"""Members that lie or withhold, and strangers that say anything.
+
+`Liar` lies with numbers, within what can be said. Lies of `Perjurer` can be proved, or found out by
+everybody. `Withholder` signs nothing that is false, and does less than its office asks. `Stranger` is no
+member.
+"""
 
 from __future__ import annotations
 
@@ -64,14 +69,14 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     }
 
 
-# A member that lies with numbers: its work is honest, its labels are at the ends of what can be said.
-
 LIES = 0.6
 """Share of labels that lie."""
 
 
 class Liar:
-    """Author of false labels, each rightly signed."""
+    """Author of false labels, each rightly signed: its work is honest, its labels are at the ends of what can
+    be said.
+    """
 
     def __init__(self, config: CoreConfig, rng: random.Random) -> None:
         self._config = config
@@ -99,19 +104,11 @@ class Liar:
         )
 
 
-# A member whose lies can be proved, or found out by everybody. Its core is honest; what it signs beside that
-# is not.
-#
-# Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and gives
-# them to one half of its peers each, one puts a false label into its versions. Where merges can be made
-# again, there are three more: one makes false merges, one states false states, one accuses an honest syncer
-# of the first. In old runs one states false states and gives no updates, which nobody can find out.
-
 MOST_TWINS = 256
 
 
 class LieKind(Enum):
-    """Lies of lies."""
+    """Kinds of lies."""
 
     VOTES = "votes"
     VERSIONS = "versions"
@@ -120,7 +117,7 @@ class LieKind(Enum):
     STATES = "states"
     HISTORIES = "histories"
     """False states of which it gives no update: they show nothing of how they were made. Only old runs have
-    it: in young ones they are copied (`core.following.support`)."""
+    it: in young ones they are copied (`core.fork_choice`)."""
     ACCUSATIONS = "accusations"
 
 
@@ -144,7 +141,13 @@ def lie_of(seed: int, place: int, audited: bool, members: int) -> LieKind:
 
 
 class Perjurer:
-    """Liar of one kind; it goes on when it is found out."""
+    """Liar of one kind; it goes on when found out. Its core is honest; what it signs beside that is not.
+
+    Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and
+    gives them to one half of its peers each, one puts a false label into its versions. Where merges can be
+    made again, there are three more: one makes false merges, one states false states, one accuses an honest
+    syncer of the first. In old runs one states false states and gives no updates, which nobody can find out.
+    """
 
     def __init__(self, world: World, peer: str, kind: LieKind) -> None:
         self.kind = kind
@@ -182,7 +185,6 @@ class Perjurer:
             self._twins[version.header.digest()] = self._signed(header), other, state
 
     def _accuse(self, host: Host, version: SignedVersion) -> None:
-        """Accuse the syncer of that version before everybody, once."""
         header = version.header
         if header.number < ACCUSED_FROM or header.syncer in self._world.perjurers:
             return
@@ -240,14 +242,8 @@ class Perjurer:
         return twin[0], twin[2]
 
 
-# A member that does less than its office asks. Nothing that it signs is false, so nothing can be proved.
-#
-# Two kinds: one makes versions and gives them to nobody, one takes a learner's contributions and leaves them
-# out of everything that it makes.
-
-
 class WithheldKind(Enum):
-    """Things that it keeps from others."""
+    """What a member withholds."""
 
     VERSIONS = "versions"
     """Updates and states: it names its heads, and is busy whenever it is asked for them."""
@@ -256,7 +252,12 @@ class WithheldKind(Enum):
 
 
 class Withholder:
-    """Member that withholds, from a moment on or from the start."""
+    """Member that withholds, from a moment on or from the start. Nothing that it signs is false, so nothing
+    can be proved.
+
+    One kind makes versions and gives them to nobody, the other takes a learner's contributions and leaves
+    them out of everything that it makes.
+    """
 
     def __init__(self, kind: WithheldKind, victim: str = "", from_s: float = 0.0) -> None:
         self.kind, self.victim, self.from_s = kind, victim, from_s
@@ -295,10 +296,6 @@ class Withholder:
         return version, state
 
 
-# A stranger that says anything: heavier heads which it never gives, a vote which it never casts, a learner
-# which answers no call, offices and candidacies. It begins once somebody votes by the chain: before,
-# everybody's word counts (`core.members.standing`).
-
 EVERY_S = 0.5
 FAR_AHEAD = 1000
 """Versions by which some of its heads are ahead: those are asked for as states, the others as updates."""
@@ -306,7 +303,12 @@ FROM_S = 8.0
 
 
 class Stranger:
-    """Peer whose words are all that there is of it. An endpoint of the network, and no host."""
+    """Peer whose words are all that there is of it. An endpoint of the network, and no host.
+
+    It tells of heavier heads which it never gives, a vote which it never casts, a learner which answers no
+    call, offices and candidacies. It begins once somebody votes by the chain: before, everybody's word counts
+    (`core.standing`).
+    """
 
     up = True
 

@@ -1,6 +1,8 @@
 """Rules that must hold at every instant, whatever the weather. A broken one ends the seed.
 
-Rules: docs/protocol/simulator.md, section 3.
+`InvariantWatch` sees everything that nodes do. `too_large` searches a core: every table and queue inside
+stays below a bound, whatever it is called. `Exclusion` watches that liars whose lies can be proved are
+excluded, by everybody, in time, and nobody else. Rules: docs/protocol/simulator.md, section 3.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from p2pdiloco.core.chain import (
 from p2pdiloco.core.pending import KEPT_MAX
 from p2pdiloco.core.proofs import FEWEST
 from p2pdiloco_lab.simulation.lineage import Displacement, FragmentLineage, MergedPart
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_liars import PROVABLE
-from p2pdiloco_lab.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_host import Host
@@ -352,7 +354,7 @@ class InvariantWatch:
         self.elections += 1
 
 
-# Every table and queue inside a core stays below a bound, whatever it is called: all of it is searched.
+# Bounds of tables and queues.
 
 BASE = 32
 PER_NODE = 2
@@ -396,9 +398,7 @@ def _attributes(value: object) -> list[str]:
     return names
 
 
-# Rules about lies that can be proved: the liars are excluded, by everybody, in time, and nobody else.
-#
-# Rules: docs/protocol/simulator.md, section 3.
+# Exclusion of liars.
 
 WITHIN_S = 20.0
 """Virtual time after which everybody excludes who has lied in a way that others must have seen. A member that

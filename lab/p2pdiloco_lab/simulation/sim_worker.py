@@ -1,4 +1,9 @@
-"""Work of a node with "tensors": merging, outer steps, states, and going over to a version."""
+"""Work of a node with "tensors", and its learner.
+
+`Worker` merges, makes outer steps and states, and goes over to versions. `LearnerModel` makes inner steps at
+its own pace, with counters and slots of every fragment. `TicketBuffers` have contributions and updates by
+ticket; wrong use of one is a bug of the core.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +53,8 @@ from p2pdiloco_lab.simulation.lineage import (
     UnusableMatter,
     combine,
 )
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_liars import LieKind
-from p2pdiloco_lab.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_host import Host
@@ -182,9 +187,17 @@ class Worker:
     def _update(self, effect: Merge, made: MergeOutcome) -> OuterUpdate:
         """Make the update that the syncer publishes."""
         false = self._host.peer in self._host.world.false_syncers
-        key = effect.fragment, effect.number, self._parts(effect), made.matter, effect.longest_steps
         repairs = effect.repairs.header.digest() if self._repairs(effect) and effect.repairs else b""
-        return OuterUpdate.of(*key, false, repairs, self._below(effect))
+        return OuterUpdate.of(
+            effect.fragment,
+            effect.number,
+            self._parts(effect),
+            matter=made.matter,
+            longest_steps=effect.longest_steps,
+            false=false,
+            repairs=repairs,
+            partials=self._below(effect),
+        )
 
     def _repairs(self, effect: Merge) -> bool:
         """Tell whether the merge takes a false version back: the true update is here, and the false one."""
@@ -204,8 +217,8 @@ class Worker:
         try:
             made = host.world.substance.partial(fragment, *self._matter(effect), effect.limits, seed)
         except UnusableMatter as error:
-            key = fragment, effect.group, effect.attempt
-            failed = PartialFailed(*key, str(error), _unusable(effect, error))
+            unusable = _unusable(effect, error)
+            failed = PartialFailed(fragment, effect.group, effect.attempt, str(error), unusable)
             host.later(self._work_s(), host.feed, failed)
             return
         tree, false = self._tree(effect, made), host.peer in host.world.false_groups
@@ -214,14 +227,15 @@ class Worker:
 
     def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: MergeOutcome) -> None:
         host, faults = self._host, self._host.world.faults
-        key = (effect.fragment, effect.group, effect.attempt)
+        fragment, group, attempt = effect.fragment, effect.group, effect.attempt
         if faults.chance(host.world.plan.mix.merge_fails):
-            host.feed(PartialFailed(*key, "worker failed"))
+            host.feed(PartialFailed(fragment, group, attempt, "worker failed"))
             return
-        size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
-        ticket = host.tickets.new(whole)
-        learners = _learners(effect, made)
-        host.feed(PartialMerged(*key, ticket, whole.digest(), size, learners, made.found))
+        size = host.max_payload_bytes(fragment) * PARTIAL_PER_UPDATE_BYTES
+        ticket, cut = host.tickets.new(whole), _learners(effect, made)
+        host.feed(
+            PartialMerged(fragment, group, attempt, ticket, whole.digest(), size, cut, measured=made.found)
+        )
 
     def combine(self, effect: Combine) -> None:
         """Add several contributions of ours up."""
@@ -254,11 +268,21 @@ class Worker:
         size = host.max_payload_bytes(fragment)
         invented = update.digest[0] / 256 * min(1.0, effect.limits.longest)
         norm = invented if made.norm is None else made.norm
-        key = (fragment, effect.term, effect.number)
-        learners = _learners(effect, made)
-        found = learners, made.found, bool(update.repairs)
-        done = Merged(*key, ticket, update.digest, size, state.digest, norm, *found)
-        host.feed(done)
+        host.feed(
+            Merged(
+                fragment,
+                effect.term,
+                effect.number,
+                ticket,
+                update_digest=update.digest,
+                update_bytes=size,
+                state_digest=state.digest,
+                norm=norm,
+                cut=_learners(effect, made),
+                measured=made.found,
+                repaired=bool(update.repairs),
+            )
+        )
 
     def apply_update(self, effect: ApplyUpdate) -> None:
         """The outer step of a fetched update."""
@@ -276,8 +300,8 @@ class Worker:
         if host.world.faults.chance(host.world.plan.mix.miscompute):
             state, certain = state.miscomputed(), False
         cosine = float(update.has_truly(host.peer)) if effect.own is not None else None
-        key = effect.fragment, effect.number, effect.ticket
-        applied = UpdateApplied(*key, state.digest, cosine=cosine, certain=certain)
+        fragment, number, ticket = effect.fragment, effect.number, effect.ticket
+        applied = UpdateApplied(fragment, number, ticket, state.digest, cosine=cosine, certain=certain)
         host.later(self._work_s(), self._applied, applied, state, generation)
 
     def _applied(self, applied: UpdateApplied, state: FragmentLineage, generation: int) -> None:
@@ -372,10 +396,7 @@ def _unusable(effect: Merge | MergePartial, error: UnusableMatter) -> tuple[tupl
     return tuple((tickets[index], verdict) for index, verdict in error.faults.items())
 
 
-# A simulated learner: inner steps at its own pace, and the counters and slots of every fragment.
-#
-# Steps are never simulated one by one: their number follows from the clock, and the learner wakes only at
-# those step boundaries at which something is due, so nothing that the network does can slow it down.
+# The learner.
 
 TINY_S = 1e-7
 """Tolerance when a time is turned into a step number."""
@@ -434,7 +455,11 @@ class Callbacks:
 
 
 class LearnerModel:
-    """The learner of one node. `step_time_s` is fixed; freezes shift its clock, crashes end a life."""
+    """The learner of one node. `step_time_s` is fixed; freezes shift its clock, crashes end a life.
+
+    Steps are never simulated one by one: their number follows from the clock, and the learner wakes only at
+    those step boundaries at which something is due, so nothing that the network does can slow it down.
+    """
 
     def __init__(
         self,
@@ -666,7 +691,7 @@ class LearnerModel:
         counters.installs.clear()
 
 
-# A node's buffers: contributions and updates by ticket. Wrong use of one is a bug of the core.
+# Buffers.
 
 Content = Displacement | OuterUpdate | PartialSum
 

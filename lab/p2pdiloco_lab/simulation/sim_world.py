@@ -1,4 +1,8 @@
-"""A simulated swarm: clock, network, disks and nodes of one seed, from the first start to the verdict."""
+"""A simulated swarm: clock, network, disks and nodes of one seed, from the first start to the verdict.
+
+`World` has everything; `run_seed` plays one. `Faults` are drawn per seed within what the protocol promises to
+survive.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +36,12 @@ from p2pdiloco_lab.simulation.seed_plan import (
     random_stream,
     stated_lengths,
 )
-from p2pdiloco_lab.simulation.seed_report import SeedResult, Trace
+from p2pdiloco_lab.simulation.seed_report import SeedResult, Trace, Violation
 from p2pdiloco_lab.simulation.sim_disk import FORMER_LIFE, Disk, Past
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_liars import Liar, Stranger, lying_members
 from p2pdiloco_lab.simulation.sim_network import Bulk, Network
 from p2pdiloco_lab.simulation.sim_rules import Exclusion, InvariantWatch, too_large
-from p2pdiloco_lab.simulation.violation import Violation
 
 PRESENCE_EVERY_S = 2.0
 PRESENCE_TTLS = 6
@@ -330,7 +333,7 @@ class World:
                 raise Violation("bounded", f"{host.peer}: {text}")
 
 
-# Faults of a world: drawn per seed within what the protocol promises to survive.
+# Faults.
 
 NOT_BEFORE_THE_END_S = 1e9
 """Faults end long before; what is still down is started again then."""
@@ -666,7 +669,7 @@ def poisson(rng: random.Random, mean: float) -> int:
     return count
 
 
-# Plays seeds one after another and sums them up.
+# Seeds.
 
 
 def run_seed(

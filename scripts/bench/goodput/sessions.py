@@ -20,9 +20,9 @@ from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
 from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, random_stream
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
-from p2pdiloco_lab.simulation.violation import Violation
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import pytest
 from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseVersion, Refutation, short_of
 from p2pdiloco_lab.simulation.lineage import Clock
 from p2pdiloco_lab.simulation.seed_plan import draw_plan, genesis_version
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_liars import LieKind
 from p2pdiloco_lab.simulation.sim_rules import WITHIN_S, Exclusion
 from p2pdiloco_lab.simulation.sim_world import World
-from p2pdiloco_lab.simulation.violation import Violation
 
 LIAR = "n9"
 VOTERS = ("n0", "n1", "n2", "n3")

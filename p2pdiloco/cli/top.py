@@ -1,4 +1,10 @@
-"""`p2pdiloco top`: the whole swarm, live, as several members see it."""
+"""`p2pdiloco top`: the whole swarm, live, as several members see it.
+
+A visit goes on until somebody has seen enough (`Watch`). `AskedMembers` asks a few members in turn, each as
+often as its budget for strangers allows (`daemon.budgets`), so none ever refuses. A member that does not
+answer is replaced by another one that the DHT lists. `SwarmPicture` puts the answers together, `Happenings`
+are sentences from what changed between two pictures, and `SwarmView` draws.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +71,131 @@ from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.errors import RemoteError, TransportError, clean, invariant
 from p2pdiloco.ports import Transport
 
-# Asking members: some members of a run that are asked again and again how it is doing.
-#
-# A few members are asked in turn, each as often as its budget for strangers allows (`daemon.budgets`), so
-# none ever refuses. Who does not answer is replaced by another member, of those that the DHT lists.
+# The visit.
+
+PERIOD_S = 0.25
+VIEW_OLD_S = 8.0
+"""Age of the newest answer from which on it is said that nobody answers."""
+
+
+def run(settings: TopSettings) -> int:
+    """Show the swarm until told to stop. Returns the exit status.
+
+    Raises:
+        UserError: as `status_command.run`.
+    """
+    if not settings.join:
+        settings = structs.replace(settings, join=local_addresses(settings.data_dir))
+    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
+    lives = sys.stdout.isatty() and not Console().is_dumb_terminal
+    if lives:
+        logs.install()  # a terminal that takes nothing must not keep us from ending
+    try:
+        visit(_top(settings, _live if lives else _plain))
+    except BrokenPipeError:  # whoever read has seen enough
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return 0
+
+
+class Watch:
+    """Watch over a swarm: its newest picture, and what happened."""
+
+    def __init__(self, witnesses: AskedMembers, now: Callable[[], float]) -> None:
+        self._witnesses, self._now = witnesses, now
+        self._happenings = Happenings(now())
+        self._last: SwarmPicture | None = None
+
+    def look(self) -> tuple[SwarmPicture, list[str]]:
+        """Take a picture; list what is new since the last look."""
+        now = self._now()
+        picture = picture_of(self._witnesses.answers, now)
+        if picture is None:  # nobody has answered for long: what was seen last, with its age
+            invariant(self._last is not None, "a watch without an answer")
+            assert self._last is not None
+            return self._happenings.told(self._last, now), []
+        new = self._happenings.add(picture, self._witnesses.silent, now)
+        self._last = picture
+        return self._happenings.told(picture, now), new
+
+    @staticmethod
+    def silence(picture: SwarmPicture) -> str:
+        """Word that nobody answers any more; empty: somebody does."""
+        if picture.age_s <= VIEW_OLD_S:
+            return ""
+        return f"nobody has answered for {duration(picture.age_s)}: looking for members"
+
+
+Show = Callable[[Watch, TopSettings], Coroutine[None, None, None]]
+
+
+async def _top(settings: TopSettings, show: Show) -> None:
+    search = Search(settings.run, peers_of(settings.join))
+    async with visiting(settings.join, search, settings.timeout_s) as (transport, report):
+        witnesses = AskedMembers(search, report.run_id, time.monotonic)
+        witnesses.take(report)
+        watching = asyncio.create_task(witnesses.watch(transport))
+        try:
+            await show(Watch(witnesses, time.monotonic), settings)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+
+
+async def _plain(watch: Watch, settings: TopSettings) -> None:
+    """Write a line now and then, and what happens at once."""
+    told_s = -1e18
+    while True:
+        picture, new = watch.look()
+        lines = list(new)
+        if time.monotonic() - told_s >= settings.every_s:
+            told_s = time.monotonic()
+            lines.append(watch.silence(picture) or plain_line(picture))
+        clock = time.strftime("%H:%M:%S")
+        for line in lines:
+            print(clean(f"{clock} {line}"), flush=True)
+        await asyncio.sleep(PERIOD_S)
+
+
+async def _live(watch: Watch, _settings: TopSettings) -> None:
+    """Draw, and obey keys, until one of them says to leave."""
+    loop = asyncio.get_running_loop()
+    console = Console()
+    view, keys = LiveView(console, draw=lambda chosen, explained: SwarmView(chosen, explained)), Keys()
+    chosen = ViewChoice(watch.look()[0])
+    view.start()
+    keys.start()
+    loop.add_signal_handler(signal.SIGTSTP, suspend, view, keys)
+    try:
+        while True:
+            picture, _ = watch.look()
+            chosen = structs.replace(chosen, picture=picture, silence=watch.silence(picture))
+            for key in told_apart(keys.pressed()):
+                if key in ("q", "Q"):
+                    return
+                if key == "?":
+                    view.explain()
+                chosen = after_key(chosen, key, *console.size)
+            view.update(chosen)
+            await asyncio.sleep(PERIOD_S)
+    finally:
+        loop.remove_signal_handler(signal.SIGTSTP)
+        keys.stop()
+        view.stop()
+
+
+def after_key(chosen: ViewChoice, key: Move | str, width: int, height: int) -> ViewChoice:
+    """Do what a key says to the list of members."""
+    if isinstance(key, Move):
+        page = page_rows(chosen.picture, width, height)
+        return structs.replace(chosen, first=key.moved(chosen.first, page, len(chosen.picture.members)))
+    if key in ("s", "S"):
+        return structs.replace(chosen, order=ListOrder.next(chosen.order), first=0)
+    return chosen
+
+
+# Members that are asked.
 
 WITNESSES = 4
 LEAST_S, SHARE = 2.0, 0.5
@@ -177,11 +304,7 @@ class AskedMembers:
                     self._known.setdefault(peer, _KnownMember()).addresses = addresses
 
 
-# Picture of a swarm, put together from what several members say of it.
-#
-# What a member says of itself counts before what others say of it, and newer before older. Who is expelled by
-# one that was asked is said to be. Anybody can claim to be a member: of three or more that say how far a
-# fragment is, the one that claims most is not believed.
+# The picture.
 
 KEEP_S = 20.0
 """Age from which an answer says nothing of others any more."""
@@ -233,7 +356,12 @@ class SwarmPicture(Struct, frozen=True, kw_only=True):
 
 
 def picture_of(answers: Mapping[str, HeardReport], now: float) -> SwarmPicture | None:
-    """Put answers together. None: there are none."""
+    """Put answers together. None: there are none.
+
+    What a member says of itself counts before what others say of it, and newer before older. A member that
+    one of those asked calls expelled is shown so. Anybody can claim to be a member: of three or more that say
+    how far a fragment is, the one that claims most is not believed.
+    """
     ordered = sorted(answers.values(), key=lambda answer: -answer.at_s)
     if not ordered:
         return None
@@ -311,7 +439,7 @@ def _older(age_s: float | None) -> float:
     return float("inf") if age_s is None else age_s
 
 
-# Happenings in a swarm: sentences from what changed between two pictures.
+# Happenings.
 
 SILENT_S = 5.0
 """Silence from which on a member is said to be silent. Members count on nobody any more after three."""
@@ -414,7 +542,7 @@ class Happenings:
                 yield f"{which}: {self._name(syncer)} was elected syncer"
 
 
-# Terminal view of a swarm: pure functions of a `SwarmPicture` and of what a person chose to see.
+# Terminal view: pure functions of a `SwarmPicture` and of what a person chose to see.
 
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
 CURVE_CELLS = 12
@@ -663,127 +791,3 @@ def _sign(row: FragmentRow) -> str:
         return "!"
     word = row.state.partition(" ")[0]
     return SIGNS.get(word, "*")
-
-
-# `p2pdiloco top`: a visit of a run that goes on until somebody has seen enough.
-
-PERIOD_S = 0.25
-VIEW_OLD_S = 8.0
-"""Age of the newest answer from which on it is said that nobody answers."""
-
-
-def run(settings: TopSettings) -> int:
-    """Show the swarm until told to stop. Returns the exit status.
-
-    Raises:
-        UserError: as `cli.status.run`.
-    """
-    if not settings.join:
-        settings = structs.replace(settings, join=local_addresses(settings.data_dir))
-    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    lives = sys.stdout.isatty() and not Console().is_dumb_terminal
-    if lives:
-        logs.install()  # a terminal that takes nothing must not keep us from ending
-    try:
-        visit(_top(settings, _live if lives else _plain))
-    except BrokenPipeError:  # whoever read has seen enough
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return 0
-
-
-class Watch:
-    """Watch over a swarm: its newest picture, and what happened."""
-
-    def __init__(self, witnesses: AskedMembers, now: Callable[[], float]) -> None:
-        self._witnesses, self._now = witnesses, now
-        self._happenings = Happenings(now())
-        self._last: SwarmPicture | None = None
-
-    def look(self) -> tuple[SwarmPicture, list[str]]:
-        """Take a picture; list what is new since the last look."""
-        now = self._now()
-        picture = picture_of(self._witnesses.answers, now)
-        if picture is None:  # nobody has answered for long: what was seen last, with its age
-            invariant(self._last is not None, "a watch without an answer")
-            assert self._last is not None
-            return self._happenings.told(self._last, now), []
-        new = self._happenings.add(picture, self._witnesses.silent, now)
-        self._last = picture
-        return self._happenings.told(picture, now), new
-
-    @staticmethod
-    def silence(picture: SwarmPicture) -> str:
-        """Word that nobody answers any more; empty: somebody does."""
-        if picture.age_s <= VIEW_OLD_S:
-            return ""
-        return f"nobody has answered for {duration(picture.age_s)}: looking for members"
-
-
-Show = Callable[[Watch, TopSettings], Coroutine[None, None, None]]
-
-
-async def _top(settings: TopSettings, show: Show) -> None:
-    search = Search(settings.run, peers_of(settings.join))
-    async with visiting(settings.join, search, settings.timeout_s) as (transport, report):
-        witnesses = AskedMembers(search, report.run_id, time.monotonic)
-        witnesses.take(report)
-        watching = asyncio.create_task(witnesses.watch(transport))
-        try:
-            await show(Watch(witnesses, time.monotonic), settings)
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
-
-
-async def _plain(watch: Watch, settings: TopSettings) -> None:
-    """Write a line now and then, and what happens at once."""
-    told_s = -1e18
-    while True:
-        picture, new = watch.look()
-        lines = list(new)
-        if time.monotonic() - told_s >= settings.every_s:
-            told_s = time.monotonic()
-            lines.append(watch.silence(picture) or plain_line(picture))
-        clock = time.strftime("%H:%M:%S")
-        for line in lines:
-            print(clean(f"{clock} {line}"), flush=True)
-        await asyncio.sleep(PERIOD_S)
-
-
-async def _live(watch: Watch, _settings: TopSettings) -> None:
-    """Draw, and obey keys, until one of them says to leave."""
-    loop = asyncio.get_running_loop()
-    console = Console()
-    view, keys = LiveView(console, draw=lambda chosen, explained: SwarmView(chosen, explained)), Keys()
-    chosen = ViewChoice(watch.look()[0])
-    view.start()
-    keys.start()
-    loop.add_signal_handler(signal.SIGTSTP, suspend, view, keys)
-    try:
-        while True:
-            picture, _ = watch.look()
-            chosen = structs.replace(chosen, picture=picture, silence=watch.silence(picture))
-            for key in told_apart(keys.pressed()):
-                if key in ("q", "Q"):
-                    return
-                if key == "?":
-                    view.explain()
-                chosen = after_key(chosen, key, *console.size)
-            view.update(chosen)
-            await asyncio.sleep(PERIOD_S)
-    finally:
-        loop.remove_signal_handler(signal.SIGTSTP)
-        keys.stop()
-        view.stop()
-
-
-def after_key(chosen: ViewChoice, key: Move | str, width: int, height: int) -> ViewChoice:
-    """Do what a key says to the list of members."""
-    if isinstance(key, Move):
-        page = page_rows(chosen.picture, width, height)
-        return structs.replace(chosen, first=key.moved(chosen.first, page, len(chosen.picture.members)))
-    if key in ("s", "S"):
-        return structs.replace(chosen, order=ListOrder.next(chosen.order), first=0)
-    return chosen
