@@ -88,7 +88,7 @@ class Share:
     """Ids that it takes the tokens that follow for; None: their own."""
 
 
-ALL = Share()
+WHOLE = Share()
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,9 @@ def initial_params(seed: int, size: Size = SMALL) -> dict[str, Tensor]:
 class Model:
     """One learner's parameters and Adam moments; a stream of data of its own."""
 
-    def __init__(self, chain: MarkovChain, entropy: list[int], size: Size = SMALL, data: Share = ALL) -> None:
+    def __init__(
+        self, chain: MarkovChain, entropy: list[int], size: Size = SMALL, data: Share = WHOLE
+    ) -> None:
         """`entropy`: seeds its stream of data."""
         self._rng, self._tokens, self._data = np.random.default_rng(entropy), size.tokens, data
         self.follow(chain)
@@ -227,7 +229,7 @@ class Vectors(Substance):
 
     def share_of(self, peer: str) -> Share:
         """Share of the data that a learner trains on."""
-        return ALL
+        return WHOLE
 
     def copied(self, peer: str, fragment: int, payload: bytes) -> None:
         """A learner has copied a fragment out."""
@@ -268,7 +270,7 @@ class Vectors(Substance):
         limits: MergeLimits,
         seed: bytes,
     ) -> MergeOutcome:
-        with _words_of_the_world():
+        with _as_unusable_matter():
             made = self._calculator.merge_partial(fragment, _inputs(inputs), partials, limits, seed)
         return MergeOutcome(bytes(made.payload), _measured(made.found), made.found.cut)
 
@@ -284,7 +286,7 @@ class Vectors(Substance):
         seed: bytes,
     ) -> MergeOutcome:
         vault = self._load(fragment, number - 1, state)
-        with _words_of_the_world():
+        with _as_unusable_matter():
             made = vault.merge(fragment, number, _inputs(inputs), partials, longest_steps, limits, seed)
         return MergeOutcome(bytes(made.update), _measured(made.found), made.found.cut, made.norm)
 
@@ -455,7 +457,7 @@ def _measured(found: Findings) -> tuple[Measured, ...]:
 
 
 @contextmanager
-def _words_of_the_world() -> Iterator[None]:
+def _as_unusable_matter() -> Iterator[None]:
     """Raise what is wrong with inputs as the world knows it."""
     try:
         yield

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from msgspec import Struct
 
 from p2pdiloco.adapters.data_dir import try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
@@ -460,8 +459,8 @@ def plan(
         for step_s in steps_s or STEP_TIMES_S
     ]
     if as_json:
-        shared = {"link": _plain(link), "measured": _plain(measured)}
-        click.echo(json.dumps([{**shared, "demand": _plain(d), "advice": _plain(a)} for d, a in rows]))
+        shared = {"link": link, "measured": measured}
+        click.echo(json.dumps(msgspec.to_builtins([{**shared, "demand": d, "advice": a} for d, a in rows])))
         return
     if measured is not None:
         click.echo(_measured_row(measured))
@@ -526,10 +525,6 @@ def _manifest(file: Path | None, preset: str, join: str) -> Manifest | None:
     if file is not None:
         return load_manifest(file)
     return for_bytes(for_run(preset, preset)) if preset else None  # as `run new` writes it
-
-
-def _plain(value: Struct | None) -> object:
-    return msgspec.to_builtins(value)
 
 
 def _row(needed: Demand, advice: Advice | None) -> str:

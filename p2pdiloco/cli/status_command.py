@@ -1,8 +1,9 @@
 """`p2pdiloco status`: asks one live member of a run how the run is doing.
 
-`Search` looks for the run, then for a member that answers. `render_status` and `status_json` show the report
-to people and scripts. `visitor` is the transport of somebody who only asks: a new identity in a temporary
-folder, a client of the DHT that stores nothing and is gone at the end.
+`Search` looks for the run, then for a member that answers. `render_status` words the report for people;
+scripts get it as JSON with the fields of `StatusReport`, where numbers that are not finite are null.
+`visitor` is the transport of somebody who only asks: a new identity in a temporary folder, a client of the
+DHT that stores nothing and is gone at the end.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def run(settings: StatusSettings) -> int:
     if is_local:
         report = with_owners_rows(report, settings.data_dir)
     if settings.json:
-        print(status_json(report))
+        print(json_line(report))
     else:
         # Rich would take a pipe for a terminal of 80 columns, and cut what a reader may want whole.
         cut = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -285,11 +286,6 @@ class Search:
 
 
 # Views.
-
-
-def status_json(report: StatusReport) -> str:
-    """One JSON object with the fields of `StatusReport`; numbers that are not finite become null."""
-    return json_line(report)
 
 
 def render_status(report: StatusReport) -> RenderableType:

@@ -425,7 +425,7 @@ class _Counted:
 
 # A syncer's decisions on contributions that peers push, as short as they can be said.
 
-MOST = 6
+MOST_WAITING = 6
 """Contributions of a fragment that wait to be merged."""
 
 
@@ -492,7 +492,7 @@ class PushInbox:
         if any((x.fragment, x.learner, x.stamp) == key for x in self._coming.values()):
             return Verdict.IN_TRANSFER
         waiting = [x for x in (*self._coming.values(), *self._here.values()) if x.fragment == label.fragment]
-        return Verdict.FULL if len(waiting) >= MOST else None
+        return Verdict.FULL if len(waiting) >= MOST_WAITING else None
 
     def count(self, label: ContributionHeader) -> int:
         """Count how often it came here."""
@@ -525,7 +525,7 @@ REMEMBER = frozenset({"_known", "_until", "_given", "takers", "_flows", "refusal
 """Tables that outlive transfers: who was fast, who failed, who was served, windows."""
 OF_RUN = frozenset({"_states", "_spares", "_residuals", "_left_out", "_holders", "_logs"})
 """Tables with a place for each fragment of the run."""
-LIMIT = 256
+MOST_ENTRIES = 256
 COUNTERS = frozenset(
     {
         "pins",
@@ -544,8 +544,8 @@ COUNTERS = frozenset(
 
 def too_large(member: BulkMember) -> str:
     """Name a table that has outgrown its bound; mostly nothing."""
-    for path, value in _found(member.transfers, "transfers", set()):
-        if isinstance(value, CONTAINERS) and len(value) > LIMIT:
+    for path, value in _containers_in(member.transfers, "transfers", set()):
+        if isinstance(value, CONTAINERS) and len(value) > MOST_ENTRIES:
             return f"{path} holds {len(value)}"
     used, most = member.memory.claimed_bytes, member.memory.most_bytes
     if used > most:
@@ -559,7 +559,7 @@ def left_over(member: BulkMember) -> str:
     if member.spool.held_bytes:
         return f"{member.spool.held_bytes} bytes of scratch"
     for root, owner in (("transfers", member.transfers), ("transport", member.transport)):
-        for path, value in _found(owner, root, set()):
+        for path, value in _containers_in(owner, root, set()):
             name = path.rpartition(".")[2]
             if name in COUNTERS and value:
                 return f"{path} is {value}"
@@ -574,7 +574,7 @@ def left_over(member: BulkMember) -> str:
     return ""
 
 
-def _found(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _containers_in(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield all containers and counters inside the daemon's own objects, depth first."""
     if id(value) in seen or isinstance(value, Struct):
         return
@@ -582,11 +582,13 @@ def _found(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]
         seen.add(id(value))
         yield path, value
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _found(item, path, seen)
-    elif isinstance(value, Door | WatchedTransport | _Counted) or type(value).__module__.startswith(SEARCHED):
+            yield from _containers_in(item, path, seen)
+    elif isinstance(value, MemberHandlers | WatchedTransport | _Counted) or type(value).__module__.startswith(
+        SEARCHED
+    ):
         seen.add(id(value))
         for name, inside in vars(value).items():
             if name in COUNTERS:
                 yield f"{path}.{name}", inside
             elif name not in ("_hub", "_world", "_member"):
-                yield from _found(inside, f"{path}.{name}", seen)
+                yield from _containers_in(inside, f"{path}.{name}", seen)

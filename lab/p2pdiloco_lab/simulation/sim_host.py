@@ -49,7 +49,7 @@ TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
 
 
-def _as_it_is(_peer: str, message: Message) -> Message | None:
+def _unchanged(_peer: str, message: Message) -> Message | None:
     return message
 
 
@@ -66,7 +66,7 @@ class Host:
         self.config = world.plan.config
         self.tickets = TicketBuffers(self.peer, self.config.fragments, self.config.group_size)
         self.liar = world.perjurers.get(self.peer)
-        self.outgoing: Callable[[str, Message], Message | None] = self.liar.says if self.liar else _as_it_is
+        self.outgoing: Callable[[str, Message], Message | None] = self.liar.says if self.liar else _unchanged
         """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None
         """Set while leaving: it comes back after so long."""
@@ -112,7 +112,7 @@ class Host:
             fx.Release: lambda e: self.tickets.free(e.ticket),
             fx.Merge: self.worker.merge,
             fx.MergePartial: self.worker.merge_partial,
-            fx.FetchUpdate: lambda e: bulk.fetch_update(self, e),
+            fx.FetchUpdate: lambda e: bulk.fetch(self, e),
             fx.FetchState: self.worker.fetch_state,
             fx.ApplyUpdate: self.worker.apply_update,
             fx.Audit: self.worker.audit,

@@ -412,15 +412,8 @@ class Bulk:
 
     # --- pulls ---------------------------------------------------------------------------------------
 
-    def fetch_update(self, asker: Host, effect: FetchUpdate) -> None:
-        """Pull one update from a holder's log."""
-        self._dial(asker, effect)
-
-    def fetch_state(self, asker: Host, effect: FetchState, generation: int) -> None:
-        """Pull a fragment's newest state into the asker's spare copy."""
-        self._dial(asker, effect, generation)
-
-    def _dial(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
+    def fetch(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
+        """Pull an update, or a fragment's newest state into the asker's spare copy of that generation."""
         if effect.peer in self.boasters:
             back_s = 2 * self._network.latency_s(asker.peer, effect.peer)
             self._failed(asker, effect, FetchFailure.BUSY, back_s, generation)

@@ -423,14 +423,14 @@ class Exclusion:
         if host.peer in self._world.perjurers or header.syncer != host.peer:
             return
         digest = header.digest()
-        if self._kept.setdefault(_of(header), digest) != digest:
+        if self._kept.setdefault(_origin_of(header), digest) != digest:
             where = f"{host.peer} fragment {header.fragment} version {header.number} term {header.term}"
             raise Violation("one-version", f"{where}: two of one parent")
 
     def takes(self, host: Host, header: VersionHeader) -> None:
         """A node makes a version its own: of two by one liar, two honest nodes have one each."""
         if header.syncer in self._world.perjurers and host.peer not in self._world.perjurers:
-            taken = self._taken.setdefault(_of(header), set())
+            taken = self._taken.setdefault(_origin_of(header), set())
             taken.add(header.digest())
             if len(taken) > 1:
                 self._must_be_seen(header.syncer)
@@ -485,10 +485,10 @@ class Exclusion:
             return trusting  # a proof holds for everybody
         known = [host.core.shared.excluded.proof_of(liar) for host in self._world.up_hosts()]
         authors = {statement.author() for statement in known if isinstance(statement, Statement)}
-        return [host for host in trusting if _believes(host, liar, authors)]
+        return [host for host in trusting if _must_believe(host, liar, authors)]
 
 
-def _believes(host: Host, liar: str, authors: set[str]) -> bool:
+def _must_believe(host: Host, liar: str, authors: set[str]) -> bool:
     """Tell whether so many state it that who cannot find out any more is to believe them, whatever the
     fragment: the contributions are gone where a syncer dies while others make its merge again."""
     shared = host.core.shared
@@ -506,5 +506,5 @@ def _still_count(liar: str, trusting: list[Host]) -> str:
     return f"{','.join(host.peer for host in trusting)} still count {liar}"
 
 
-def _of(header: VersionHeader) -> tuple[str, int, bytes, int]:
+def _origin_of(header: VersionHeader) -> tuple[str, int, bytes, int]:
     return header.syncer, header.fragment, header.parent, header.term

@@ -174,7 +174,7 @@ class Worker:
         try:
             made = substance.merge(fragment, number, before.matter, inputs, partials, steps, limits, seed)
         except UnusableMatter as error:
-            failed = MergeFailed(fragment, effect.term, number, str(error), _unusable(effect, error))
+            failed = MergeFailed(fragment, effect.term, number, str(error), _faulty_inputs(effect, error))
             self._host.later(self._work_s(), self._host.feed, failed)
             return None
         if effect.partials:
@@ -217,7 +217,7 @@ class Worker:
         try:
             made = host.world.substance.partial(fragment, *self._matter(effect), effect.limits, seed)
         except UnusableMatter as error:
-            unusable = _unusable(effect, error)
+            unusable = _faulty_inputs(effect, error)
             failed = PartialFailed(fragment, effect.group, effect.attempt, str(error), unusable)
             host.later(self._work_s(), host.feed, failed)
             return
@@ -232,7 +232,7 @@ class Worker:
             host.feed(PartialFailed(fragment, group, attempt, "worker failed"))
             return
         size = host.max_payload_bytes(fragment) * PARTIAL_PER_UPDATE_BYTES
-        ticket, cut = host.tickets.new(whole), _learners(effect, made)
+        ticket, cut = host.tickets.new(whole), _cut_learners(effect, made)
         host.feed(
             PartialMerged(fragment, group, attempt, ticket, whole.digest(), size, cut, measured=made.found)
         )
@@ -278,7 +278,7 @@ class Worker:
                 update_bytes=size,
                 state_digest=state.digest,
                 norm=norm,
-                cut=_learners(effect, made),
+                cut=_cut_learners(effect, made),
                 measured=made.found,
                 repaired=bool(update.repairs),
             )
@@ -341,7 +341,7 @@ class Worker:
 
     def fetch_state(self, effect: FetchState) -> None:
         """Pull a whole fragment into the spare copy."""
-        self._host.world.bulk.fetch_state(self._host, effect, self._take_spare(effect.fragment))
+        self._host.world.bulk.fetch(self._host, effect, self._take_spare(effect.fragment))
 
     def state_arrived(
         self,
@@ -385,12 +385,12 @@ class Worker:
             host.writer.write(store.checkpoint())
 
 
-def _learners(effect: Merge | MergePartial, made: MergeOutcome) -> tuple[str, ...]:
+def _cut_learners(effect: Merge | MergePartial, made: MergeOutcome) -> tuple[str, ...]:
     """Name those whose contributions were cut."""
     return tuple(effect.inputs[index].contributor.learner for index in made.cut)
 
 
-def _unusable(effect: Merge | MergePartial, error: UnusableMatter) -> tuple[tuple[Ticket, Verdict], ...]:
+def _faulty_inputs(effect: Merge | MergePartial, error: UnusableMatter) -> tuple[tuple[Ticket, Verdict], ...]:
     """List the inputs that are at fault, by ticket."""
     tickets = [*(part.ticket for part in effect.inputs), *(below.ticket for below in effect.partials)]
     return tuple((tickets[index], verdict) for index, verdict in error.faults.items())

@@ -19,7 +19,7 @@ from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco_lab.simulation.lineage import FalseWork, MergeContribution, MergeOutcome
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
-from p2pdiloco_lab.vectors import ALL, LARGE, MarkovChain, Share, Size, Vectors
+from p2pdiloco_lab.vectors import LARGE, WHOLE, MarkovChain, Share, Size, Vectors
 from worlds.kinds import Lie
 from worlds.telling import Known, tell
 
@@ -76,7 +76,7 @@ class LyingVectors(Vectors):
             contexts = np.array(seen)
         if self._lie is Lie.LABELS and peer in self.liars:
             targets = np.random.default_rng([self.seed, COMMON_SEED]).permutation(tokens)
-        return ALL if contexts is None and targets is None else Share(contexts, targets)
+        return WHOLE if contexts is None and targets is None else Share(contexts, targets)
 
     def copied(self, peer: str, fragment: int, payload: bytes) -> None:
         if not self.liars:
