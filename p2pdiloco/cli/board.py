@@ -97,7 +97,7 @@ class Board:
 
 
 async def _keep(settings: BoardSettings, board: Board, every_s: float) -> None:
-    """Write, and go on as long as is wanted. Whoever was found once is looked for again, however long."""
+    """Write, and go on as long as is wanted. A run that was found once is looked for again, however long."""
     said = ""
     while True:
         search = Search(settings.run, peers_of(settings.join))

@@ -346,7 +346,7 @@ def _json(found: dict[str, Any]) -> str:
 
 
 def object_in(path: Path) -> dict[str, Any]:
-    """Read a JSON object. What is no such file is empty, with a word."""
+    """Read a JSON object; empty, with a line for the person, where the file is no such thing."""
     text = _text(path)
     try:
         found = read_json(text) if text else {}

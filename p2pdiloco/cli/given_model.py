@@ -330,7 +330,10 @@ class RunLength(Struct, frozen=True):
 
 
 def length_of(wish: TrainingWish, counted: int, path: Path | None) -> RunLength:
-    """RunLength that was wished for, or is usual. `counted`: tokens of the data, 0: they were not counted."""
+    """Choose the length: the one that was wished for, or the usual one.
+
+    `counted`: tokens of the data, 0: they were not counted.
+    """
     if wish.tokens is not None:
         return RunLength(wish.tokens, 0, "as --tokens says")
     if counted:
@@ -440,7 +443,7 @@ def _step_tokens(kind: str, sample: int, tokens: int) -> int:
     return max(1, min(max(wanted, _LEAST_STEP_TOKENS), _MOST_STEP_TOKENS[kind]) // sample) * sample
 
 
-# What a person is told of the settings: five lines, and warnings.
+# Settings in words: five lines, and warnings.
 
 LEAST_MERGES = 20
 """Merges below which a run is hardly one of several."""

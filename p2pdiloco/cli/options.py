@@ -1,4 +1,4 @@
-"""What commands share: flags built from the settings structs, examples, ways to join, findings of checks.
+"""Shared by commands: flags built from the settings structs, examples, ways to join, findings of checks.
 
 There is one default per key and one environment variable per flag. click resolves flag > environment >
 `default_map` (filled from --config) > default; here is only what click lacks: strict files, a refusal of
@@ -299,7 +299,7 @@ async def findings_of(check: str, look: Callable[[], Findings], within_s: float)
 async def all_of(
     found: AsyncIterator[Diagnosis], within_s: float, tell: Callable[[Diagnosis], None]
 ) -> list[Diagnosis]:
-    """Tell of each finding when it is there; list them. What is not looked at in time is one more."""
+    """Tell of each finding when it is there; list them. A check that is not done in time is one more."""
     findings: list[Diagnosis] = []
     try:
         async with asyncio.timeout(within_s):

@@ -397,7 +397,7 @@ def find_peer(word: str, peers: Collection[str], reached: ReachedPeers, hint: st
         for peer in peers
         if reached.names.get(peer) == word or (len(ending) >= ENDING and peer.endswith(ending))
     }
-    # Whoever answered may lie: what is remembered makes a name doubtful, and never says whom it means.
+    # A peer that answered may lie: what is remembered makes a name doubtful, and never says whom it means.
     possible = sorted(found.union(reached.lately.intersection(peers)))
     if len(found) == len(possible) == 1:
         return possible[0]
@@ -529,7 +529,7 @@ async def _give(
         return notice, sum(answer is not None for answer in answers)
 
 
-# What keeps a node out.
+# Admission, seen from outside.
 
 
 def why_cannot_join(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:

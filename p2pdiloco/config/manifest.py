@@ -179,7 +179,7 @@ class RunSection(Section, frozen=True, kw_only=True):
     """Name of the package that a node without the task is told to install."""
     initial: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     """SHA-256 over names, shapes and bytes of the parameters that are version 0; empty: they are drawn from
-    the seed. Whoever signs the run has them in a file beside run.toml, other nodes get them from peers."""
+    the seed. The run's signer has them in a file beside run.toml, other nodes get them from peers."""
     initial_name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     """Name of these parameters, for people; of a GGUF file with its SHA-256."""
 

@@ -95,9 +95,9 @@ class Page:
                 "why": BehindReason,
             },
             Pulse=Pulse,
-            Why=BehindReason,
-            MemberWord=MemberCondition,
-            NodeWord=NodeCondition,
+            BehindReason=BehindReason,
+            MemberCondition=MemberCondition,
+            NodeCondition=NodeCondition,
             policy=POLICY,
             stamp=stamp,
         )

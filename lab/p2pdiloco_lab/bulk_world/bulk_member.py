@@ -320,7 +320,7 @@ class BulkMember:
         self.world.tell(fragment)
 
 
-# What peers reach, and what comes from them.
+# The ends that peers reach.
 
 FORGED = 0.3
 """Share of lies that are another version under the same signature; the others are damaged bytes."""

@@ -1,4 +1,4 @@
-"""What bulk worlds are made of: the plan of a seed, the truth, the links, the verdict, and virtual time.
+"""Parts of bulk worlds: the plan of a seed, the truth, the links, the verdict, and virtual time.
 
 `BulkPlan` fixes members, sizes, links and faults before a seed starts. `Ledger` knows which versions there
 are, and what their bytes are. `BulkLinks` are every member's uplink, and a way to every other with a delay of

@@ -348,7 +348,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_config(rng, count, min(budget_bytes, 1e6))
     config = replace(config, audited=random_stream(seed, "audits").random() < 0.5)
-    # Who hides its updates withholds them, too.
+    # A liar that hides its updates withholds them, too.
     withholds = bool(mix.perjurers) and (mix.old or one_withholds(seed))
     # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
     if not (mix.perjurers and (mix.old or config.audited)):

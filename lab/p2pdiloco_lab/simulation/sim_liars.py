@@ -243,7 +243,7 @@ class Perjurer:
 
 
 class WithheldKind(Enum):
-    """What a member withholds."""
+    """Kinds of withholding."""
 
     VERSIONS = "versions"
     """Updates and states: it names its heads, and is busy whenever it is asked for them."""

@@ -149,7 +149,7 @@ class InvariantWatch:
     def _in_scale(self, header: VersionHeader, parent: VersionHeader, where: str) -> None:
         """Check that nobody's numbers move the chain's: neither its tokens, nor what it takes for usual."""
         unit, gain = parent.unit or self._first_unit, header.tokens - parent.tokens
-        # Who is not trusted counts nothing, nor do copies; where nobody does, the version counts one token.
+        # Untrusted work counts nothing, nor do copies; where nothing counts, the version counts one token.
         payloads = [part.payload_digest for part in header.contributors]
         counts = [
             part.trust > LEAST_TRUST and payloads.count(payload) == 1 and payload not in self._payloads
