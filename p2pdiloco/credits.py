@@ -1,4 +1,11 @@
-"""Credits: who trained how much of a run, from the labels that learners signed, kept for the whole run."""
+"""Credits: who trained how much of a run, from the labels that learners signed, kept for the whole run.
+
+`FragmentLedger` counts the versions of one head's line, each contribution once, and `credits_of` sums up.
+`HistoryStore` keeps the records of a run's history on a disk: one signed version each. `count_line` audits a
+history: a head's digest names the whole past, so of a line that leads to it nobody can change, leave out or
+add a version; and that the learners named there did the work is what their own signatures say. A certificate
+is a signed sentence that a peer did so much of a run. `NamesFile` keeps the names of learners that have left.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -20,14 +27,10 @@ from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Wire, sign
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, copy_mark, earned
 from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.identity import Identity
 from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
 
-# Ledger: what learners did of a run, by the versions of one head's line, each contribution once.
-#
-# What a version counts is the difference of its tokens to its parent's (`core.chain.scale`). Mostly that is
-# the sum of its labels. Where labels claim more than may count, one limit for all of them is found that gives
-# the same sum, times the versions since the learner's last one, as members count. So the credits of a
-# fragment always add up to its tokens.
+# Ledger.
 
 MOST = 1 << 62
 """Limit of figures that follow from claims alone: sums of absurd ones must not be what nobody can encode."""
@@ -87,7 +90,13 @@ class MergedMark(Struct, frozen=True):
 
 
 class FragmentLedger:
-    """Ledger of one fragment's line of versions, oldest first."""
+    """Ledger of one fragment's line of versions, oldest first.
+
+    What a version counts is the difference of its tokens to its parent's (`chain.Scale`). Mostly that is the
+    sum of its labels. Where labels claim more than may count, one limit for all of them is found that gives
+    the same sum, times the versions since the learner's last one, as members count. So the credits of a
+    fragment always add up to its tokens.
+    """
 
     def __init__(self, run: str, fragment: int, bucket_s: int = 0) -> None:
         """`bucket_s`: length of the stretches of time that are told apart; 0: none are."""
@@ -269,10 +278,7 @@ def _row(peer: str, begins_s: int, entry: Entry, fragments: int) -> CreditRow:
     )
 
 
-# Records of a run's history: one signed version each, with the time at which a member took it.
-#
-# The signed header is kept as it is, since its digest names it and its whole past. The time is the word of
-# whoever kept it: no header has one.
+# Records.
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Limit of one record: a header that names 16384 contributors has about 3 MiB."""
@@ -284,7 +290,11 @@ _FRAME = struct.Struct(">II")
 
 
 class HistoryRecord(Wire, frozen=True):
-    """Record of one version."""
+    """Record of one version.
+
+    The signed header is kept as it is, since its digest names it and its whole past. The time at which a
+    member took the version is the word of the keeper: no header has one.
+    """
 
     at_s: Annotated[int, Meta(ge=0, le=LATEST_S)]
     """Seconds since 1970 at which a keeper took the version, by its own clock; 0: nobody knows."""
@@ -295,13 +305,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(HistoryRecord)
 
 
-def framed(record: HistoryRecord) -> bytes:
+def frame_record(record: HistoryRecord) -> bytes:
     """Encode a record with its length and checksum before it."""
     body = _encoder.encode(record)
     return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
-def frames(content: bytes) -> Iterator[tuple[int, HistoryRecord]]:
+def read_frames(content: bytes) -> Iterator[tuple[int, HistoryRecord]]:
     """Read the sound records at the beginning of a file, each with the offset at which it ends."""
     offset = 0
     while offset + _FRAME.size <= len(content):
@@ -324,16 +334,16 @@ def page_of(records: Iterable[HistoryRecord]) -> bytes:
     """Encode records for a peer that asks, as many as a page has."""
     page = bytearray()
     for record in records:
-        page += framed(record)
+        page += frame_record(record)
         if len(page) >= PAGE_BYTES:
             break
     return bytes(page)
 
 
-def received(content: bytes) -> list[HistoryRecord]:
+def decode_page(content: bytes) -> list[HistoryRecord]:
     """Read the records that a peer sent. Raises: RemoteError ("garbage")."""
     records, read = [], 0
-    for end, record in frames(content):
+    for end, record in read_frames(content):
         records.append(record)
         read = end
     if read != len(content):
@@ -341,23 +351,20 @@ def received(content: bytes) -> list[HistoryRecord]:
     return records
 
 
-# Audit of a run's history: a head's line of versions, counted, and its signatures checked.
-#
-# A head's digest names the whole past: of a line that leads to it nobody can change, leave out or add a
-# version. That the learners named there did the work is what their own signatures say.
+# Audit.
 
 Verify = Callable[[str, bytes, bytes], bool]
 """Function that tells whether (peer) signed (message) with (signature)."""
 
 
-class Tip(Struct, frozen=True):
+class HeadRef(Struct, frozen=True):
     """Version of a fragment from which its line is followed back."""
 
     number: int
     digest: bytes
 
     @classmethod
-    def of(cls, head: Head) -> Tip:
+    def of(cls, head: Head) -> HeadRef:
         """Make the tip of a chain's head."""
         return cls(head.number, head.digest)
 
@@ -389,11 +396,11 @@ class Signatures:
         return self._verify(version.header.syncer, message, version.signature)
 
 
-def count(
+def count_line(
     history: HistoryStore,
     run: str,
     fragment: int,
-    tip: Tip,
+    tip: HeadRef,
     *,
     bucket_s: int = 0,
     signatures: Signatures | None = None,
@@ -416,10 +423,7 @@ def count(
     return ledger
 
 
-# Certificates: a signed sentence that a peer did so much of a run, and the peer's proof that it is meant.
-#
-# Whoever signs has counted the history itself. The owner's signature goes with the run's manifest, whose
-# digest is the run id: so whoever has the file can tell that it is the owner's.
+# Certificates.
 
 MAX_CERTIFICATE_BYTES = 2 * 1024 * 1024
 _SIGNED, _PROVEN = b"p2pdiloco/1/credits\0", b"p2pdiloco/1/credits-proof\0"
@@ -430,15 +434,6 @@ ManifestHex = Annotated[str, Meta(max_length=1024 * 1024, pattern="^([0-9a-f]{2}
 Role = Literal["owner", "keeper"]
 
 
-class SigningKey(Protocol):
-    """Key of whoever signs."""
-
-    peer_id: str
-
-    def sign(self, message: bytes) -> bytes:
-        """Sign the message."""
-
-
 class CertifiedHead(Struct, frozen=True, forbid_unknown_fields=True):
     """Version of a fragment up to which was counted."""
 
@@ -447,7 +442,12 @@ class CertifiedHead(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CreditCertificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CreditCertificate of one peer's work in one run. Field order is what the signature covers."""
+    """Certificate of one peer's work in one run, and the peer's proof that it is meant. Field order is what
+    the signature covers.
+
+    The signer has counted the history itself. The owner's signature goes with the run's manifest, whose
+    digest is the run id: so whoever has the file can tell that it is the owner's.
+    """
 
     format: Literal["p2pdiloco-credits-1"] = "p2pdiloco-credits-1"
     run: Text
@@ -478,7 +478,7 @@ def _covered(certificate: CreditCertificate) -> bytes:
     return _SIGNED + msgspec.json.encode(msgspec.structs.replace(certificate, signature=""))
 
 
-def signed_certificate(certificate: CreditCertificate, key: SigningKey) -> CreditCertificate:
+def signed_certificate(certificate: CreditCertificate, key: Identity) -> CreditCertificate:
     """Sign a certificate."""
     unsigned = msgspec.structs.replace(certificate, signer=key.peer_id)
     return msgspec.structs.replace(unsigned, signature=key.sign(_covered(unsigned)).hex())
@@ -507,7 +507,7 @@ def _proof_of(certificate: CreditCertificate, word: str) -> bytes:
     return _PROVEN + digest + word.encode()
 
 
-def prove(certificate: CreditCertificate, word: str, key: SigningKey) -> str:
+def prove(certificate: CreditCertificate, word: str, key: Identity) -> str:
     """Sign a word that somebody chose, as the peer that the certificate is of. Raises: UserError."""
     if key.peer_id != certificate.peer:
         raise UserError(
@@ -526,15 +526,7 @@ def is_proven(certificate: CreditCertificate, word: str, proof: str, verify: Ver
     return verify(certificate.peer, _proof_of(certificate, word), signature)
 
 
-# Store of a run's history on a disk, append-only: `<data_dir>/runs/<run id, 16>/history/<fragment>/`.
-#
-#     <n>.log              records as they come, up to `SEGMENT_BYTES`; a torn end is cut off at the next
-#   start
-#     <n>-<low>-<high>.z   a full one, compressed; versions `low` to `high` are in it
-#
-# All branches that were taken are there. Which versions count follows from a head: its parent, that one's
-# parent, and so on (`line`). A look reads the segments that have the numbers in question, no others.
-# Synchronous, and to be called from one thread.
+# Store.
 
 SEGMENT_BYTES = 512 * 1024
 MAX_OPEN = 4
@@ -584,7 +576,15 @@ class _Open:
 
 
 class HistoryStore:
-    """Store of the history of one run."""
+    """Store of the history of one run, append-only: `<data_dir>/runs/<run id, 16>/history/<fragment>/`.
+
+        <n>.log              records as they come, up to `SEGMENT_BYTES`; the next start cuts off a torn end
+        <n>-<low>-<high>.z   a full one, compressed; versions `low` to `high` are in it
+
+    All branches that were taken are there. Which versions count follows from a head: its parent, that one's
+    parent, and so on (`line`). A look reads the segments that have the numbers in question, no others.
+    Synchronous, and to be called from one thread.
+    """
 
     def __init__(self, folder: Path, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
@@ -603,7 +603,7 @@ class HistoryStore:
             StorageError: it is not saved; what was there is as it was.
         """
         header = record.version.header
-        fragment, content = header.fragment, framed(record)
+        fragment, content = header.fragment, frame_record(record)
         current = self._opened(fragment)
         path = self._log(fragment, current.index)
         try:
@@ -699,7 +699,7 @@ class HistoryStore:
                 self._files.delete(path)  # the crash came after it was compressed
                 continue
             current = _Open(index)
-            for end, record in frames(self._files.read(path)):
+            for end, record in read_frames(self._files.read(path)):
                 current.grow(record.version.header.number, end - current.size)
         self._open[fragment] = current
         return current
@@ -711,14 +711,14 @@ class HistoryStore:
             return known
         content = self._files.read(path)
         if path.suffix == ".z":
-            content = _unfolded(content)
-        headers = ((record.version.header, record) for _, record in frames(content))
+            content = _decompressed(content)
+        headers = ((record.version.header, record) for _, record in read_frames(content))
         found = {(header.number, header.digest()): record for header, record in headers}
         self._read[path] = found
         return found
 
 
-def _unfolded(content: bytes) -> bytes:
+def _decompressed(content: bytes) -> bytes:
     """Decompress a segment as far as it is sound."""
     unfolding = zlib.decompressobj()
     try:
@@ -727,7 +727,7 @@ def _unfolded(content: bytes) -> bytes:
         return b""
 
 
-# Names of learners, kept beside a history: those that have left are called as they called themselves.
+# Names.
 
 logger = logging.getLogger(__name__)
 MAX_NAMES = 16384

@@ -1,10 +1,10 @@
 """`p2pdiloco.Session`: a training loop of your own as a node's learner.
 
-The session starts the real daemon as a process of its own, as `p2pdiloco node` does, and is its learner
-(`session_node`). The program's process has the model. It talks to the daemon over socket and shared memory,
-as a learner does that the daemon starts itself (`daemon.learner.guest`, `learner.channel`,
-`tensors.exchange`).
-Where a program has several ranks, the first one has the node (`learner.program.ranks`).
+The session starts the real daemon as a process of its own (`session_daemon`), as `p2pdiloco node` does, and
+is its learner. The program's process has the model. It talks to the daemon over socket and shared memory, as
+a learner does that the daemon starts itself (`learner.channel`, `tensors.layout`). Where a program has
+several ranks, the first one has the node (`learner.program_ranks`). `new_run` writes the run file of such a
+program.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def _real(loss: SupportsFloat) -> float:
     raise UserError(f"Session.step: loss must be a number, it is {loss!r:.80}")
 
 
-# Node of a session: its daemon, and the program's process as the daemon's learner.
+# The node: its daemon, and the program's process as the daemon's learner.
 
 
 class SessionNode:
@@ -526,7 +526,7 @@ def _diverged(loss: float, steps: int) -> UserError:
     )
 
 
-# Run file of a program with a training loop of its own, from its model's names and shapes.
+# The run file, from the names and shapes of the program's model.
 
 
 def new_run(

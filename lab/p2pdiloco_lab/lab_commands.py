@@ -1,4 +1,8 @@
-"""`p2pdiloco simulate`: play seeds of the protocol simulator; a failing seed is a bug report."""
+"""`p2pdiloco simulate` and `p2pdiloco chaos`: the lab's commands.
+
+Only flags live here. Bodies import what they need when they are called. A failing seed of `simulate` is a bug
+report.
+"""
 
 from __future__ import annotations
 
@@ -132,8 +136,7 @@ def _measure(nodes: int, seed: int, as_json: bool) -> int:
 
     from p2pdiloco_lab.seed_pool import rare_collections
     from p2pdiloco_lab.simulation.scale import run_scale
-    from p2pdiloco_lab.simulation.seed_report import rate
-    from p2pdiloco_lab.simulation.violation import Violation
+    from p2pdiloco_lab.simulation.seed_report import Violation, rate
 
     rare_collections()
     started_s = time.perf_counter()
@@ -161,7 +164,7 @@ def _tell_failure(result: SeedResult, nodes: int | None, mix: str | None, with_t
     click.echo(f"  {replay_command(result, nodes, mix)}")
 
 
-# `p2pdiloco chaos`: only flags; the body imports what it needs when it is called.
+# `p2pdiloco chaos`.
 
 CHAOS = partial(setting, ChaosSettings)
 

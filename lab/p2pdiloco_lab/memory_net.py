@@ -1,9 +1,9 @@
 """Transport inside one process, for tests and simulations of the daemon, with links that can be cut.
 
 Semantics and errors are those of the real transport because both share `Endpoint` and the stream framing;
-only dialing, message delivery and records are simulated. A link is cut at once and without a sound, like
-a killed peer: what is under way fails, what comes later is unreachable. How long the bytes of streams are on
-their way, `Delays` say.
+only dialing, message delivery and records are simulated. A link is cut at once and without a sound, like a
+killed peer: what is under way fails, what comes later is unreachable. `Pipe` is a byte stream in memory; how
+long its bytes are on their way, `Delays` say.
 """
 
 from __future__ import annotations
@@ -131,7 +131,6 @@ class MemoryTransport(Endpoint):
         self._records: dict[str, dict[str, tuple[bytes, float]]] = {}
 
     async def start(self, handlers: TransportHandlers) -> None:
-        """See `ports.Transport.start`."""
         if self.peer_id in self._hub._up:
             raise UserError(f"The address of {self.peer_id} is in use.", "Stop the other node first.")
         self._handlers = handlers
@@ -142,7 +141,6 @@ class MemoryTransport(Endpoint):
             raise UserError(f"None of the initial peers can be reached: {names}.", "Is one of them running?")
 
     async def close(self) -> None:
-        """See `ports.Transport.close`."""
         self._kept.clear()
         if self._hub._up.get(self.peer_id) is self:
             tasks = self._hub.served_by(self.peer_id)
@@ -150,41 +148,37 @@ class MemoryTransport(Endpoint):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def addresses(self) -> list[str]:
-        """See `ports.Transport.addresses`."""
         return [f"/memory/p2p/{self.peer_id}"]
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
-        """See `ports.Transport.connect`; the addresses do not matter here."""
+        """The addresses do not matter here."""
         await asyncio.sleep(0)
         self._require(peer)
 
     def learn(self, peer: str, addresses: Sequence[str]) -> None:
-        """See `ports.Transport.learn`; here everybody up can be reached anyway."""
+        """Everybody up can be reached anyway."""
 
     def peers_connected(self) -> int:
-        """See `ports.Transport.peers_connected`."""
         return sum(self._reaches(peer) for peer in self._hub._up)
 
     def connected(self) -> list[str]:
-        """See `ports.Transport.connected`."""
         return sorted(peer for peer in self._hub._up if self._reaches(peer))
 
     async def link(self, peer: str) -> PeerConnections | None:
-        """See `ports.Transport.link`."""
         return PeerConnections(("127.0.0.1",)) if self._reaches(peer) else None
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
-        """See `ports.Transport.answers_at`; who is up answers everywhere."""
+        """A peer that is up answers everywhere."""
         return self._reaches(peer)
 
     def found_outside(self, addresses: Sequence[str]) -> None:
-        """See `ports.Transport.found_outside`; there is no outside here."""
+        """There is no outside here."""
 
     async def hide(self) -> None:
-        """See `ports.Transport.hide`; there are no relays here."""
+        """There are no relays here."""
 
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
-        """See `ports.Transport.put_record`. Every reachable peer is a replica."""
+        """Every reachable peer is a replica."""
         invariant(len(value) <= MAX_RECORD_BYTES, f"record of {len(value)} bytes")
         await asyncio.sleep(0)
         expires = asyncio.get_running_loop().time() + lifetime_s
@@ -194,7 +188,7 @@ class MemoryTransport(Endpoint):
         return bool(replicas)
 
     async def get_records(self, key: str) -> dict[str, bytes]:
-        """See `ports.Transport.get_records`: the newest of what we and the reachable peers hold."""
+        """The newest of what we and the reachable peers hold."""
         await asyncio.sleep(0)
         now = asyncio.get_running_loop().time()
         newest: dict[str, tuple[bytes, float]] = {}
@@ -243,7 +237,7 @@ class MemoryTransport(Endpoint):
         return self._hub._up[peer]
 
 
-# Byte streams in memory whose bytes arrive when the links say so.
+# Byte streams.
 
 PIPE_BYTES = 2 * CHUNK_BYTES
 
@@ -260,7 +254,6 @@ class AtOnce:
     """Delays on which nothing takes time."""
 
     def arrival_s(self, sender: str, receiver: str, nbytes: int, sent_s: float) -> float:
-        """See `Delays`."""
         return sent_s
 
 

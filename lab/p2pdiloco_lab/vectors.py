@@ -1,4 +1,12 @@
-"""A small model as real vectors, for `simulate --vectors`."""
+"""A small model as real vectors, for `simulate --vectors`.
+
+Everything that a node does to bytes is done by `Vectors` with the code that does it in production: `Vault`
+(encoding with error feedback, merges, partial merges, outer step, digests) and `learner.fragments` (copy-out,
+merged, rebase, overwrite). Only the model is a toy, and a state is bytes between two calls, so that no two
+nodes share one. The model learns which token follows which in a Markov chain that is known exactly. So the
+loss of global parameters is computed, not estimated, and the best possible one is known. Gradients are by
+hand, in numpy: an inner step takes 30 us.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.config.presets import EQUALS, USUAL, Rule
+from p2pdiloco.config.presets import EQUALS, USUAL, OuterRule
 from p2pdiloco.core.api.events import Measured
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
@@ -24,23 +32,20 @@ from p2pdiloco.tensors.merge import Accumulator, Findings, Input, decode_partial
 from p2pdiloco.tensors.sizes import TensorSpec
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco_lab.simulation.lineage import (
-    Given,
     Losses,
-    Made,
+    MergeContribution,
+    MergeOutcome,
+    MergeTree,
     Mode,
     Resumed,
     Substance,
     Trainer,
-    Tree,
     UnusableMatter,
 )
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan, stream
-from p2pdiloco_lab.simulation.violation import Violation
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
+from p2pdiloco_lab.simulation.seed_report import Violation
 
-# The smallest language model: it learns which token follows which in a Markov chain that is known exactly.
-#
-# So the loss of global parameters is computed, not estimated, and the best possible one is known. Gradients
-# by hand, in numpy: an inner step takes 30 us.
+# The smallest language model.
 
 BATCH = 32
 """Pairs per inner step."""
@@ -83,7 +88,7 @@ class Share:
     """Ids that it takes the tokens that follow for; None: their own."""
 
 
-ALL = Share()
+WHOLE = Share()
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,9 @@ def initial_params(seed: int, size: Size = SMALL) -> dict[str, Tensor]:
 class Model:
     """One learner's parameters and Adam moments; a stream of data of its own."""
 
-    def __init__(self, chain: MarkovChain, entropy: list[int], size: Size = SMALL, data: Share = ALL) -> None:
+    def __init__(
+        self, chain: MarkovChain, entropy: list[int], size: Size = SMALL, data: Share = WHOLE
+    ) -> None:
         """`entropy`: seeds its stream of data."""
         self._rng, self._tokens, self._data = np.random.default_rng(entropy), size.tokens, data
         self.follow(chain)
@@ -178,12 +185,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-# The simulator's substance with numbers in it.
-#
-# Everything that a node does to bytes is done here by the code that does it in production: `Vault` (encoding
-# with error feedback, merges, partial merges, outer step, digests) and `learner.fragments` (copy-out, merged,
-# rebase, overwrite). Only the model is a toy, and a state is bytes between two calls, so that no two nodes
-# share one.
+# Its vectors as the simulator's substance.
 
 
 class Vectors(Substance):
@@ -191,11 +193,15 @@ class Vectors(Substance):
     both codecs and the outer optimizer's settings."""
 
     def __init__(
-        self, plan: WorldPlan, size: Size = SMALL, codec_name: str | None = None, outer: Rule | None = None
+        self,
+        plan: WorldPlan,
+        size: Size = SMALL,
+        codec_name: str | None = None,
+        outer: OuterRule | None = None,
     ) -> None:
         """`codec_name`: of contributions and updates."""
         torch.set_num_threads(1)
-        rng = stream(plan.seed, "vectors")
+        rng = random_stream(plan.seed, "vectors")
         self.seed, self.inner_steps = plan.seed, plan.config.inner_steps
         self.tokens_per_step = plan.config.tokens_per_step
         drawn = rng.choice(sorted(CODECS)), rng.choice(sorted(CODECS))
@@ -214,7 +220,8 @@ class Vectors(Substance):
 
     def vault(self) -> Vault:
         """A new one for this run."""
-        return Vault(self.layouts, self._outer, self.inner_steps, *self.codecs)
+        contributions, updates = self.codecs
+        return Vault(self.layouts, self._outer, self.inner_steps, contributions, updates)
 
     def theta(self, fragment: int, state: bytes) -> Tensor:
         """Global parameters in a state, fp32 [numel], new memory."""
@@ -222,7 +229,7 @@ class Vectors(Substance):
 
     def share_of(self, peer: str) -> Share:
         """Share of the data that a learner trains on."""
-        return ALL
+        return WHOLE
 
     def copied(self, peer: str, fragment: int, payload: bytes) -> None:
         """A learner has copied a fragment out."""
@@ -256,32 +263,37 @@ class Vectors(Substance):
         return bytes(self._calculator.own.combine(fragment, sources).payload)
 
     def partial(
-        self, fragment: int, inputs: list[Given], partials: list[bytes], limits: MergeLimits, seed: bytes
-    ) -> Made:
-        with _words_of_the_world():
+        self,
+        fragment: int,
+        inputs: list[MergeContribution],
+        partials: list[bytes],
+        limits: MergeLimits,
+        seed: bytes,
+    ) -> MergeOutcome:
+        with _as_unusable_matter():
             made = self._calculator.merge_partial(fragment, _inputs(inputs), partials, limits, seed)
-        return Made(bytes(made.payload), _measured(made.found), made.found.cut)
+        return MergeOutcome(bytes(made.payload), _measured(made.found), made.found.cut)
 
     def merge(
         self,
         fragment: int,
         number: int,
         state: bytes,
-        inputs: list[Given],
+        inputs: list[MergeContribution],
         partials: list[bytes],
         longest_steps: int,
         limits: MergeLimits,
         seed: bytes,
-    ) -> Made:
+    ) -> MergeOutcome:
         vault = self._load(fragment, number - 1, state)
-        with _words_of_the_world():
+        with _as_unusable_matter():
             made = vault.merge(fragment, number, _inputs(inputs), partials, longest_steps, limits, seed)
-        return Made(bytes(made.update), _measured(made.found), made.found.cut, made.norm)
+        return MergeOutcome(bytes(made.update), _measured(made.found), made.found.cut, made.norm)
 
-    def grouped_error(self, fragment: int, tree: Tree) -> float:
+    def grouped_error(self, fragment: int, tree: MergeTree) -> float:
         vault, layout, flat = self._calculator, self.layouts[fragment], tree.flat()
         work = [(tokens, steps, trust) for _, tokens, steps, trust in flat]
-        payloads = [self._uncut(fragment, tree), self._uncut(fragment, Tree(flat))]
+        payloads = [self._uncut(fragment, tree), self._uncut(fragment, MergeTree(flat))]
         for payload in payloads:
             vault.check_partial(fragment, payload, work)
         mine, whole = (_merged(layout, payload) for payload in payloads)
@@ -289,7 +301,7 @@ class Vectors(Substance):
         lengths = _mean_length(layout, payloads[1], whole)
         return float((mine - whole).norm()) / lengths if lengths else float((mine - whole).norm() > 0)
 
-    def _uncut(self, fragment: int, tree: Tree) -> bytes:
+    def _uncut(self, fragment: int, tree: MergeTree) -> bytes:
         """Add these up without limits, group by group."""
         below = [self._uncut(fragment, each) for each in tree.below]
         return bytes(self._calculator.merge_partial(fragment, tree.inputs, below).payload)
@@ -434,7 +446,7 @@ def _mean_length(layout: FragmentLayout, payload: bytes, merged: Tensor) -> floa
     return sum(lengths)
 
 
-def _inputs(given: Sequence[Given]) -> list[Input]:
+def _inputs(given: Sequence[MergeContribution]) -> list[Input]:
     return [
         Input(each.matter, each.tokens, each.inner_steps, mean=each.mean, votes=each.votes) for each in given
     ]
@@ -445,7 +457,7 @@ def _measured(found: Findings) -> tuple[Measured, ...]:
 
 
 @contextmanager
-def _words_of_the_world() -> Iterator[None]:
+def _as_unusable_matter() -> Iterator[None]:
     """Raise what is wrong with inputs as the world knows it."""
     try:
         yield

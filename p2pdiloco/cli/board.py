@@ -14,7 +14,7 @@ from msgspec import structs
 
 from p2pdiloco.adapters.data_dir import Files, try_folder
 from p2pdiloco.cli.status_command import NoNodes, Search, Unreachable, local_addresses, visit, visiting
-from p2pdiloco.cli.watching import AskedMembers, HeardReport
+from p2pdiloco.cli.top import AskedMembers, HeardReport
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.daemon.history import AskedCredits
@@ -23,7 +23,7 @@ from p2pdiloco.daemon.wire import CreditsAnswer
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, clean, install_hint, invariant
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
-from p2pdiloco.web.sources import middle
+from p2pdiloco.web.sources import middle_report
 from p2pdiloco.web.view import JoinView, RunView, credit_views, encode_view, join_view, public_view
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 86400.0
@@ -37,7 +37,7 @@ def run(settings: BoardSettings) -> int:
     """Write the board once, or again and again until told to stop. Returns the exit status.
 
     Raises:
-        UserError: as `cli.status.run`; or a package is not installed.
+        UserError: as `status_command.run`; or a package is not installed.
         StorageError: the folder cannot be written.
         ConfigError: `--every` is no time.
     """
@@ -97,7 +97,7 @@ class Board:
 
 
 async def _keep(settings: BoardSettings, board: Board, every_s: float) -> None:
-    """Write, and go on as long as is wanted. Whoever was found once is looked for again, however long."""
+    """Write, and go on as long as is wanted. A run that was found once is looked for again, however long."""
     said = ""
     while True:
         search = Search(settings.run, peers_of(settings.join))
@@ -159,7 +159,7 @@ def view_of(
     invariant(bool(heard), "a board without an answer")
     newest_s = max(one.at_s for one in heard)
     fresh = [one for one in heard if newest_s - one.at_s <= LOST_S / 4]
-    report = middle([one.report for one in fresh])
+    report = middle_report([one.report for one in fresh])
     chosen = next(one for one in fresh if one.report is report)
     at_s = time.time() - (now - chosen.at_s)
     public = public_view(chosen.report, at_s, join=join, credits=credit_views(credits))

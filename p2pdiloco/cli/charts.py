@@ -1,4 +1,12 @@
-"""Points of charts, from events: figures, their names, at how many tokens (docs/topics/watching.md)."""
+"""`p2pdiloco log-to`: carries a node's figures from its event log to TensorBoard, W&B or Trackio.
+
+`EventReader` reads events.jsonl as it grows, over its renaming, from the place where an earlier reader
+stopped. `Points` makes points of events: figures, their names, at how many tokens (docs/topics/watching.md).
+`Charts` are the libraries to which points go; each is imported when it is wanted. `carry` does it all, so
+that each point arrives once at most: `PlaceFile` keeps what was read, and for which charts. The place is
+written before the points are handed over, so a reader that is killed just then leaves a second or so out, and
+draws nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +148,7 @@ def _number(value: object) -> float | None:
     return value
 
 
-# Reading events.jsonl as it grows, over its renaming, from the place where an earlier reader stopped.
+# The event log.
 
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 18
@@ -301,7 +309,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None
 
 
-# Chart libraries to which points go. Each is imported when it is wanted; none is needed otherwise.
+# Chart libraries.
 
 Target = Literal["tensorboard", "wandb", "trackio"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -309,7 +317,7 @@ TOKENS = "tokens"
 """Name of the axis along which everything is drawn."""
 
 
-class Where(Struct, frozen=True):
+class ChartPlace(Struct, frozen=True):
     """Destination of the points of a node."""
 
     folder: Path
@@ -334,7 +342,7 @@ class Charts(Protocol):
 class TensorBoard:
     """Files of TensorBoard, written by its own writer, which needs neither TensorFlow nor torch."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: ChartPlace) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -343,7 +351,6 @@ class TensorBoard:
         self._writer = EventFileWriter(str(where.folder / where.name))
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `Charts`."""
         for point in points:
             values = [
                 self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
@@ -353,14 +360,13 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """See `Charts`."""
         self._writer.close()
 
 
 class Wandb:
     """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in the folder, for `wandb sync`."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: ChartPlace) -> None:
         import wandb
 
         where.folder.mkdir(parents=True, exist_ok=True)
@@ -378,19 +384,17 @@ class Wandb:
         self._run.define_metric("*", step_metric=TOKENS)
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `Charts`."""
         for point in points:
             self._run.log({**point.values, TOKENS: point.tokens, "_timestamp": point.t})
 
     def close(self) -> None:
-        """See `Charts`."""
         self._run.finish()
 
 
 class Trackio:
     """A run of Trackio, on this machine or in a Space of Hugging Face (`TRACKIO_SPACE_ID`)."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: ChartPlace) -> None:
         import trackio
 
         self._run = trackio.init(
@@ -403,23 +407,21 @@ class Trackio:
         )
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `Charts`."""
         for point in points:
             self._run.log(dict(point.values), step=point.tokens)
 
     def close(self) -> None:
-        """See `Charts`."""
         self._run.finish()
 
 
-KINDS: dict[Target, Callable[[Where], Charts]] = {
+KINDS: dict[Target, Callable[[ChartPlace], Charts]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "trackio": Trackio,
 }
 
 
-def open_charts(target: Target, where: Where) -> Charts:
+def open_charts(target: Target, where: ChartPlace) -> Charts:
     """Open charts. Raises: UserError (not installed, no account, no place)."""
     try:
         return KINDS[target](where)
@@ -440,12 +442,12 @@ HINTS: dict[Target, str] = {
 }
 
 
-def new_id() -> str:
+def new_run_id() -> str:
     """Draw the id of a new run."""
     return secrets.token_hex(4)
 
 
-def written(target: Target, charts: Charts, work: Callable[[Charts], Any]) -> None:
+def guarded(target: Target, charts: Charts, work: Callable[[Charts], Any]) -> None:
     """Do something with charts. Raises: UserError (whatever the library raises)."""
     try:
         work(charts)
@@ -453,17 +455,14 @@ def written(target: Target, charts: Charts, work: Callable[[Charts], Any]) -> No
         raise UserError(f"{target} does not take points: {first_line(error)}", HINTS[target]) from error
 
 
-# Carrying points from an event log to charts, so that each arrives once at most.
-#
-# A place file beside the log has what was read, and for which charts. It is written before the points are
-# handed over: a reader that is killed just then leaves a second or so out, and never draws anything twice.
+# From the log to the charts.
 
 EVENTS_AT_ONCE = 500
 PERIOD_S = 1.0
 """Pause between two looks at a log that is followed."""
 
 
-class Noted(Struct, frozen=True, forbid_unknown_fields=True):
+class PlaceNote(Struct, frozen=True, forbid_unknown_fields=True):
     """Content of a place file."""
 
     place: LogPlace
@@ -476,7 +475,7 @@ class Noted(Struct, frozen=True, forbid_unknown_fields=True):
 class PlaceFile:
     """File of the place up to which a log was carried to certain charts, and the lock of who carries."""
 
-    def __init__(self, data_dir: Path, target: Target, where: Where) -> None:
+    def __init__(self, data_dir: Path, target: Target, where: ChartPlace) -> None:
         """Raises: UserError (another process carries the same), StorageError."""
         there = f"{where.folder.absolute()}\0{where.project}\0{where.name}"
         digest = hashlib.sha256(there.encode(errors="surrogateescape")).hexdigest()[:8]
@@ -494,11 +493,11 @@ class PlaceFile:
         except OSError as error:
             raise storage_error(error, "open", lock) from error
 
-    def load(self, tell: Callable[[str], None]) -> Noted | None:
+    def load(self, tell: Callable[[str], None]) -> PlaceNote | None:
         """Load what was noted last; None: nothing."""
-        return read_note(self._path, lambda content: msgspec.json.decode(content, type=Noted), tell)
+        return read_note(self._path, lambda content: msgspec.json.decode(content, type=PlaceNote), tell)
 
-    def save(self, noted: Noted) -> None:
+    def save(self, noted: PlaceNote) -> None:
         """Note something. Raises: StorageError."""
         Files().save(self._path, [msgspec.json.encode(noted)], durable=False, private=True)
 
@@ -507,7 +506,7 @@ class PlaceFile:
         os.close(self._lock)
 
 
-class Carried(Struct):
+class CarriedCount(Struct):
     """Count of what was carried."""
 
     events: int = 0
@@ -518,14 +517,14 @@ class Carried(Struct):
 def carry(
     data_dir: Path,
     target: Target,
-    where: Where,
+    where: ChartPlace,
     *,
     follows: bool,
     again: bool,
     stop: threading.Event,
     say: Callable[[str], None],
-    open_with: Callable[[Target, Where], Charts] = open_charts,
-) -> Carried:
+    open_with: Callable[[Target, ChartPlace], Charts] = open_charts,
+) -> CarriedCount:
     """Carry what is in the log and was not carried yet; with `follows` on and on, until `stop` is set.
 
     `again`: from the beginning, into a run of its own.
@@ -536,8 +535,8 @@ def carry(
     try:
         noted = None if again else file.load(say)
         if noted is None:
-            run = new_id()
-            noted = Noted(LogPlace(), LogTally(), run, f"{where.name}-{run}" if again else where.name)
+            run = new_run_id()
+            noted = PlaceNote(LogPlace(), LogTally(), run, f"{where.name}-{run}" if again else where.name)
         reader = EventReader(data_dir / "events.jsonl", noted.place)
         charts = open_with(target, structs.replace(where, id=noted.id, name=noted.name))
         carrier = _Carrier(target, file, reader, charts, noted)
@@ -545,7 +544,7 @@ def carry(
             carrier.carry(follows, stop)
         finally:
             reader.close()
-            written(target, charts, lambda open_ones: open_ones.close())
+            guarded(target, charts, lambda open_ones: open_ones.close())
         if reader.is_lost:
             say("the log was renamed twice since the last time: lines between are missing in the charts")
         return carrier.carried
@@ -557,11 +556,11 @@ class _Carrier:
     """Carries the points of one log to one place."""
 
     def __init__(
-        self, target: Target, file: PlaceFile, reader: EventReader, charts: Charts, noted: Noted
+        self, target: Target, file: PlaceFile, reader: EventReader, charts: Charts, noted: PlaceNote
     ) -> None:
         self._target, self._file, self._noted = target, file, noted
         self._reader, self._points, self._charts = reader, Points(noted.tally), charts
-        self.carried = Carried()
+        self.carried = CarriedCount()
 
     def carry(self, follows: bool, stop: threading.Event) -> None:
         """Carry all that is there; with `follows` what comes, too."""
@@ -583,5 +582,5 @@ class _Carrier:
         self.carried.points += len(points)
         place, tally = self._reader.place(), self._points.tally
         self._file.save(structs.replace(self._noted, place=place, tally=tally))
-        written(self._target, self._charts, lambda charts: charts.write(points))
+        guarded(self._target, self._charts, lambda charts: charts.write(points))
         return True

@@ -1,4 +1,4 @@
-"""The commands that run something: bootstrap, node, status, demo.
+"""Commands that run something: bootstrap, node, join, status, demo, top, board, doctor, log-to and credits.
 
 Only flags live here. Bodies import what they need when they are called, so that `--help` stays fast.
 """
@@ -18,10 +18,10 @@ import click
 from msgspec import structs
 from msgspec.structs import replace
 
-from p2pdiloco.cli.charts import Target, Where
+from p2pdiloco.cli.charts import ChartPlace, Target
 from p2pdiloco.cli.options import (
     FILE,
-    WORDS,
+    SPLIT_TEXT,
     Diagnosis,
     Level,
     Number,
@@ -271,7 +271,7 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     return run(settings)
 
 
-# `p2pdiloco top` and `p2pdiloco board`: the commands.
+# `p2pdiloco top` and `p2pdiloco board`.
 
 TOP = partial(setting, TopSettings)
 BOARD = partial(setting, BoardSettings)
@@ -296,7 +296,7 @@ def top(**values: Any) -> int | None:
     settings = build(TopSettings, values)
     join, run_id = joined_through(settings.join, settings.run)
     settings = replace(settings, join=join, run=run_id)
-    from p2pdiloco.cli.watching import run
+    from p2pdiloco.cli.top import run
 
     return run(settings)
 
@@ -325,7 +325,7 @@ def board(**values: Any) -> int | None:
     return run(settings)
 
 
-# `p2pdiloco doctor`: the command.
+# `p2pdiloco doctor`.
 
 DOCTOR = partial(setting, DoctorSettings)
 COLOURS = {Level.GOOD: "green", Level.SKIPPED: "bright_black", Level.WARNING: "yellow", Level.BAD: "red"}
@@ -388,7 +388,7 @@ def _print(finding: Diagnosis, *, as_json: bool) -> None:
         click.echo(f"\n{indent}".join([first + (lines or [""])[0], *lines[1:]]))
 
 
-# `p2pdiloco log-to`: the command.
+# `p2pdiloco log-to`.
 
 LOG_TO = partial(setting, LogToSettings)
 
@@ -425,7 +425,7 @@ def log_to(target: Target, **values: Any) -> int:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", "name a node's data folder with --data-dir")
     out = expanded(settings.out, "--out") if settings.out is not None else folder / target
-    where = Where(out, settings.project, settings.name or folder.absolute().name or "node")
+    where = ChartPlace(out, settings.project, settings.name or folder.absolute().name or "node")
     stop = threading.Event()
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in ends}
@@ -454,13 +454,15 @@ def log_to(target: Target, **values: Any) -> int:
     return 0
 
 
-# `p2pdiloco credits`: the command.
+# `p2pdiloco credits`.
 
 BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
 
 
 @click.command("credits", cls=SpacedLists)
-@click.option("--join", multiple=True, type=WORDS, metavar="MULTIADDR", help="Peer to ask; may be repeated.")
+@click.option(
+    "--join", multiple=True, type=SPLIT_TEXT, metavar="MULTIADDR", help="Peer to ask; may be repeated."
+)
 @click.option("--run", default="", metavar="ID|NAME", help="Id of the run, or its name.")
 @click.option("--data-dir", type=FILE, help="A node's folder: asked without --join; its key signs.")
 @click.option("--verify", is_flag=True, help="Count it here, and check every learner's signature.")
@@ -521,7 +523,7 @@ def credits_command(
             return 0
         if bool(word) != bool(proof):
             raise UserError("--word and --proof belong together")
-        return credits_report.check(check, word, proof)
+        return credits_report.check_certificate(check, word, proof)
     if prove or word or proof:
         raise UserError("--prove, --word and --proof are about a certificate: --check FILE")
     if bool(certificate) != bool(peer):
@@ -543,14 +545,14 @@ def _ask(
     from rich.console import Console
 
     from p2pdiloco.cli import credits_report
-    from p2pdiloco.cli.credits_report import CreditsWish, collect
+    from p2pdiloco.cli.credits_report import CreditsSearch, collect_credits
     from p2pdiloco.cli.status_command import local_addresses, visit
     from p2pdiloco.config.values import expanded
 
     addresses, wanted = joined_through(join, run)
     certificate, peer = paper
     history = more["history"]
-    wish = CreditsWish(
+    wish = CreditsSearch(
         join=addresses or local_addresses(data_dir),
         run=wanted,
         bucket_s=BUCKETS[by or ""],
@@ -559,12 +561,12 @@ def _ask(
         timeout_s=float(str(more["timeout_s"])),
     )
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    found = visit(collect(wish))
+    found = visit(collect_credits(wish))
     if certificate is not None:
         credits_report.certify(found, peer, certificate, data_dir)
     elif more["style"] == "csv":
         click.echo(credits_report.as_csv(found), nl=False)
-        for line, _ in credits_report.words(found):
+        for line, _ in credits_report.caveats(found):
             click.echo(line, err=True)
     elif more["style"] == "json":
         click.echo(credits_report.as_json(found))
@@ -573,7 +575,7 @@ def _ask(
     return 0
 
 
-# `p2pdiloco join`: asks what a node needs, shows what the run will do here, saves it, and starts.
+# `p2pdiloco join`.
 
 INSTEAD = (
     "p2pdiloco node LINK, with --name, --data, --max-upload, --max-download, --max-disk as wanted; it starts "

@@ -1,7 +1,9 @@
-"""Collecting the credits of a live run: a keeper's sums, or the history itself, counted here.
+"""`p2pdiloco credits`: collects the credits of a live run, shows them, and writes and checks certificates.
 
-What the history is follows from the heads on which members stand. Every version below is compared with the
-digest that its child names, so it is of no importance who gave it.
+Credits are a keeper's sums, or the history itself, counted here. What the history is follows from the heads
+on which members stand. Every version below is compared with the digest that its child names, so the peer that
+gave it does not matter. `render`, `as_csv` and `as_json` show credits to people, spreadsheets and scripts. A
+keeper or the run's owner writes a certificate (`certify`), and anybody checks it (`check_certificate`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pdiloco.adapters.data_dir import Files
-from p2pdiloco.cli.owner_notice import Reached, find_peer, reach
+from p2pdiloco.cli.owner_notice import ReachedPeers, find_peer, reach_members
 from p2pdiloco.cli.status_command import Search, visiting
 from p2pdiloco.config.manifest import SignedManifest, check_signature, decode_signed, encode_signed, run_id
 from p2pdiloco.config.settings import NodeSettings
@@ -38,12 +40,12 @@ from p2pdiloco.credits import (
     CreditRow,
     Credits,
     FragmentLedger,
+    HeadRef,
     HistoryRecord,
     HistoryStore,
     Signatures,
-    Tip,
     VersionLine,
-    count,
+    count_line,
     credits_of,
     is_proven,
     is_signed,
@@ -75,8 +77,8 @@ DISPUTED = 3
 """Part of the members, one of so many, of whom more on another branch leave open which is the run's."""
 
 
-class CreditsWish(Struct, frozen=True, kw_only=True):
-    """CreditsWish of whoever asks for credits."""
+class CreditsSearch(Struct, frozen=True, kw_only=True):
+    """Question about credits: of which run, asked of which peers, counted how."""
 
     join: tuple[str, ...]
     run: str = ""
@@ -107,7 +109,7 @@ class RunCredits(Struct, kw_only=True):
     checked: int | None = None
     """Number of signatures that were checked; None: the sums are a keeper's word."""
     counted_here: bool = False
-    tips: list[Tip] = field(default_factory=list)
+    tips: list[HeadRef] = field(default_factory=list)
     """Heads that were counted back from, of every fragment."""
     notes: list[str] = field(default_factory=list)
     """Sentences about what does not agree, or cannot be told."""
@@ -121,7 +123,7 @@ class _Folder:
     def __init__(self, folder: Path) -> None:
         self.store = HistoryStore(folder)
 
-    async def line(self, fragment: int, tip: Tip) -> VersionLine:
+    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
         return await asyncio.to_thread(self.store.line, fragment, tip.number, tip.digest)
 
     async def add(self, records: Sequence[HistoryRecord]) -> None:
@@ -129,7 +131,7 @@ class _Folder:
             self.store.append(record)
 
 
-async def collect(wish: CreditsWish) -> RunCredits:
+async def collect_credits(wish: CreditsSearch) -> RunCredits:
     """Ask the members of a run, and count.
 
     Raises:
@@ -142,10 +144,10 @@ async def collect(wish: CreditsWish) -> RunCredits:
         if found is None:
             raise UserError("nobody gives the manifest of the run", "try again, or join through another peer")
         signed, manifest = found
-        reached = await reach(transport, report.run_id, search.joined)
+        reached = await reach_members(transport, report.run_id, search.joined)
         if report.answered_by not in reached.peers:
             reached.peers.append(report.answered_by)
-        asking = _CreditsAsking(transport, report.run_id, search.joined, reached)
+        asking = _Collector(transport, report.run_id, search.joined, reached)
         await asking.look()
         notes: list[str] = []
         collected = RunCredits(
@@ -167,10 +169,10 @@ async def collect(wish: CreditsWish) -> RunCredits:
         return collected
 
 
-class _CreditsAsking:
+class _Collector:
     """Questions to the members of one run."""
 
-    def __init__(self, transport: Transport, run: str, joined: Sequence[str], reached: Reached) -> None:
+    def __init__(self, transport: Transport, run: str, joined: Sequence[str], reached: ReachedPeers) -> None:
         self._transport, self._run, self._joined = transport, run, frozenset(joined)
         self._reached = reached
         self.stands: dict[str, dict[int, Vouch]] = {}
@@ -242,7 +244,7 @@ class _CreditsAsking:
 
     # --- the history itself --------------------------------------------------------------------------
 
-    async def counted(self, wish: CreditsWish, collected: RunCredits) -> None:
+    async def counted(self, wish: CreditsSearch, collected: RunCredits) -> None:
         """Fetch what is missing of the history, and count it here."""
         if not self.stands:
             raise UserError(
@@ -260,7 +262,7 @@ class _CreditsAsking:
                 if line is not None:
                     ledger = await asyncio.to_thread(
                         partial(
-                            count,
+                            count_line,
                             into.store,
                             self._run,
                             fragment,
@@ -281,13 +283,13 @@ class _CreditsAsking:
 
     async def _line(
         self, fragment: int, into: _Folder, filling: Filling, collected: RunCredits
-    ) -> Tip | None:
+    ) -> HeadRef | None:
         """Fetch the line on which most members stand, those first that a person named. None: no version."""
         stands = {peer: stood[fragment] for peer, stood in self.stands.items() if fragment in stood}
-        voices = {peer: Tip(stood.number, stood.digest) for peer, stood in stands.items()}
+        voices = {peer: HeadRef(stood.number, stood.digest) for peer, stood in stands.items()}
         said = Counter(voices.values())
         said.update({tip: len(voices) for peer, tip in voices.items() if peer in self._joined})
-        best: tuple[tuple[int, int, int, int], Tip, set[str]] | None = None
+        best: tuple[tuple[int, int, int, int], HeadRef, set[str]] | None = None
         left, most = dict(voices), 0
         for _ in range(MAX_LINES):
             if not left:
@@ -333,7 +335,7 @@ def _figures(answer: CreditsAnswer) -> list[tuple[str, int, int]]:
     return [(row.peer, row.fragment_tokens, row.contributions) for row in answer.rows]
 
 
-# View of credits: a table for people, CSV for spreadsheets, JSON for scripts.
+# Views.
 
 DAY_S = 86_400
 FORMULA = "=+-@＝＋－＠"
@@ -344,7 +346,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def moment(at_s: int, day_only: bool = False) -> str:
+def time_text(at_s: int, day_only: bool = False) -> str:
     """Word a time, UTC; empty: it is not known."""
     if not at_s:
         return ""
@@ -354,7 +356,7 @@ def moment(at_s: int, day_only: bool = False) -> str:
         return "?"
 
 
-def cell(text: str) -> str:
+def spreadsheet_cell(text: str) -> str:
     """Make a text that a spreadsheet takes for a text: names are others' own choice."""
     text = clean(text)
     return f"'{text}" if text[:1] in FORMULA and text else text
@@ -367,9 +369,9 @@ def as_csv(found: RunCredits) -> str:
     writer.writerow(COLUMNS)
     for row in found.credits.rows:
         figures = row.tokens, row.fragment_tokens, row.claimed_tokens, row.inner_steps, row.contributions
-        times = moment(row.first_s), moment(row.last_s)
-        name = cell(found.names.get(row.peer, ""))
-        writer.writerow((moment(row.begins_s), name, cell(row.peer), *figures, *times))
+        times = time_text(row.first_s), time_text(row.last_s)
+        name = spreadsheet_cell(found.names.get(row.peer, ""))
+        writer.writerow((time_text(row.begins_s), name, spreadsheet_cell(row.peer), *figures, *times))
     return out.getvalue()
 
 
@@ -424,7 +426,7 @@ def render(found: RunCredits, top: int, buckets: bool) -> RenderableType:
     parts: list[RenderableType] = [title, Text(), _table(found, shown, buckets)]
     if len(shown) < len(rows):
         parts.append(Text(f"{len(rows) - len(shown)} more: --top {len(rows)}", style="dim"))
-    parts += [Text(), *(Text(line, style=style) for line, style in words(found))]
+    parts += [Text(), *(Text(line, style=style) for line, style in caveats(found))]
     return Group(*parts)
 
 
@@ -449,14 +451,14 @@ def _table(found: RunCredits, rows: tuple[CreditRow, ...], buckets: bool) -> Tab
         cells += [f"{100 * row.fragment_tokens / whole:.1f} %", worded(row.inner_steps)]
         cells += [str(row.contributions)]
         if buckets:
-            cells = [moment(row.begins_s) or "not known", *cells]
+            cells = [time_text(row.begins_s) or "not known", *cells]
         else:
-            cells += [moment(row.first_s, True) or "-", moment(row.last_s, True) or "-"]
+            cells += [time_text(row.first_s, True) or "-", time_text(row.last_s, True) or "-"]
         table.add_row(*map(Text, cells))
     return table
 
 
-def words(found: RunCredits) -> list[tuple[str, str]]:
+def caveats(found: RunCredits) -> list[tuple[str, str]]:
     """Sentences, with a style each, on what the figures are worth."""
     credits, fragments = found.credits, max(1, found.credits.fragments)
     lines: list[tuple[str, str]] = []
@@ -489,9 +491,9 @@ def _worth(found: RunCredits) -> str:
     return f"The word of {keeper}; --verify counts it here, from the learners' signatures."
 
 
-# Certificates on the command line: written by a keeper or the run's owner, checked by anybody.
+# Certificates.
 
-FALSE = 1
+EXIT_FALSE = 1
 """Exit status of a check that fails."""
 MAX_WORD = 200
 
@@ -517,7 +519,7 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
             f"{out} exists already", "name another file: what somebody signed is not written over"
         )
     rows = {row.peer: row for row in found.credits.rows}
-    peer = find_peer(wanted, rows, Reached(names=found.names), "`p2pdiloco credits` lists all learners")
+    peer = find_peer(wanted, rows, ReachedPeers(names=found.names), "`p2pdiloco credits` lists all learners")
     if found.is_disputed or found.credits.doubts:
         raise UserError(
             "nothing is certified of a history with doubts", "`p2pdiloco credits --verify` says which"
@@ -543,10 +545,10 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
     )
     text = text_of(signed_certificate(certificate, key))
     Files().save(out, [text.encode()], durable=False)
-    click.echo(f"{out}: {words_of(certificate)}\n{signer_words(certificate)}", err=True)
+    click.echo(f"{out}: {certificate_text(certificate)}\n{signer_text(certificate)}", err=True)
 
 
-def words_of(certificate: CreditCertificate) -> str:
+def certificate_text(certificate: CreditCertificate) -> str:
     """Word what a certificate says."""
     name = f" ({clean(certificate.name)})" if certificate.name else ""
     since = "" if certificate.from_version <= 1 else f", counted from version {certificate.from_version} on"
@@ -559,7 +561,7 @@ def words_of(certificate: CreditCertificate) -> str:
     )
 
 
-def load(path: Path) -> CreditCertificate:
+def load_certificate(path: Path) -> CreditCertificate:
     """Load a certificate. Raises: UserError."""
     try:
         with path.open("rb") as file:
@@ -569,31 +571,31 @@ def load(path: Path) -> CreditCertificate:
     return read_certificate(content)
 
 
-def check(path: Path, word: str, proof: str) -> int:
+def check_certificate(path: Path, word: str, proof: str) -> int:
     """Say what a certificate says, and who says so. Returns the exit status."""
-    certificate = load(path)
+    certificate = load_certificate(path)
     if not is_signed(certificate, verify):
         click.echo("false: its signer did not sign this")
-        return FALSE
+        return EXIT_FALSE
     try:
-        who = signer_words(certificate)
+        who = signer_text(certificate)
     except RemoteError as error:
         click.echo(f"false: it says that the run's owner signed it, and that is not so ({error})")
-        return FALSE
-    click.echo(words_of(certificate))
+        return EXIT_FALSE
+    click.echo(certificate_text(certificate))
     click.echo(who)
     if not proof:
         return 0
     if not is_proven(certificate, word, proof, verify):
         click.echo("false: the proof is not of this peer's key for this word")
-        return FALSE
+        return EXIT_FALSE
     click.echo(f'whoever gave the proof has the key of the peer, and signed the word "{clean(word)}"')
     return 0
 
 
-def signer_words(certificate: CreditCertificate) -> str:
+def signer_text(certificate: CreditCertificate) -> str:
     """Say who signed. Raises: RemoteError (it says owner, and is none)."""
-    signer, at = clean(certificate.signer), moment(certificate.issued_s)
+    signer, at = clean(certificate.signer), time_text(certificate.issued_s)
     if certificate.role == "keeper" and certificate.signer == certificate.peer:
         return f"signed on {at} by that peer itself: nobody else vouches for it"
     if certificate.role == "keeper":
@@ -609,7 +611,7 @@ def proof_for(path: Path, word: str, data_dir: Path | None) -> str:
     """Prove with the key in a folder that a certificate is of this peer. Raises: UserError."""
     if not 0 < len(word) <= MAX_WORD:
         raise UserError(f"the word to sign has 1 to {MAX_WORD} characters")
-    certificate = load(path)
+    certificate = load_certificate(path)
     if not is_signed(certificate, verify):
         raise UserError("the certificate's signer did not sign it")
     return prove(certificate, word, own_key(data_dir))

@@ -1,4 +1,9 @@
-"""`p2pdiloco doctor`: what is wrong with this machine, or between it and a run."""
+"""`p2pdiloco doctor`: what is wrong with this machine, or between it and a run.
+
+`examine` looks at one thing after the other, each with a bound in time, and tells of each finding
+(`options.Diagnosis`). The checks follow in its order: this machine, the addresses before anybody dials, the
+peers to join through, the run. `probe_by_py_libp2p` dials a peer with another implementation of libp2p.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
-from p2pdiloco.cli.options import Diagnosis, bad, good, looked, skipped, warning
+from p2pdiloco.cli.options import Diagnosis, bad, findings_of, good, skipped, warning
 from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ANY_ADDRESS, DoctorSettings, NodeSettings
@@ -52,8 +57,6 @@ from p2pdiloco.errors import (
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION, WIRE_VERSION
 
-# Examining a machine, and the way from it to a run: one check after the other, each with a bound in time.
-
 CHECK_S = 20.0
 LINK_S = 45.0
 MEMBERS = 3
@@ -75,14 +78,14 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
         "processes": leftovers,
     }
     for check, look in local.items():
-        async for found in looked(check, partial(asyncio.to_thread, _all, look), CHECK_S):
+        async for found in findings_of(check, partial(asyncio.to_thread, _all, look), CHECK_S):
             yield found
-    async for found in looked("torch", torch_here, TORCH_S):
+    async for found in findings_of("torch", torch_here, TORCH_S):
         yield found
     with contextlib.suppress(StorageError):  # said above
         runs_here = data_dir.is_dir() and is_in_use(data_dir)
         own = load_own_addresses(data_dir)[:1] if runs_here else []
-    given, met = whom_to_dial(settings, data_dir, own)
+    given, met = addresses_to_dial(settings, data_dir, own)
     addresses: list[str] = []
 
     async def check_addresses() -> list[Diagnosis]:
@@ -90,25 +93,25 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
         addresses.extend(behind)
         return found if given else [*found, none_given()]
 
-    async for found in looked("addresses", check_addresses, 2 * CHECK_S):
+    async for found in findings_of("addresses", check_addresses, 2 * CHECK_S):
         yield found
     if not addresses:
         return
     logging.getLogger().setLevel(logging.CRITICAL)  # what is worth a line becomes a finding
     try:
-        async with dialler(data_dir, listens=not runs_here) as transport:
+        async with dialable_visitor(data_dir, listens=not runs_here) as transport:
             visit = Visit(transport, settings, data_dir, own, met)
             async for found in visit.examine(addresses):
                 yield found
     except UserError as error:
         yield bad("network", str(error), error.hint)
-    async for found in looked(
-        "libp2p", partial(probed, settings.probe_python, addresses[0]), WITHIN_S + 2 * LOAD_S
+    async for found in findings_of(
+        "libp2p", partial(probe_by_py_libp2p, settings.probe_python, addresses[0]), WITHIN_S + 2 * LOAD_S
     ):
         yield found
 
 
-def whom_to_dial(
+def addresses_to_dial(
     settings: DoctorSettings, data_dir: Path, own: Sequence[str]
 ) -> tuple[tuple[str, ...], frozenset[str]]:
     """List the addresses to look at: those that are given, else the node's own that runs here, those that it
@@ -144,7 +147,7 @@ class Visit:
 
     async def examine(self, addresses: Sequence[str]) -> AsyncIterator[Diagnosis]:
         """Look at one thing after the other."""
-        async for found in looked("peers", partial(self._dial, addresses), CHECK_S):
+        async for found in findings_of("peers", partial(self._dial, addresses), CHECK_S):
             yield found
         if not self._reached:
             return
@@ -156,18 +159,18 @@ class Visit:
             ("port", self._reach, CHECK_S),
             ("link", self._link, LINK_S),
         ):
-            async for found in looked(check, look, within_s):
+            async for found in findings_of(check, look, within_s):
                 yield found
 
     async def _dial(self, addresses: Sequence[str]) -> list[Diagnosis]:
-        found, self._reached = await dial(self._transport, addresses, self._met)
+        found, self._reached = await dial_peers(self._transport, addresses, self._met)
         return found
 
     async def _clock(self) -> list[Diagnosis]:
         return await check_clock(self._transport, self._reached)
 
     async def _find(self) -> list[Diagnosis]:
-        found, listed, self._manifest = await find(self._transport, self._settings.run, self._reached)
+        found, listed, self._manifest = await find_run(self._transport, self._settings.run, self._reached)
         self._run = listed.run if listed is not None else ""
         return [found]
 
@@ -181,7 +184,7 @@ class Visit:
             return [skipped("memory", "what a run takes is not known: it was not found")]
         try:
             return await asyncio.to_thread(
-                lambda manifest: list(footprint(manifest, self._data_dir)), self._manifest
+                lambda manifest: list(check_footprint(manifest, self._data_dir)), self._manifest
             )
         except ModuleNotFoundError as error:
             missing = without_torch(error)
@@ -202,7 +205,7 @@ class Visit:
         words = f"the node that runs here is reached: {report.members[0].reach or 'not known yet'}"
         if report.members[0].reach == REACH_WORDS[Reach.DIRECT]:
             return [good("port", words)]
-        return [warning("port", words, f"between is {between()}")]
+        return [warning("port", words, f"between is {likely_obstacle()}")]
 
     async def _link(self) -> list[Diagnosis]:
         others = [peer for peer in self._reached if peer not in self._own]
@@ -210,10 +213,10 @@ class Visit:
             return [
                 skipped("link", "the only peer that was named runs on this machine", "--join another one")
             ]
-        return await link(self._transport, others[0], self._manifest)
+        return await check_link(self._transport, others[0], self._manifest)
 
 
-# Checks of this machine alone, without a network.
+# This machine, without a network.
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 LEAST_MEMORY, LEAST_DISK = 1 << 30, 1 << 30
@@ -306,7 +309,7 @@ def memory_and_disk(data_dir: Path) -> Iterator[Diagnosis]:
         yield warning("memory", f"{size_text(memory)} free", todo)
     else:
         yield good("memory", f"{size_text(memory)} free")
-    disk, where = free_disk_bytes(existing(data_dir)), f"free for {data_dir}"
+    disk, where = free_disk_bytes(existing_folder(data_dir)), f"free for {data_dir}"
     if disk < LEAST_DISK:
         yield warning(
             "disk", f"{size_text(disk)} {where}", "make room, or choose another disk with --data-dir"
@@ -315,7 +318,7 @@ def memory_and_disk(data_dir: Path) -> Iterator[Diagnosis]:
         yield good("disk", f"{size_text(disk)} {where}")
 
 
-def existing(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
     """Find the folder, or the nearest above it that is there."""
     return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
 
@@ -368,19 +371,19 @@ def leftovers() -> Iterator[Diagnosis]:
         yield good("processes", f"none left behind; nodes and bootstraps of yours that run here: {others}")
 
 
-# Checks of addresses before anybody dials: names, and IPv6 where there is none.
+# Addresses, before anybody dials: names, and IPv6 where there is none.
 
 NAME_S = 5.0
-FAR = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
+FAR_ADDRESSES = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
 """Addresses of documentation: nothing is sent there, it is only asked which way it would go."""
-CHECK = "addresses"
+ADDRESSES_CHECK = "addresses"
 
 
-def has_way(family: socket.AddressFamily) -> bool:
+def has_route(family: socket.AddressFamily) -> bool:
     """Tell whether this machine has a way to the world of IPv4 or of IPv6. Nothing is sent."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asked:
-            asked.connect(FAR[family])
+            asked.connect(FAR_ADDRESSES[family])
             return not ipaddress.ip_address(asked.getsockname()[0].partition("%")[0]).is_link_local
     except OSError:
         return False
@@ -389,7 +392,7 @@ def has_way(family: socket.AddressFamily) -> bool:
 async def check_given_addresses(join: Sequence[str]) -> tuple[list[Diagnosis], tuple[str, ...]]:
     """Check the addresses to join through; returns findings, and the addresses behind the names."""
     found: list[Diagnosis] = []
-    ways = [name for family, name in WAYS.items() if has_way(family)]
+    ways = [name for family, name in FAMILIES.items() if has_route(family)]
     if ways:
         found.append(good("network", f"this machine has a way out by {' and '.join(ways)}"))
     else:
@@ -400,18 +403,20 @@ async def check_given_addresses(join: Sequence[str]) -> tuple[list[Diagnosis], t
         try:
             behind = await asyncio.to_thread(peers_behind, [address])
         except UserError as error:
-            found.append(bad(CHECK, str(error), error.hint))
+            found.append(bad(ADDRESSES_CHECK, str(error), error.hint))
             continue
         if address.startswith(DNSADDR):
-            found.append(good(CHECK, f"{address} leads to {counted(len(set(map(peer_in, behind))), 'peer')}"))
+            found.append(
+                good(ADDRESSES_CHECK, f"{address} leads to {counted(len(set(map(peer_in, behind))), 'peer')}")
+            )
         addresses += behind
     for address in dict.fromkeys(addresses):
         found += await _check_one(address, ways)
     return found, tuple(dict.fromkeys(addresses))
 
 
-WAYS = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}
-KINDS = {"dns4": ("IPv4",), "dns6": ("IPv6",), "dns": ("IPv4", "IPv6")}
+FAMILIES = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}
+FAMILIES_OF_NAME = {"dns4": ("IPv4",), "dns6": ("IPv6",), "dns": ("IPv4", "IPv6")}
 
 
 async def _check_one(address: str, ways: Sequence[str]) -> list[Diagnosis]:
@@ -420,65 +425,85 @@ async def _check_one(address: str, ways: Sequence[str]) -> list[Diagnosis]:
         wanted = "IPv4" if kind == "ip4" else "IPv6"
         ip = ipaddress.ip_address(host)
         if wanted not in ways and ip.is_global:
-            return [bad(CHECK, f"{host} is an {wanted} address, and this machine has no {wanted}", NO_WAY)]
+            return [
+                bad(
+                    ADDRESSES_CHECK,
+                    f"{host} is an {wanted} address, and this machine has no {wanted}",
+                    NO_ROUTE_HINT,
+                )
+            ]
         return []
-    if kind not in KINDS:
+    if kind not in FAMILIES_OF_NAME:
         return []
     try:
         async with asyncio.timeout(NAME_S):
             infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except TimeoutError:
         return [
-            bad(CHECK, f"no name server answers for {host}", "look at /etc/resolv.conf, or use an IP address")
+            bad(
+                ADDRESSES_CHECK,
+                f"no name server answers for {host}",
+                "look at /etc/resolv.conf, or use an IP address",
+            )
         ]
     except OSError as error:
-        return [bad(CHECK, f"the name {host} leads nowhere: {error.strerror or error}", SPELLING)]
+        return [
+            bad(ADDRESSES_CHECK, f"the name {host} leads nowhere: {error.strerror or error}", SPELLING_HINT)
+        ]
     return [_judge(address, kind, host, [str(info[4][0]) for info in infos], ways)]
 
 
-NO_WAY = "ask for an address of the other kind, or a name that has both"
-SPELLING = "check its spelling, or use an IP address"
+NO_ROUTE_HINT = "ask for an address of the other kind, or a name that has both"
+SPELLING_HINT = "check its spelling, or use an IP address"
 
 
 def _judge(address: str, kind: str, host: str, ips: Sequence[str], ways: Sequence[str]) -> Diagnosis:
     """Judge what a name leads to."""
     known = {"IPv6" if ":" in ip else "IPv4" for ip in ips}
-    usable = known.intersection(KINDS[kind])
+    usable = known.intersection(FAMILIES_OF_NAME[kind])
     if not usable:
         only = " and ".join(sorted(known)) or "no"
         todo = f"write /dns/ instead of /{kind}/"
         return bad(
-            CHECK, f"/{kind}/{host} asks for {KINDS[kind][0]}, and the name has {only} addresses only", todo
+            ADDRESSES_CHECK,
+            f"/{kind}/{host} asks for {FAMILIES_OF_NAME[kind][0]}, and the name has {only} addresses only",
+            todo,
         )
     if not usable.intersection(ways) and any(
         ipaddress.ip_address(ip.partition("%")[0]).is_global for ip in ips
     ):
         only = " and ".join(sorted(usable))
-        return bad(CHECK, f"{host} has {only} addresses only, and this machine has no {only}", NO_WAY)
+        return bad(
+            ADDRESSES_CHECK,
+            f"{host} has {only} addresses only, and this machine has no {only}",
+            NO_ROUTE_HINT,
+        )
     if all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in ips) and host != "localhost":
         todo = "look at /etc/hosts: other machines would look for the peer on themselves"
-        return warning(CHECK, f"{host} leads to this machine itself", todo)
-    return good(CHECK, f"{host} leads to {', '.join(sorted(set(ips))[:4])}")
+        return warning(ADDRESSES_CHECK, f"{host} leads to this machine itself", todo)
+    return good(ADDRESSES_CHECK, f"{host} leads to {', '.join(sorted(set(ips))[:4])}")
 
 
 def none_given() -> Diagnosis:
     """Make the finding where there is nobody to join."""
-    return skipped(CHECK, "nobody to join was named", "for checks with a peer: --join ADDRESS")
+    return skipped(ADDRESSES_CHECK, "nobody to join was named", "for checks with a peer: --join ADDRESS")
 
 
-# Checks with the peers to join through: reached, clock, versions, and whether they reach us.
+# Peers to join through: reached, clock, versions, and whether they reach us.
 
 ASK_S = 5.0
 NEAR_S, FAR_S = 1.0, 3.0
 """Difference of clocks that is worth a word, and that from which on the DHT lets nobody in."""
 MAX_ASKED = 4
 MEANWHILE = "the node takes part over connections that it makes itself"
-PRIVATE = f"a NAT or firewall: forward the port in the router (docs/topics/doctor.md); until then {MEANWHILE}"
-SHARED = ipaddress.ip_network("100.64.0.0/10")
+PRIVATE_HINT = (
+    f"a NAT or firewall: forward the port in the router (docs/topics/doctor.md); until then {MEANWHILE}"
+)
+CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
 
 
 @contextlib.asynccontextmanager
-async def dialler(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransport]:
+async def dialable_visitor(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransport]:
     """Start a visitor who joins nobody by itself, and can be dialled.
 
     `listens`: on the port that a node with this data folder would have.
@@ -492,7 +517,7 @@ async def dialler(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransp
         yield transport
 
 
-async def dial(
+async def dial_peers(
     transport: Transport, addresses: Sequence[str], met: Collection[str] = ()
 ) -> tuple[list[Diagnosis], list[str]]:
     """Dial the peers to join through; returns findings, and who was reached.
@@ -599,28 +624,28 @@ async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagno
             todo = "ask a peer on the Internet: --join ADDRESS"
             found.append(skipped("NAT", "whether the Internet can dial us, nobody there was asked", todo))
         return found
-    return [warning("port", f"{asker} cannot dial us at port {shown}", f"between is {between()}")]
+    return [warning("port", f"{asker} cannot dial us at port {shown}", f"between is {likely_obstacle()}")]
 
 
-def between() -> str:
+def likely_obstacle() -> str:
     """Word what is likely between us and those who cannot dial us."""
     own = [*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")]
     ips = [ipaddress.ip_address(ip.partition("%")[0]) for ip in own]
-    if any(ip in SHARED for ip in ips if ip.version == 4):
+    if any(ip in CARRIER_NAT for ip in ips if ip.version == 4):
         return f"the provider's own NAT, where no port can be forwarded: {MEANWHILE}"
     if any(ip.is_global for ip in ips):
         return f"a firewall: let the port through; until then {MEANWHILE}"
-    return PRIVATE
+    return PRIVATE_HINT
 
 
-# Checks of a run: what it takes of this machine, and what the link to its peers carries of it.
+# The run: what it takes of this machine, and what the link to its peers carries of it.
 
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 MEMBERS_CHECKED = 8
 """Number of members that is reckoned with where the run does not say."""
 
 
-async def find(
+async def find_run(
     transport: Transport, wanted: str, peers: Sequence[str]
 ) -> tuple[Diagnosis, ListedRun | None, Manifest | None]:
     """Find the run. Raises: UserError (several fit), RemoteError."""
@@ -644,14 +669,14 @@ async def find(
     return good("run", words), listed, manifest
 
 
-def footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
+def check_footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
     """Compare what the run takes with what is free. Raises: UserError, ModuleNotFoundError (no torch)."""
     from p2pdiloco.daemon.run_files.run import DAEMON_BYTES, LEARNER_BYTES, footprint_of
 
     takes = footprint_of(manifest)
     daemon = takes.daemon_bytes + takes.payload_bytes
     everything = daemon + takes.learner_bytes + takes.loss_audit_bytes + DAEMON_BYTES + LEARNER_BYTES
-    memory, disk = free_memory_bytes(), free_disk_bytes(existing(data_dir))
+    memory, disk = free_memory_bytes(), free_disk_bytes(existing_folder(data_dir))
     least = f"the run takes at least {size_text(everything)} with its learner on the CPU"
     words = f"{least}, {size_text(memory)} are free"
     if daemon + takes.loss_audit_bytes + DAEMON_BYTES > memory:
@@ -668,7 +693,7 @@ def footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
         yield good("disk", words)
 
 
-async def link(transport: Transport, peer: str, manifest: Manifest | None) -> list[Diagnosis]:
+async def check_link(transport: Transport, peer: str, manifest: Manifest | None) -> list[Diagnosis]:
     """Measure the link, and say what `plan` makes of it."""
     try:
         measured = await measure(transport, peer)
@@ -694,29 +719,28 @@ async def link(transport: Transport, peer: str, manifest: Manifest | None) -> li
     return [good("link", shown)]
 
 
-# Probe of a peer with py-libp2p, in a process of its own, and by a Python of its own.
-#
-# Its dependencies and hivemind's exclude each other (protobuf below 7, and from 7.35 on), so it lives in an
-# environment of its own, which `--probe-python` names.
-
 PROBE_CHECK = "libp2p"
-PROGRAM = Path(__file__).with_name("probe_program.py")
+PROBE_PROGRAM = Path(__file__).with_name("probe_program.py")
 WITHIN_S, LOAD_S = 20.0, 15.0
 """Time of the probe, and more for Python to load the library."""
-OURS = "p2pdiloco/"
+OUR_AGENT = "p2pdiloco/"
 """Beginning of the names of our own protocols."""
-INSTALL = "python3 -m venv probe && probe/bin/pip install libp2p, then --probe-python probe/bin/python"
+INSTALL_HINT = "python3 -m venv probe && probe/bin/pip install libp2p, then --probe-python probe/bin/python"
 
 
-async def probed(python: str, address: str) -> list[Diagnosis]:
-    """Dial a peer with py-libp2p."""
+async def probe_by_py_libp2p(python: str, address: str) -> list[Diagnosis]:
+    """Dial a peer with py-libp2p.
+
+    Its dependencies and hivemind's exclude each other (protobuf below 7, and from 7.35 on), so it runs in a
+    process of its own, by the Python of an environment of its own, which `--probe-python` names.
+    """
     if not python:
-        return [skipped(PROBE_CHECK, "no Python with py-libp2p is named", f"optional: {INSTALL}")]
+        return [skipped(PROBE_CHECK, "no Python with py-libp2p is named", f"optional: {INSTALL_HINT}")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         process = await asyncio.create_subprocess_exec(
             python,
-            str(PROGRAM),
+            str(PROBE_PROGRAM),
             address,
             str(WITHIN_S),
             stdin=asyncio.subprocess.DEVNULL,
@@ -725,7 +749,7 @@ async def probed(python: str, address: str) -> list[Diagnosis]:
             env=environment,
         )
     except OSError as error:
-        return [skipped(PROBE_CHECK, f"{python} cannot be started: {error.strerror}", INSTALL)]
+        return [skipped(PROBE_CHECK, f"{python} cannot be started: {error.strerror}", INSTALL_HINT)]
     try:
         async with asyncio.timeout(WITHIN_S + LOAD_S):
             out, err = await process.communicate()
@@ -736,19 +760,21 @@ async def probed(python: str, address: str) -> list[Diagnosis]:
             process.kill()
             await process.wait()
     try:
-        return [judge(json.loads(out))]
+        return [judge_probe(json.loads(out))]
     except (ValueError, AttributeError, KeyError, TypeError):
         last = (err.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
-        return [skipped(PROBE_CHECK, f"py-libp2p does not run with {python}: {clean(last[:200])}", INSTALL)]
+        return [
+            skipped(PROBE_CHECK, f"py-libp2p does not run with {python}: {clean(last[:200])}", INSTALL_HINT)
+        ]
 
 
-def judge(said: dict[str, Any]) -> Diagnosis:
+def judge_probe(said: dict[str, Any]) -> Diagnosis:
     """Judge what the program says. Raises: KeyError, TypeError, AttributeError (it says something else)."""
     if not said["ok"]:
         todo = "if our own dial went well, the two implementations do not agree: please report it"
         return bad(PROBE_CHECK, f"py-libp2p does not get through: {clean(str(said['error']))}", todo)
     how = f"py-libp2p {clean(said['library'])} gets through by TCP, Noise and yamux"
     words = f"{how}: ping {said['round_trip_ms']:g} ms, it is {clean(said['agent'])}"
-    if not any(protocol.startswith(OURS) for protocol in said["protocols"]):
+    if not any(protocol.startswith(OUR_AGENT) for protocol in said["protocols"]):
         return warning(PROBE_CHECK, f"{words}, which is no p2pdiloco", "check the address")
     return good(PROBE_CHECK, words)

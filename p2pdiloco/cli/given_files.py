@@ -1,6 +1,9 @@
-"""Files of a model in somebody's folder: those that its index lists, or the one of the usual name, no others.
+"""Files of a model in somebody's folder, for `run new`: weights, config, tokenizer, and what an export needs.
 
-What lies beside them (an older file, another program's, a run's own version 0) is named, and not read.
+`ModelFiles` are the weights: the files that an index lists, or the one of the usual name, no others. What
+lies beside them (an older file, another program's, a run's own version 0) is named, and not read. `as_folder`
+makes a folder of a GGUF file. `with_side_files` and `chosen_tokenizer` put what other files say into the
+manifest.
 """
 
 from __future__ import annotations
@@ -195,7 +198,7 @@ def _check_parts(files: list[Path]) -> None:
             raise UserError(f"{files[0].parent} has no {name}", "get the whole folder again")
 
 
-# Kinds of files that people take for a model's weights, and that hold none or cannot be read safely.
+# Kinds of files that people take for weights, and that hold none or cannot be read safely.
 
 POINTER = b"version https://git-lfs"
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
@@ -243,10 +246,10 @@ def refuse_pointer(file: Path) -> None:
         )
 
 
-# `run new --from FILE.gguf`: its folder of Hugging Face's form, for as long as the command runs.
+# GGUF: a folder of Hugging Face's form, for as long as the command runs.
 
-SUFFIX = ".gguf"
-_NAME = 60
+GGUF = ".gguf"
+_MAX_NAME = 60
 """Characters of the file's name that are kept beside its digest."""
 
 
@@ -271,7 +274,7 @@ def as_folder(source: Path | None, out: Path, tokenizer: bool) -> Iterator[Path 
     except OSError as error:
         raise StorageError(f"{error.filename or source}: {error.strerror}") from error
     with made as above:
-        name = clean(source.name)[:_NAME].encode("ascii", "replace").decode()
+        name = clean(source.name)[:_MAX_NAME].encode("ascii", "replace").decode()
         folder = Path(above) / f"{name} sha256:{digest}"
         save_as_folder(source, folder, lambda words: click.echo(words, err=True), tokenizer)
         yield folder
@@ -280,19 +283,17 @@ def as_folder(source: Path | None, out: Path, tokenizer: bool) -> Iterator[Path 
 def _is_gguf(source: Path) -> bool:
     """Raises: UserError (it is a folder with such files and no others)."""
     if not source.is_dir():
-        if source.suffix == SUFFIX and source.exists() and not is_gguf(source):
+        if source.suffix == GGUF and source.exists() and not is_gguf(source):
             refuse_pointer(source)
             raise UserError(f"{source} is no GGUF file: it does not begin as one does", "get it again")
         return is_gguf(source)
-    found = sorted(source.glob(f"*{SUFFIX}"))
+    found = sorted(source.glob(f"*{GGUF}"))
     if found and not any(source.glob(f"*{ENDING}")):
         raise UserError(f"{source} has GGUF files, and no safetensors file", f"give the file: {found[0]}")
     return False
 
 
-# Words of a model's folder besides weights, config and vocabulary: special tokens, template, generation.
-#
-# It goes into the manifest (`[export]`), so that whoever exports the result has it, wherever the folder is.
+# Special tokens, template and generation: in `[export]` of the manifest, for exports wherever the folder is.
 
 _READ_BYTES = 4 << 20
 _DTYPES: dict[str, Dtype] = {long: short for short, long in LONG_NAMES.items()}
@@ -300,7 +301,7 @@ _ELSEWHERE = ("added_tokens_decoder", "model_max_length", "chat_template", "back
 """Keys of tokenizer_config.json that tokenizer.json, the run, or a file of its own says."""
 
 
-def with_besides(manifest: Manifest, folder: Path) -> Manifest:
+def with_side_files(manifest: Manifest, folder: Path) -> Manifest:
     """Add what these files say to the manifest. What is no JSON, or too large to travel, is left out with a
     word."""
     about = object_in(folder / "special_tokens_map.json") | object_in(folder / "tokenizer_config.json")
@@ -345,7 +346,7 @@ def _json(found: dict[str, Any]) -> str:
 
 
 def object_in(path: Path) -> dict[str, Any]:
-    """Read a JSON object. What is no such file is empty, with a word."""
+    """Read a JSON object; empty, with a line for the person, where the file is no such thing."""
     text = _text(path)
     try:
         found = read_json(text) if text else {}
@@ -365,7 +366,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# `run new --tokenizer`: the file's digest, end-of-document token and vocabulary, into the manifest.
+# Tokenizer: digest, end-of-document token and vocabulary in the manifest.
 
 OTHER_KINDS = (
     *("tokenizer.model*", "*.model", "*.spm", "*.tiktoken", "tekken.json"),
@@ -401,7 +402,7 @@ def chosen_tokenizer(
     if wanted is None:
         return manifest, None
     manifest, content = _with_tokenizer(manifest, wanted, end, False)
-    return with_besides(manifest, Path(wanted).parent), content
+    return with_side_files(manifest, Path(wanted).parent), content
 
 
 def _with_bytes(manifest: Manifest) -> Manifest:
@@ -444,7 +445,7 @@ def _of_run(source: Path, manifest: Manifest, end: str) -> tuple[Manifest, bytes
     )
     manifest = msgspec.structs.replace(manifest, data=data)
     is_export = (result.parent / DESCRIPTION).exists()
-    return with_besides(manifest, result.parent) if is_export else manifest, content
+    return with_side_files(manifest, result.parent) if is_export else manifest, content
 
 
 def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:

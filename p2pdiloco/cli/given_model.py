@@ -2,7 +2,10 @@
 architecture that `transformers` knows.
 
 A model that exists is a checkpoint or an export of p2pdiloco, or a Hugging Face folder (config.json and
-safetensors). What is of Llama's or Mixtral's form becomes causal-lm, the rest hf-causal-lm.
+safetensors). What is of Llama's or Mixtral's form becomes causal-lm, the rest hf-causal-lm. `for_existing`
+chooses the settings: presets are for models that begin with nothing. A model that exists has a context; its
+rate is lower, by its size and by the kind of training (`presets.row_for`); and its run is short, so H follows
+from the length. `settings_lines` and `settings_warnings` tell a person what was chosen.
 """
 
 from __future__ import annotations
@@ -294,10 +297,7 @@ def _fitting(manifest: Manifest) -> Manifest:
     )
 
 
-# Settings of a run that trains a model that exists, and how a person changes any run's.
-#
-# Presets are for models that begin with nothing. A model that exists has a context; its rate is lower, by its
-# size and by the kind of training (`config.given_rates`); and its run is short, so H follows from the length.
+# Settings, and how a person changes any run's.
 
 MOST_CHOSEN_CONTEXT = 2048
 """Longest context that is chosen unasked: activations grow with it, and published fine-tunings of models of 1
@@ -330,7 +330,10 @@ class RunLength(Struct, frozen=True):
 
 
 def length_of(wish: TrainingWish, counted: int, path: Path | None) -> RunLength:
-    """RunLength that was wished for, or is usual. `counted`: tokens of the data, 0: they were not counted."""
+    """Choose the length: the one that was wished for, or the usual one.
+
+    `counted`: tokens of the data, 0: they were not counted.
+    """
     if wish.tokens is not None:
         return RunLength(wish.tokens, 0, "as --tokens says")
     if counted:
@@ -440,13 +443,13 @@ def _step_tokens(kind: str, sample: int, tokens: int) -> int:
     return max(1, min(max(wanted, _LEAST_STEP_TOKENS), _MOST_STEP_TOKENS[kind]) // sample) * sample
 
 
-# Words about the settings that were chosen for a model that exists: five lines, and warnings.
+# Settings in words: five lines, and warnings.
 
 LEAST_MERGES = 20
 """Merges below which a run is hardly one of several."""
 
 
-def lines_of(manifest: Manifest, wish: TrainingWish, length: RunLength, own: object) -> list[str]:
+def settings_lines(manifest: Manifest, wish: TrainingWish, length: RunLength, own: object) -> list[str]:
     """Five lines for a person: context, rate, length, outer step, and how all of it is changed. `own`: the
     context that the model is made for."""
     return [
@@ -501,7 +504,7 @@ def _outer_words(manifest: Manifest) -> str:
     )
 
 
-def warnings_of(manifest: Manifest, wish: TrainingWish) -> list[str]:
+def settings_warnings(manifest: Manifest, wish: TrainingWish) -> list[str]:
     """Warnings about the settings of a run that begins with a model that exists."""
     merges, is_chosen = expected_merges(manifest), wish.is_chosen(True)
     is_long = wish.continued if is_chosen else inner_steps_of(manifest) >= LENGTHS["day"].steps

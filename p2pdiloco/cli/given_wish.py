@@ -1,4 +1,8 @@
-"""Flags of `run new` about how a model is trained, and which of them contradict each other."""
+"""Flags of `run new` about how a model is trained and on which data; which of them contradict each other.
+
+The manifest names kinds of data only, never a path: a path of `--data` says what kind it is, and is read to
+count its tokens.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,7 @@ class TrainingWish(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Kind of training of a model that exists (`config.given_rates`)."""
+        """Kind of training of a model that exists (`presets.KINDS`)."""
         return CONTINUE if self.continued else FINETUNE
 
     @property
@@ -134,8 +138,6 @@ def with_wish(command: Command) -> Command:
 
 
 # `run new --data`: a kind of source, a data set of the hub, or a path; and how many tokens are there.
-#
-# The manifest names kinds only, never a path: a path says what kind it is, and is read to count its tokens.
 
 SOURCES = ("embedded", "files", "jsonl", "parquet")
 HUB = "hub:"

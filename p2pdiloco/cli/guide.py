@@ -1,4 +1,11 @@
-"""Guide of somebody who joins a run: the questions, and the settings that the answers are."""
+"""Guides at a terminal: `p2pdiloco join`, which asks what a node needs, and `p2pdiloco run new --guide`.
+
+`Guide` has the questions of somebody who joins a run, and makes settings of the answers; `ask_for_run` has
+those of somebody who describes one. `ask_all` asks: each question has a default, and an answer can be taken
+back. `manifest_to_join` fetches what a run would take of this machine. `save_settings` keeps the answers in
+`<data_dir>/node.toml`, which `p2pdiloco node --config` reads, and `start_by_itself` installs a user unit of
+systemd.
+"""
 
 from __future__ import annotations
 
@@ -63,21 +70,20 @@ class Guide:
 
         Raises: click.Abort; UserError (what was given is wrong).
         """
-        known: Answers = {"way": _way(given)} if given else {}
+        known: Answers = {"way": _read_way(given)} if given else {}
         if given:
             self._look_at_word(known)
         answers = ask_all([*([] if given else [self._way_in()]), *self._questions()], known)
         return self._values(answers), answers["then"]
 
     def _was(self, key: str) -> str:
-        """Tell what was answered before."""
         return str(self._before.get(key) or "")
 
     def _way_in(self) -> Question:
         before = " ".join(self._before.get("join", ())).partition(" ")[0]
         way = self._was("invite") or self._nearby() or before
         words = "Run link, invite, or address of a peer"
-        return Question("way", words, way, read=_way, then=self._look_at_word)
+        return Question("way", words, way, read=_read_way, then=self._look_at_word)
 
     def _questions(self) -> list[Question]:
         was = self._was
@@ -168,7 +174,7 @@ class Guide:
         self._run = None
         click.echo("looking at the run …", err=True)
         settings = NodeSettings(join=way.join, run=way.run or run, invite=way.word, data_dir=self.data_dir)
-        found = look_at(settings)
+        found = manifest_to_join(settings)
         self._check_admission(found, way)
         self._run = found
         click.echo(f"found run {found.title}", err=True)
@@ -197,7 +203,7 @@ class Guide:
             settings = msgspec.convert(
                 known | {"data_dir": self.data_dir}, NodeSettings, dec_hook=lambda _kind, value: value
             )
-            for line in takes(settings, self._run):
+            for line in footprint_lines(settings, self._run):
                 click.echo(clean(f"  {line}"), err=True)
 
     def _values(self, answers: Answers) -> dict[str, Any]:
@@ -212,7 +218,7 @@ class Guide:
         return values | {key: answers[key] for key in asked if key in answers}
 
 
-def _way(word: str) -> Way:
+def _read_way(word: str) -> Way:
     """Read a link, an invite or an address. Raises: ConfigError."""
     if not is_word(word):
         check_join_address(word)
@@ -252,7 +258,7 @@ def _size(word: str) -> str:
     return word
 
 
-# Questions at a terminal: each has a default, and an answer can be taken back.
+# Questions.
 
 BACK = "back"
 NO = ("n", "no")
@@ -361,13 +367,13 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
-# Looking at a run before joining it: its manifest, and what it would take of this machine.
+# The run before it is joined.
 
 PATIENCE_S = 30.0
 PAUSE_S = 0.5
 
 
-def look_at(settings: NodeSettings) -> PublishedRun:
+def manifest_to_join(settings: NodeSettings) -> PublishedRun:
     """Fetch the manifest of the run that these settings mean, from the peers that they name.
 
     Raises: UserError (nobody answers, or nobody knows the run; or it is of another owner than the link says).
@@ -401,7 +407,7 @@ async def _manifest(transport: Transport, search: RunSearch) -> PublishedRun:
         await asyncio.sleep(PAUSE_S)
 
 
-def takes(settings: NodeSettings, run: PublishedRun) -> list[str]:
+def footprint_lines(settings: NodeSettings, run: PublishedRun) -> list[str]:
     """Say in lines what a run takes of this machine.
 
     Raises: UserError (more than is here, or than the settings permit).
@@ -414,7 +420,7 @@ def takes(settings: NodeSettings, run: PublishedRun) -> list[str]:
     return lines
 
 
-# Guide of somebody who describes a run: the flags of `run new` as questions (`run new --guide`).
+# `p2pdiloco run new --guide`.
 
 INSTEAD = (
     "p2pdiloco run new NAME, with --preset, --data, --length, --expected-members and --admission as wanted"
@@ -480,9 +486,9 @@ def _members(word: str) -> int:
     return int(word)
 
 
-# Settings file of a guided node, `<data_dir>/node.toml`: what `p2pdiloco node --config` reads.
+# Settings file.
 
-NAME = "node.toml"
+SETTINGS_NAME = "node.toml"
 _HEAD = """\
 # Settings of this node, written by `p2pdiloco join`, which asks for them again. It starts with
 #   p2pdiloco node --config {path}
@@ -502,7 +508,7 @@ def saved_settings(data_dir: Path) -> dict[str, Any]:
             "stop it first (Ctrl-C there, or systemctl --user stop p2pdiloco-node), or name another folder "
             "with --data-dir",
         )
-    path = data_dir / NAME
+    path = data_dir / SETTINGS_NAME
     return load_settings_table(path, "node") if path.exists() else {}
 
 
@@ -511,7 +517,7 @@ def save_settings(data_dir: Path, values: dict[str, Any]) -> Path:
 
     Raises: StorageError.
     """
-    path = data_dir / NAME
+    path = data_dir / SETTINGS_NAME
     lines = [f'data_dir = "."  # {str(data_dir)!r}\n']
     for key, value in values.items():
         if value not in ("", (), None, False) and key != "data_dir":
@@ -532,13 +538,10 @@ def _kind_of(word: str) -> str:
     return "a run link, which is no secret"
 
 
-# Start of a node with this user's session or this machine: a user unit, made of the shipped one.
-#
-# The shipped unit is the system manager's. A user's manager has neither the privileges that its mount and
-# capability settings need, nor its folders: what remains are the settings below.
+# Start with this user's session or this machine.
 
 UNIT = "p2pdiloco-node.service"
-KEPT = {
+KEPT_KEYS = {
     "Description",
     "Type",
     "NotifyAccess",
@@ -584,7 +587,11 @@ def unit_path() -> Path:
 
 
 def user_unit(shipped: str, config: Path) -> str:
-    """Make the user's unit of the shipped one; it starts the node with this settings file."""
+    """Make the user's unit of the shipped one; it starts the node with this settings file.
+
+    The shipped unit is the system manager's. A user's manager has neither the privileges that its mount and
+    capability settings need, nor its folders: what remains are `KEPT_KEYS`.
+    """
     lines = [f"# {UNIT} of this user, written by `p2pdiloco join`", "[Unit]"]
     for line in shipped.splitlines():
         key = line.partition("=")[0]
@@ -593,7 +600,7 @@ def user_unit(shipped: str, config: Path) -> str:
                 map(_quoted, (sys.executable, "-m", "p2pdiloco", "node", "--config", str(config)))
             )
             lines += ["", line, f"ExecStart={command}"]
-        elif key in KEPT:
+        elif key in KEPT_KEYS:
             lines.append(line)
     return "\n".join([*lines, "", "[Install]", "WantedBy=default.target", ""])
 

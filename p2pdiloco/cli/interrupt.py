@@ -1,4 +1,8 @@
-"""Ctrl-C: exit status 130 and no traceback, also in the middle of an import."""
+"""Ctrl-C and the standard streams of a command.
+
+Ctrl-C is exit status 130 and no traceback, also in the middle of an import. Streams are usable as a person, a
+service manager or a pipe may leave them: closed, or not in UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +55,6 @@ def terminate(_number: int, _frame: FrameType | None) -> None:
 def _end(_number: int, _frame: FrameType | None) -> None:
     os._exit(EXIT_INTERRUPTED)
 
-
-# Standard streams as a person, a service manager or a pipe may leave them: closed, or not in UTF-8.
 
 STREAMS = 3
 """Descriptors of input, output and errors: 0, 1 and 2."""

@@ -1,8 +1,9 @@
-"""The global parameters of a live run, copied by somebody who only asks.
+"""The global parameters of a live run, and what the link to one of its peers carries.
 
-Every fragment comes from a member that says that it holds the newest version, in pieces also from others
-that hold the same one, with the code by which newcomers copy (`daemon.bulk.states.copying`). Signatures and
-digests decide what is taken. Fragments are of the versions that there are when it is their turn.
+Somebody who only asks copies them. Every fragment comes from a member that says that it holds the newest
+version, in pieces also from others that hold the same one, with the code by which newcomers copy
+(`bulk.states`). Signatures and digests decide what is taken. Fragments are of the versions that there are
+when it is their turn. `measured_link` is for `plan --join`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
                 constants = constants_in(given, run.manifest)
             else:
                 constants = await given_constants(transport, run.id, run.manifest, members)
-            result = await _Visit(run, transport, reports, given).result()
+            result = await _ResultCopy(run, transport, reports, given).result()
             return msgspec.structs.replace(result, tokenizer=tokenizer, constants=constants)
     except TransportError as error:
         raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
@@ -123,7 +124,7 @@ async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str])
     return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts)
 
 
-class _Visit:
+class _ResultCopy:
     """Copies all fragments of one run."""
 
     def __init__(
@@ -146,7 +147,6 @@ class _Visit:
 
     @property
     def run(self) -> str:
-        """See `chain_view.Versions`."""
         return self._run.id
 
     async def result(self) -> RunResult:
@@ -163,7 +163,6 @@ class _Visit:
 
     @contextlib.asynccontextmanager
     async def _shown(self) -> AsyncIterator[None]:
-        """Show how much is here, meanwhile."""
         sizes = [self.state_bytes(layout.index) for layout in self._run.layouts]
 
         async def show(tell: Tell) -> None:
@@ -210,11 +209,9 @@ class _Visit:
         return [self._reports[place].answered_by for place in sorted(range(len(self._reports)), key=rank)]
 
     def state_bytes(self, fragment: int) -> int:
-        """See `chain_view.Versions`."""
         return 8 * self._run.layouts[fragment].numel
 
     def holders(self, fragment: int, digest: bytes) -> list[str]:
-        """See `chain_view.Versions`."""
         short = digest.hex()[:8]
         return [
             report.answered_by
@@ -223,7 +220,7 @@ class _Visit:
         ]
 
     def signed(self, version: SignedVersion) -> bool:
-        """See `chain_view.Versions`; of version 0, whether it is the one that everybody can compute."""
+        """Tell whether it is known; of version 0, whether it is the one that everybody can compute."""
         header = version.header
         if header.run != self._run.id:
             return False
@@ -240,7 +237,7 @@ class _Visit:
         return [vault.state_digest_of(layout.index, 0) for layout in layouts]
 
 
-# `plan --join`: what the link to a live peer carries, and the manifest that this peer lists.
+# `plan --join`.
 
 TIMEOUT_S = 45.0
 """Time of the whole measurement: more than its parts take on the slowest link that can be measured."""

@@ -1,7 +1,8 @@
-"""Flags built from the settings structs: one default per key, one environment variable per flag.
+"""Shared by commands: flags built from the settings structs, examples, ways to join, findings of checks.
 
-click resolves flag > environment > `default_map` (filled from --config) > default; here is only what
-click lacks: strict files, a refusal of unknown variables, and lists that split on commas and spaces.
+There is one default per key and one environment variable per flag. click resolves flag > environment >
+`default_map` (filled from --config) > default; here is only what click lacks: strict files, a refusal of
+unknown variables, and lists that split on commas and spaces. A `Diagnosis` is one finding, with what to do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
 
 
-class Words(click.types.StringParamType):
+class SplitText(click.types.StringParamType):
     """Text of which an environment variable may hold several, split on spaces and commas."""
 
     name = "text"
@@ -47,7 +48,7 @@ class SpacedLists(click.Command):
         Raises:
             click.BadParameter: a text is not UTF-8; names the flag.
         """
-        flags = {o for p in self.params if p.type is WORDS for o in p.opts}
+        flags = {o for p in self.params if p.type is SPLIT_TEXT for o in p.opts}
         spread: list[str] = []
         current = ""
         for word in args:
@@ -86,7 +87,7 @@ class Number(click.FloatRange):
         return found
 
 
-WORDS = Words()
+SPLIT_TEXT = SplitText()
 FILE = click.Path(path_type=Path)
 """Type of a path. Several paths in a variable are separated as in PATH."""
 
@@ -99,7 +100,7 @@ def setting(settings: type[Struct], flag: str, *aliases: str, field: str = "", *
     name = field or flag.lstrip("-").replace("-", "_")
     default = next(f.default for f in msgspec.structs.fields(settings) if f.name == name)
     if options.get("multiple"):
-        options.setdefault("type", WORDS)
+        options.setdefault("type", SPLIT_TEXT)
     return click.option(
         flag,
         *aliases,
@@ -168,7 +169,7 @@ def known_variables(group: click.Group) -> frozenset[str]:
     return frozenset(found)
 
 
-# Examples of commands, one line that can be typed at the end of their `--help`, where the text has none.
+# Examples: a line that can be typed, at the end of a `--help` whose text has none.
 
 LINK = "p2pdiloco:1s3cc..."
 EXAMPLES = {
@@ -208,7 +209,7 @@ def example(path: str) -> str:
     return f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"
 
 
-# Ways into a swarm as commands take them: `--join` is an address, a DNS name, a run link or an invite.
+# Ways into a swarm: `--join` is an address, a DNS name, a run link or an invite.
 
 
 def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...], str]:
@@ -224,7 +225,7 @@ def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...],
     return peers_behind(way.join), way.run
 
 
-# Findings of the doctor: each good, worth a warning, bad, or not to be had, with what to do.
+# Findings: each good, worth a warning, bad, or not to be had, with what to do.
 
 
 class Level(Enum):
@@ -275,12 +276,12 @@ def exit_status(findings: Iterable[Diagnosis]) -> int:
     return max((EXIT_STATUSES[finding.level] for finding in findings), default=0)
 
 
-# Looking at one thing after the other: each with a bound in time, and all of them together.
+# Checks, each with a bound in time.
 
-Looked = Awaitable[Iterable[Diagnosis]]
+Findings = Awaitable[Iterable[Diagnosis]]
 
 
-async def looked(check: str, look: Callable[[], Looked], within_s: float) -> AsyncIterator[Diagnosis]:
+async def findings_of(check: str, look: Callable[[], Findings], within_s: float) -> AsyncIterator[Diagnosis]:
     """Look at one thing. Whatever goes wrong with that is a finding, too."""
     try:
         async with asyncio.timeout(within_s):
@@ -298,7 +299,7 @@ async def looked(check: str, look: Callable[[], Looked], within_s: float) -> Asy
 async def all_of(
     found: AsyncIterator[Diagnosis], within_s: float, tell: Callable[[Diagnosis], None]
 ) -> list[Diagnosis]:
-    """Tell of each finding when it is there; list them. What is not looked at in time is one more."""
+    """Tell of each finding when it is there; list them. A check that is not done in time is one more."""
     findings: list[Diagnosis] = []
     try:
         async with asyncio.timeout(within_s):

@@ -1,4 +1,9 @@
-"""`p2pdiloco invite`: one word with which others join a run, made by its owner."""
+"""Commands of owners: of a run (invite, run link, ban, vouch, run amend ...) and of a machine (pause ...).
+
+A run's owner makes words with which others join (`invite`, `link`, with QR codes) and changes the run's
+notice (`owner_notice`). `can_join` tells whether a run would let this node in. The owner of this machine
+tells the node that runs on it to pause, resume or finish, and limits it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdiloco.adapters.data_dir import try_file
-from p2pdiloco.cli.options import FILE, WORDS, Number, SpacedLists, example, joined_through
+from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, SpacedLists, example, joined_through
 from p2pdiloco.config.settings import FIELDS, NodeSettings, flag_of, value_text
 from p2pdiloco.config.values import expanded, parse_life
 from p2pdiloco.errors import StorageError, UserError
@@ -41,7 +46,7 @@ OWNED_DIR = partial(
 @click.option(
     "--join",
     multiple=True,
-    type=WORDS,
+    type=SPLIT_TEXT,
     metavar="MULTIADDR",
     help="Peer to join through, instead of those that this folder knows; may be repeated.",
 )
@@ -90,7 +95,7 @@ def invite(
         show_qr(text)
 
 
-# `p2pdiloco run link`: a run as one word, with which others join it, and its QR code.
+# `p2pdiloco run link`: a run as one word, and its QR code.
 
 
 @click.command("link", cls=SpacedLists, epilog=example("run link"))
@@ -103,7 +108,7 @@ def invite(
 @click.option(
     "--join",
     multiple=True,
-    type=WORDS,
+    type=SPLIT_TEXT,
     metavar="MULTIADDR",
     help="Peer to join through, or /dnsaddr/NAME, instead of those that this folder knows; may be repeated.",
 )
@@ -147,14 +152,16 @@ def warn_of_addresses(addresses: list[str]) -> None:
         click.echo("warning: it names this machine's loopback only: others need --join ADDRESS", err=True)
 
 
-# `p2pdiloco can-join`: whether a run would let this node in, and why not, in one sentence.
+# `p2pdiloco can-join`.
 
-NO = 1
+EXIT_KEPT_OUT = 1
 
 
 @click.command("can-join", cls=SpacedLists, epilog=example("can-join"))
 @click.argument("run", metavar="RUN|LINK|INVITE")
-@click.option("--join", multiple=True, type=WORDS, metavar="MULTIADDR", help="Peer to ask; may be repeated.")
+@click.option(
+    "--join", multiple=True, type=SPLIT_TEXT, metavar="MULTIADDR", help="Peer to ask; may be repeated."
+)
 @click.option(
     "--data-dir", type=FILE, help="Folder of the node that is to join.  [default: a node's default]"
 )
@@ -167,22 +174,22 @@ NO = 1
 )
 def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: float) -> int:
     """Say whether a run would let this node in. Exit status 0: yes, 1: no."""
-    from p2pdiloco.cli.owner_notice import why_not
+    from p2pdiloco.cli.owner_notice import why_cannot_join
 
     folder = expanded(data_dir or NodeSettings().data_dir)
-    why = why_not(run, join, folder, timeout_s)
+    why = why_cannot_join(run, join, folder, timeout_s)
     click.echo(f"no: {why}" if why else "yes: this node can join")
-    return NO if why else 0
+    return EXIT_KEPT_OUT if why else 0
 
 
-# `p2pdiloco ban`, `unban`, `revoke`, `admit`, `dismiss`, `vouch`, `run amend`: an owner's notice changed.
+# An owner's notice changed.
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     join = click.option(
         "--join",
         multiple=True,
-        type=WORDS,
+        type=SPLIT_TEXT,
         metavar="MULTIADDR",
         help="Peer of the run to give it to, beside those that this folder knows; may be repeated.",
     )
@@ -193,7 +200,7 @@ _YES = click.option("--yes", is_flag=True, help="Do not ask whether what is mean
 
 
 def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **change: Any) -> None:
-    """Change the notice as `naming.PeerChange` has it."""
+    """Change the notice as `PeerChange` has it."""
     from p2pdiloco.cli.owner_notice import PeerChange, publish
 
     asked = PeerChange(**change)
@@ -302,7 +309,7 @@ def amend(
     """Change a RUN of yours that goes on: its length, its learning rate; pause it, end it, tell all members.
 
     All else is part of the run's id: another model, other data or another H are another run."""
-    from p2pdiloco.cli.owner_notice import Wish
+    from p2pdiloco.cli.owner_notice import AmendmentWish
     from p2pdiloco.cli.owner_notice import amend as amend_run
     from p2pdiloco.core.api.config import Going
 
@@ -311,14 +318,14 @@ def amend(
     ]
     if len(ways) > 1:
         raise UserError("--pause, --resume and --end exclude each other", "give one of them")
-    wish = Wish(rate_factor=learning_rate_factor, going=ways[0] if ways else None, **wanted)
+    wish = AmendmentWish(rate_factor=learning_rate_factor, going=ways[0] if ways else None, **wanted)
     amend_run(run, join, data_dir, wish)
 
 
 COMMANDS = (ban, unban, revoke, admit, dismiss, vouch)
 
 
-# QR codes of words that people join with.
+# QR codes.
 
 FORMS = (".svg", ".png")
 SCALE, BORDER = 6, 4
@@ -351,11 +358,11 @@ def save_qr(word: str, path: Path) -> None:
         raise StorageError(f"--qr-file {path} cannot be written: {error.strerror}") from error
 
 
-# `p2pdiloco pause`, `resume`, `finish`, `limits`: the owner of this machine to the node that runs on it.
+# The owner of this machine, to the node that runs on it.
 
-NO_NODE = 4
-STATUS = "\n\nExit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here."
-HELP = {
+EXIT_NO_NODE = 4
+STATUS_HELP = "\n\nExit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here."
+LIMITS_HELP = {
     "max_upload": "Bits per second to send, such as 20Mbit.",
     "max_download": "The same to receive.",
     "max_transfer": "Bytes both ways in a calendar month, such as 200GB/month.",
@@ -378,14 +385,14 @@ DATA_DIR = click.option(
 class NoNode(UserError):
     """Error: no node runs here with that data folder."""
 
-    exit_status = NO_NODE
+    exit_status = EXIT_NO_NODE
 
 
 def _command(verb: Verb, words: str, example: str) -> click.Command:
     """Make a command that says one word to the node, and prints its answer."""
 
     @click.command(
-        verb, help=f"{words}\n\n\b\nExample:\n  {example}{STATUS}", short_help=words.partition(".")[0]
+        verb, help=f"{words}\n\n\b\nExample:\n  {example}{STATUS_HELP}", short_help=words.partition(".")[0]
     )
     @DATA_DIR
     def command(data_dir: Path | None) -> int:
@@ -446,7 +453,7 @@ def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
 
 
 for _name in FIELDS:
-    limits.params.append(click.Option([flag_of(_name), _name], metavar="VALUE", help=HELP[_name]))
+    limits.params.append(click.Option([flag_of(_name), _name], metavar="VALUE", help=LIMITS_HELP[_name]))
 
 
 def _folder(data_dir: Path | None) -> Path:
@@ -496,11 +503,10 @@ def _say_kept(folder: Path) -> int:
     ]
     kept += ["paused"] if wishes.paused_since else []
     click.echo(f"no node runs here; kept for the next start with {folder}: {', '.join(kept) or 'nothing'}")
-    return NO_NODE
+    return EXIT_NO_NODE
 
 
 def _lines(state: ControlState) -> list[str]:
-    """Word the state for people."""
     from p2pdiloco.daemon.display.snapshot import transfer_text
     from p2pdiloco.errors import clean
 

@@ -1,4 +1,10 @@
-"""Publishing of a notice: changed from the newest that is known, signed, kept, and given to members."""
+"""An owner's notice: changed from the newest that is known, signed, kept, and given to members (`publish`).
+
+`amend` changes what may be changed of a run that goes on, from a number of merged tokens on. `vouch_for` is
+an owner's word that what a node of its own holds is the run. `PeerChange` and `InviteEnd` ban, admit and
+revoke: a peer is found by its id, its end or its name, and shown before anything is signed. `reach_members`
+finds members for somebody who only asks. `why_cannot_join` asks what keeps this node out of a run.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +66,7 @@ from p2pdiloco.identity import Identity, public_of, verify
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
-# Amending: an owner changes what may be changed of a run that goes on, from a number of merged tokens on.
+# Amending.
 
 LEAD_S = 60
 """Time ahead at which a change holds where nobody says: by then all members have heard of it."""
@@ -70,7 +76,7 @@ ASKED = 5
 """Members that are asked how far the run is, where no peer of the join line is one: the middle one counts."""
 
 
-class Wish(Struct, frozen=True):
+class AmendmentWish(Struct, frozen=True):
     """Changes that an owner wants; what is None stays as it is."""
 
     schedule_tokens: int | None = None
@@ -93,7 +99,7 @@ class Wish(Struct, frozen=True):
             raise UserError(f"the message has {len(self.message)} characters, and may have {MAX_MESSAGE}")
 
 
-class Whereabouts(Struct, frozen=True):
+class RunPosition(Struct, frozen=True):
     """Whereabouts of a run, as a member says."""
 
     tokens: int
@@ -102,7 +108,7 @@ class Whereabouts(Struct, frozen=True):
     rests: bool
 
 
-def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) -> None:
+def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: AmendmentWish) -> None:
     """Amend a run. Raises: UserError."""
     wish.check()
     join, _ = joined_through(join)
@@ -116,7 +122,7 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) ->
         )
     course = report.course
     pace = max(0, course.schedule_tokens - course.tokens) / course.left_s if course.left_s else 0.0
-    place = Whereabouts(course.tokens, course.schedule_tokens, pace, course.rests != "no")
+    place = RunPosition(course.tokens, course.schedule_tokens, pace, course.rests != "no")
     click.echo(f"the run is at {course.tokens} tokens: {progress_text(course)}")
 
     def change(notice: Notice) -> Notice:
@@ -135,7 +141,7 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Wish) ->
 async def _ask_status(run: str, addresses: tuple[str, ...]) -> StatusReport | None:
     async with visitor(addresses) as transport:
         named = peers_of(addresses)
-        reached = await reach(transport, run, named)
+        reached = await reach_members(transport, run, named)
         reports: list[StatusReport] = []
         for peer in sorted(reached.peers, key=lambda peer: peer not in named):
             report = await ask(transport, peer, wire.StatusQuery(run), StatusReport)
@@ -150,12 +156,14 @@ async def _ask_status(run: str, addresses: tuple[str, ...]) -> StatusReport | No
     return reports[len(reports) // 2] if reports else None
 
 
-def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, place: Whereabouts) -> Amendment:
+def amendment(
+    known: tuple[Amendment, ...], wish: AmendmentWish, manifest: Manifest, place: RunPosition
+) -> Amendment:
     """Make the amendment that an owner wants: what the newest one says, but for what is wished.
 
     Raises: UserError (it cannot hold, or would change nothing).
     """
-    last, moment = newest(known), _moment(newest(known), wish, manifest, place)
+    last, moment = newest(known), _start_tokens(newest(known), wish, manifest, place)
     base = (in_force(known, moment) if _is_urgent(wish) else last) or Amendment(1, 0)
     made = Amendment(
         number=last.number + 1 if last is not None else 1,
@@ -183,12 +191,12 @@ def amendment(known: tuple[Amendment, ...], wish: Wish, manifest: Manifest, plac
         raise UserError(f"no amendment can say that: {error}", "name a smaller number") from error
 
 
-def _is_urgent(wish: Wish) -> bool:
+def _is_urgent(wish: AmendmentWish) -> bool:
     """Tell whether it comes before what is still to come, which it takes back."""
     return wish.going in (Going.PAUSE, Going.END) and wish.at_tokens is None
 
 
-def _moment(last: Amendment | None, wish: Wish, manifest: Manifest, place: Whereabouts) -> int:
+def _start_tokens(last: Amendment | None, wish: AmendmentWish, manifest: Manifest, place: RunPosition) -> int:
     """Choose from how many tokens on it holds. Raises: UserError (that is in the past)."""
     if wish.at_tokens is not None:
         if wish.at_tokens < place.tokens and not place.rests:
@@ -216,7 +224,7 @@ def _moment(last: Amendment | None, wish: Wish, manifest: Manifest, place: Where
     return max(place.tokens, min(soon, place.schedule_tokens)) if manifest.end.learners == "stop" else soon
 
 
-# Vouching: an owner's word that what a node of its own holds is the run, and that its members know it.
+# Vouching.
 
 DIGITS = 8
 """Hexadecimal digits of a digest that are shown."""
@@ -285,7 +293,7 @@ def _words_of(peer: str, record: wire.Presence) -> str:
     return ""
 
 
-# Peers that an owner means: found by an id, its end or a name, and shown before anything is signed.
+# Peers that an owner means.
 
 ENDING = 6
 """Letters of a peer id's end that stand for it."""
@@ -306,7 +314,7 @@ class PeerChange(Struct, frozen=True):
     yes: bool
     """True: the person agrees beforehand to whomever the word means."""
 
-    async def agree(self, notice: Notice, reached: Reached) -> None:
+    async def agree(self, notice: Notice, reached: ReachedPeers) -> None:
         """Show who is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
         peer = self._peer(notice, reached)
         name = reached.names.get(peer)
@@ -322,7 +330,7 @@ class PeerChange(Struct, frozen=True):
                 f"give the whole id, the last {SURE_ENDING} letters of it, or --yes",
             )
 
-    def make(self, notice: Notice, reached: Reached) -> Notice:
+    def make(self, notice: Notice, reached: ReachedPeers) -> Notice:
         """Make the changed notice. Raises: UserError."""
         peer = self._peer(notice, reached)
         if self.adds:
@@ -330,7 +338,7 @@ class PeerChange(Struct, frozen=True):
         left = tuple(entry for entry in getattr(notice, self.entries) if entry != peer)
         return msgspec.structs.replace(notice, **{self.entries: left})
 
-    def _peer(self, notice: Notice, reached: Reached) -> str:
+    def _peer(self, notice: Notice, reached: ReachedPeers) -> str:
         if self.adds:
             hint = "p2pdiloco status --json shows whole ids"
             if public_of(self.word) is not None:
@@ -354,14 +362,14 @@ class InviteEnd(Struct, frozen=True):
         key = owned.key_of(word)
         return cls(key, next((issued.name for issued in owned.issued() if issued.key == key), ""), yes)
 
-    async def agree(self, _notice: Notice, _reached: Reached) -> None:
+    async def agree(self, _notice: Notice, _reached: ReachedPeers) -> None:
         """Show what is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
         called = f"called {clean(self.name)}" if self.name else "without a name"
         click.echo(f"revoke the invite {self.key}, {called}: whoever came with it is put out", err=True)
         if not self.yes and at_terminal():
             await _consent("revoke it?")
 
-    def make(self, notice: Notice, _reached: Reached) -> Notice:
+    def make(self, notice: Notice, _reached: ReachedPeers) -> Notice:
         """Make the changed notice. Raises: UserError."""
         return with_entry(notice, "revoked", self.key)
 
@@ -379,7 +387,7 @@ def with_entry(notice: Notice, name: str, entry: str) -> Notice:
     return msgspec.structs.replace(notice, **{name: entries})
 
 
-def find_peer(word: str, peers: Collection[str], reached: Reached, hint: str) -> str:
+def find_peer(word: str, peers: Collection[str], reached: ReachedPeers, hint: str) -> str:
     """Find the one of these peers that a word means. Raises: UserError."""
     if word in peers:
         return word
@@ -389,7 +397,7 @@ def find_peer(word: str, peers: Collection[str], reached: Reached, hint: str) ->
         for peer in peers
         if reached.names.get(peer) == word or (len(ending) >= ENDING and peer.endswith(ending))
     }
-    # Whoever answered may lie: what is remembered makes a name doubtful, and never says whom it means.
+    # A peer that answered may lie: what is remembered makes a name doubtful, and never says whom it means.
     possible = sorted(found.union(reached.lately.intersection(peers)))
     if len(found) == len(possible) == 1:
         return possible[0]
@@ -408,14 +416,14 @@ def _is_sure(word: str, peer: str) -> bool:
     return len(ending) >= SURE_ENDING and peer.endswith(ending)
 
 
-# Members of a run that somebody who only asks can reach: those to join through, and listed ones.
+# Members that can be reached: those to join through, and listed ones.
 
 MAX_ASKED = 16
 MAX_KEEPERS = 6
 LOOKS, PAUSE_S = 3, 0.5
 
 
-class Reached(Struct):
+class ReachedPeers(Struct):
     """Peers of a run."""
 
     peers: list[str] = field(default_factory=list)
@@ -427,12 +435,14 @@ class Reached(Struct):
     """Other versions of the wire that are listed."""
 
 
-async def reach(transport: Transport, run: str, joined: Iterable[str], called: str = "") -> Reached:
+async def reach_members(
+    transport: Transport, run: str, joined: Iterable[str], called: str = ""
+) -> ReachedPeers:
     """Connect to at most `MAX_ASKED` peers of a run, those to join through first.
 
     `called`: name whose bearers they are asked for.
     """
-    found = Reached(list(dict.fromkeys(joined)))
+    found = ReachedPeers(list(dict.fromkeys(joined)))
     for _ in range(LOOKS):  # who has just joined the DHT may not find all of it at once
         records = await presences(transport, run)
         if records:
@@ -463,8 +473,8 @@ def _keepers_first(records: Mapping[str, wire.Presence]) -> list[tuple[str, wire
     return list((dict(keepers) | dict(records)).items())
 
 
-Change = Callable[[Notice, Reached], Notice]
-Agree = Callable[[Notice, Reached], Awaitable[None]]
+Change = Callable[[Notice, ReachedPeers], Notice]
+Agree = Callable[[Notice, ReachedPeers], Awaitable[None]]
 
 
 def publish(
@@ -501,7 +511,7 @@ async def _give(
     owned: Ownership, addresses: tuple[str, ...], change: Change, agree: Agree | None, called: str
 ) -> tuple[Notice, int]:
     async with visitor(addresses) as transport:
-        reached = await reach(transport, owned.run, peers_of(addresses), called)
+        reached = await reach_members(transport, owned.run, peers_of(addresses), called)
         newest, sequence = owned.notice or Notice(owned.run, 1), 0
         if owned.notice is not None:
             sequence = newest.sequence
@@ -519,10 +529,10 @@ async def _give(
         return notice, sum(answer is not None for answer in answers)
 
 
-# Asking whether a run would let this node in, and what keeps it out.
+# Admission, seen from outside.
 
 
-def why_not(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:
+def why_cannot_join(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:
     """Say why this folder's node cannot join; empty: it can. Raises: UserError (there is nobody to ask)."""
     try:
         way = way_of(join, word=run) if is_word(run) else way_of(join, run)
@@ -552,7 +562,7 @@ async def _asked(
         run = await _run_id(transport, wanted, joined)
         if not run:
             return f'these peers know no run "{wanted}"'
-        reached = await reach(transport, run, joined)
+        reached = await reach_members(transport, run, joined)
         query = MayJoin(run, me, invite.grant if invite is not None else None)
         for peer in reached.peers:
             answer = await ask(transport, peer, query, JoinAnswer)

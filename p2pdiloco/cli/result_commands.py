@@ -1,6 +1,7 @@
 """The commands for whoever wants the result of a run: export, generate, eval, checkpoint.
 
-All take the global parameters from a live run, a node's folder or a checkpoint file (`cli.result_source`).
+All take the global parameters from one source, with one set of flags (`source_options`): a live run, a node's
+folder or a checkpoint file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import FILE, WORDS, Number, example, joined_through
+from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, example, joined_through
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError, clean
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from p2pdiloco.daemon.run_files.saved_state import RunResult
 
 
-# Source of the global parameters for export, generate, eval and checkpoint: one set of flags.
+# Source of the parameters.
 
 _HINT = "--join ADDRESS (a live run), --data-dir DIR (of a node that has ended), or --checkpoint FILE"
 
@@ -36,7 +37,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--join",
             multiple=True,
-            type=WORDS,
+            type=SPLIT_TEXT,
             metavar="MULTIADDR",
             help="Take the parameters from a live run: its link, or the address of any of its peers.",
         ),

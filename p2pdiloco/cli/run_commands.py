@@ -1,4 +1,7 @@
-"""`p2pdiloco run`: write a run.toml, check one; `amend` and `link` are in `membership`."""
+"""`p2pdiloco run new`, `run check` and `plan`: write a run.toml, check one, say what a run asks of a link.
+
+`run amend` and `run link` are in `owner_commands`.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,19 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from msgspec import Struct
 
 from p2pdiloco.adapters.data_dir import try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
-from p2pdiloco.cli.options import FILE, WORDS, Number, example, joined_through
+from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, example, joined_through
 from p2pdiloco.cli.owner_commands import amend, link
 from p2pdiloco.config.manifest import BYTES, AdmissionSection, DataSection, Manifest, canonical_bytes
 from p2pdiloco.config.presets import (
     LEARNERS,
     PRESETS,
-    doubts,
     expected_merges,
     for_bytes,
     for_run,
+    warnings_about,
     with_outer,
 )
 from p2pdiloco.config.values import check_multiaddr, is_public, parse_rate, rate_text, size_text
@@ -111,7 +113,7 @@ run_group.add_command(link)
 @click.option(
     "--listen",
     multiple=True,
-    type=WORDS,
+    type=SPLIT_TEXT,
     metavar="MULTIADDR",
     help="Where its nodes or bootstrap will be reached; only to choose --admission.",
 )
@@ -216,7 +218,13 @@ def _with_settings(
 ) -> Manifest:
     """Choose them, or change the preset's as wished; say which, and warn. `content`: the tokenizer's file;
     `path`: of data; `own`: the context that the model is made for."""
-    from p2pdiloco.cli.given_model import for_existing, length_of, lines_of, warnings_of, with_changes
+    from p2pdiloco.cli.given_model import (
+        for_existing,
+        length_of,
+        settings_lines,
+        settings_warnings,
+        with_changes,
+    )
 
     is_chosen, counted = wish.is_chosen(is_given), 0
     if wish.epochs or (path is not None and is_chosen and not wish.has_length):
@@ -224,11 +232,11 @@ def _with_settings(
     if is_chosen:
         length = length_of(wish, counted, path)
         manifest = for_existing(manifest, wish, length)
-        for line in lines_of(manifest, wish, length, own):
+        for line in settings_lines(manifest, wish, length, own):
             click.echo(line, err=True)
     else:
         manifest = with_outer(with_changes(manifest, wish, counted))
-    for sentence in warnings_of(manifest, wish) if is_given else []:
+    for sentence in settings_warnings(manifest, wish) if is_given else []:
         click.echo(f"warning: {sentence}", err=True)
     return manifest
 
@@ -331,7 +339,7 @@ def check(file: Path) -> None:
     for line in _footprint_lines(manifest):
         click.echo(line)
     click.echo(f"manifest digest: {digest} (not the run's id, which depends on its owner, too)")
-    for doubt in doubts(manifest, _numel(manifest), ids):
+    for doubt in warnings_about(manifest, _numel(manifest), ids):
         click.echo(f"warning: {doubt}", err=True)
 
 
@@ -451,8 +459,8 @@ def plan(
         for step_s in steps_s or STEP_TIMES_S
     ]
     if as_json:
-        shared = {"link": _plain(link), "measured": _plain(measured)}
-        click.echo(json.dumps([{**shared, "demand": _plain(d), "advice": _plain(a)} for d, a in rows]))
+        shared = {"link": link, "measured": measured}
+        click.echo(json.dumps(msgspec.to_builtins([{**shared, "demand": d, "advice": a} for d, a in rows])))
         return
     if measured is not None:
         click.echo(_measured_row(measured))
@@ -517,10 +525,6 @@ def _manifest(file: Path | None, preset: str, join: str) -> Manifest | None:
     if file is not None:
         return load_manifest(file)
     return for_bytes(for_run(preset, preset)) if preset else None  # as `run new` writes it
-
-
-def _plain(value: Struct | None) -> object:
-    return msgspec.to_builtins(value)
 
 
 def _row(needed: Demand, advice: Advice | None) -> str:

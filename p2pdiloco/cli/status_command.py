@@ -1,4 +1,10 @@
-"""`p2pdiloco status`: asks one live member of a run how the run is doing."""
+"""`p2pdiloco status`: asks one live member of a run how the run is doing.
+
+`Search` looks for the run, then for a member that answers. `render_status` words the report for people;
+scripts get it as JSON with the fields of `StatusReport`, where numbers that are not finite are null.
+`visitor` is the transport of somebody who only asks: a new identity in a temporary folder, a client of the
+DHT that stores nothing and is gone at the end.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +97,7 @@ def run(settings: StatusSettings) -> int:
     if is_local:
         report = with_owners_rows(report, settings.data_dir)
     if settings.json:
-        print(status_json(report))
+        print(json_line(report))
     else:
         # Rich would take a pipe for a terminal of 80 columns, and cut what a reader may want whole.
         cut = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -279,12 +285,7 @@ class Search:
         return await listed_members(transport, run, self._refusals.__setitem__)
 
 
-# View of a status report: tables for people, JSON for scripts.
-
-
-def status_json(report: StatusReport) -> str:
-    """One JSON object with the fields of `StatusReport`; numbers that are not finite become null."""
-    return json_line(report)
+# Views.
 
 
 def render_status(report: StatusReport) -> RenderableType:
@@ -395,8 +396,7 @@ def _fragments(rows: tuple[FragmentRow, ...], names: dict[str, str]) -> Table:
     return table
 
 
-# Somebody who only asks: a new identity in a temporary folder, a client of the DHT that stores nothing and
-# is gone at the end.
+# Visitor.
 
 T = TypeVar("T")
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)

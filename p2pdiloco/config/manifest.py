@@ -1,8 +1,11 @@
 """The manifest: everything about a run that all its peers must agree on.
 
-Written as `run.toml`, checked strictly (`config.loader`), signed by the run's owner and named by the
-digest of its canonical bytes (`config.signing`). Node-local choices (ports, folders, devices) are
-`config.settings`, never here. Field docstrings say what you would see if the value were wrong.
+Written as `run.toml`, signed by the run's owner and named by the digest of its canonical bytes. Node-local
+choices (ports, folders, devices) are `config.settings`, never here. Field docstrings say what you would see
+if the value were wrong. After the sections and `Manifest` come the canonical bytes and the rules that span
+several keys of every run, the keys in words, the comments of run.toml, and signed manifests. What concerns
+the task's own table, and run.toml, is in `tasks.registry`. A user's mistake is a `ConfigError` that names
+file and key; the same mistake in what a peer sent is a `RemoteError`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import msgspec
 import msgspec.inspect as inspect
@@ -22,12 +25,8 @@ from msgspec import Meta, Struct
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.util import clear_folder_at
 
-# Tables `[model]` of the built-in tasks: data only, so that manifests need no torch.
-#
-# A task of somebody else's brings a table like these with it (`tasks.task.Task.Section`).
-
-if TYPE_CHECKING:
-    pass
+# Tables `[model]` of the built-in tasks: data only, so that manifests need no torch. Other tasks bring their
+# own (`tasks.task.Task.Section`).
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
 PACKAGE_PATTERN = r"^[A-Za-z0-9._-]{0,100}\Z"
@@ -180,7 +179,7 @@ class RunSection(Section, frozen=True, kw_only=True):
     """Name of the package that a node without the task is told to install."""
     initial: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     """SHA-256 over names, shapes and bytes of the parameters that are version 0; empty: they are drawn from
-    the seed. Whoever signs the run has them in a file beside run.toml, other nodes get them from peers."""
+    the seed. The run's signer has them in a file beside run.toml, other nodes get them from peers."""
     initial_name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     """Name of these parameters, for people; of a GGUF file with its SHA-256."""
 
@@ -190,7 +189,7 @@ class DataSection(Section, frozen=True, kw_only=True):
     """"embedded" (what the task brings along: text, the Python standard library's sources; images,
     scikit-learn's digits), or each node's own --data path ("files", "jsonl", "parquet"), or "hub": a data set
     that Hugging Face `datasets` streams, by name, or from --data. Nodes that read the same data divide it
-    (`learner.reading.shards`). A manifest never names a path: a stranger's would be read from a volunteer's
+    (`learner.samples`). A manifest never names a path: a stranger's would be read from a volunteer's
     disk."""
     field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     """Key of a line, or name of a column, that holds the document."""
@@ -204,12 +203,12 @@ class DataSection(Section, frozen=True, kw_only=True):
     shuffle_samples: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     """Samples of a streamed data set that are read ahead and shuffled among themselves."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
-    """Share of the data that nobody trains on: a hash of its content says which (`tasks.data.split`)."""
+    """Share of the data that nobody trains on: a hash of its content says which (`tasks.documents`)."""
     heldout_split: Annotated[str, Meta(max_length=100)] = ""
     """Split that is held out as a whole, for "hub"; then all of `split` is trained on."""
     tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
     """"bytes", or a `tokenizers` JSON file's name, for people; peers give it
-    (`daemon.run_files.tokenizers`)."""
+    (`run_files.shared_files`)."""
     tokenizer_revision: Annotated[str, Meta(max_length=100)] = ""
     tokenizer_digest: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
     """SHA-256 of the file: with another one, the same token ids would mean other words."""
@@ -379,10 +378,7 @@ class Manifest(Section, frozen=True, kw_only=True):
     runs from before them keep their ids."""
 
 
-# The manifest's canonical bytes: in, out, and the rules that span several keys of every run.
-#
-# What concerns the task's own table, and run.toml, is in `tasks.manifests`. A user's mistake is a
-# `ConfigError` naming file and key; the same mistake in what a peer sent is a `RemoteError`.
+# Canonical bytes: in, out, and rules between keys.
 
 MAX_MANIFEST_BYTES = 64 * 1024
 DECODING = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
@@ -447,9 +443,9 @@ def _is_object(text: str) -> bool:
 def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
-    data = _told(manifest.data, {"begin_of_document": ""})
-    export = _told(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
-    return _encoder.encode(_told(manifest, _CAME_LATER, data=data, export=export))
+    data = _without_quiet(manifest.data, {"begin_of_document": ""})
+    export = _without_quiet(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
+    return _encoder.encode(_without_quiet(manifest, _CAME_LATER, data=data, export=export))
 
 
 _CAME_LATER: dict[str, Section] = {
@@ -461,7 +457,7 @@ _CAME_LATER: dict[str, Section] = {
 }
 
 
-def _told(section: Struct, quiet: Mapping[str, object], **encoded: Struct) -> Struct:
+def _without_quiet(section: Struct, quiet: Mapping[str, object], **encoded: Struct) -> Struct:
     """Make a struct of the fields of a section whose values are not these; `encoded`: instead of its own."""
     values = {name: getattr(section, name) for name in section.__struct_fields__}
     told = tuple(name for name, value in values.items() if value != quiet.get(name))
@@ -532,9 +528,7 @@ def render_toml(manifest: Manifest, section: type[ModelSection]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Keys of the manifest in words, read off its types: for errors and for run.toml.
-#
-# One source (the structs in `config.manifest`), so that neither can go stale.
+# Keys in words, read off the structs, so that neither can go stale: for errors and for run.toml.
 
 _PATTERNS = {
     NAME_PATTERN: "1 to 63 of a-z 0-9 . _ - and begin with a letter or digit",
@@ -646,8 +640,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# Comments in run.toml above each table and key, but for the task's own table, `[model]`. A test holds that
-# these are exactly the schema's keys.
+# Comments in run.toml above each table and key but for the task's own table, `[model]`.
 
 TABLES = {
     "run": "The run itself.",
@@ -750,7 +743,7 @@ class SignedManifest(Struct, frozen=True, array_like=True, forbid_unknown_fields
     """A manifest as it travels and as it lies on disk. Field order is wire format."""
 
     manifest: Annotated[bytes, Meta(max_length=MAX_MANIFEST_BYTES)]
-    """Canonical bytes (`config.loader.canonical_bytes`)."""
+    """Canonical bytes (`canonical_bytes`)."""
     owner: Annotated[str, Meta(min_length=1, max_length=80)]
     """The owner's peer id."""
     genesis_digest: Annotated[bytes, Meta(min_length=32, max_length=32)]

@@ -13,7 +13,8 @@
 All but the last two are of the task causal-lm, transformers in Llama's form.
 
 Schedules are in tokens of the whole run. The outer step's numbers follow from the number of merges that a
-schedule is long with `config.outer.LEARNERS` learners, as in `run check` where nobody says how many.
+schedule is long with `LEARNERS` learners, as in `run check` where nobody says how many. Before the presets
+come the tables that they are made with: inner rates for models that exist, and the outer step by length.
 """
 
 from __future__ import annotations
@@ -45,11 +46,6 @@ from p2pdiloco.config.manifest import (
 from p2pdiloco.errors import ConfigError, UserError
 
 # Inner learning rates for models that exist: by number of parameters and by kind of training.
-#
-# Rates are AdamW's, the highest of a schedule that warms up and falls. Each row names the published recipes
-# that it follows. They differ by ten and more at one size, as batches, data and aims do. A row has a value
-# from the lower half of what is published: a rate that is too low costs time, one that is too high costs the
-# model. Where a size has no recipe of a kind, the value continues its neighbours.
 
 FINETUNE, CONTINUE, ADAPTER = "finetune", "continue", "adapter"
 KINDS = FINETUNE, CONTINUE, ADAPTER
@@ -61,7 +57,13 @@ TOO_LARGE = 3.0
 
 
 class RateRow(Struct, frozen=True):
-    """Rates for models of at most so many parameters."""
+    """Rates for models of at most so many parameters.
+
+    Rates are AdamW's, the highest of a schedule that warms up and falls. Each row names the published recipes
+    that it follows. They differ by ten and more at one size, as batches, data and aims do. A row has a value
+    from the lower half of what is published: a rate that is too low costs time, one that is too high costs
+    the model. Where a size has no recipe of a kind, the value continues its neighbours.
+    """
 
     most_numel: float
     finetune: float
@@ -112,10 +114,8 @@ def too_large(rate: float, numel: int, kind: str) -> str:
     )
 
 
-# Numbers of the outer step by length, H and learners; warnings about a manifest's values.
-#
-# What is known, and how well, is in docs/results.md
-# (`scripts/bench/study/bench_learning.py`).
+# Numbers of the outer step by length, H and learners; warnings about a manifest's values. docs/results.md
+# says what is known, and how well (`scripts/bench/study/bench_learning.py`).
 
 LEARNERS = 4
 """Learners assumed where the manifest does not say how many members are expected."""
@@ -134,14 +134,14 @@ shorter runs only."""
 LEAST_CLIP_NORM, MOST_LEARNING_RATE, MOST_WEIGHT_DECAY, MOST_STEP_TOKENS = 1e-3, 0.05, 0.5, 1 << 24
 """Bounds beyond which a value is reported as a slip of the pen: all presets are well within."""
 MOST_MEMBERS = 1024
-"""Members that a run lists at most, in one record of the DHT (`adapters.net.hivemind_dht`)."""
+"""Members that a run lists at most, in one record of the DHT (`adapters.hivemind_binding`)."""
 
 MUON_LONG_SHARE = 0.5
 """Share of Muon's rate in the presets (made for a demo's length) that longer runs take: half was better after
 2800 steps."""
 
 
-class Shown(Struct, frozen=True):
+class TriedBounds(Struct, frozen=True):
     """Bounds within which a swarm was compared with data parallel. Beyond them nothing was measured."""
 
     learners: int = 8
@@ -175,10 +175,10 @@ class Shown(Struct, frozen=True):
     Muon)."""
 
 
-SHOWN = Shown()
+TRIED = TriedBounds()
 
 
-class Rule(NamedTuple):
+class OuterRule(NamedTuple):
     """Numbers and kind of merge of an outer step."""
 
     learning_rate: float
@@ -186,22 +186,22 @@ class Rule(NamedTuple):
     merge: str
 
 
-USUAL = Rule(0.7, 0.8, "rda")
-SPARSE = Rule(0.9, 0.8, "rda")
+USUAL = OuterRule(0.7, 0.8, "rda")
+SPARSE = OuterRule(0.9, 0.8, "rda")
 """Rule for a large H. With H = 100 it ended 0.9 % lower in long runs and 1.6 % in short ones than `USUAL`;
 with one learner 0.7 % lower than `ALONE` (three seeds each)."""
-ALONE = Rule(0.5, 0.9, "rda")
+ALONE = OuterRule(0.5, 0.9, "rda")
 """Rule for one learner in a long run with a usual H."""
-EQUALS = Rule(1.2, 0.8, "mean")
+EQUALS = OuterRule(1.2, 0.8, "mean")
 """Rule for long runs whose learners are equally fast and seldom die. There it ends lower than `USUAL`; where
 they are uneven it ends higher, by much more (docs/results.md). So somebody has to
 choose it."""
 BY_RULE = USUAL, SPARSE, ALONE
 """Rules that `rule_for` chooses from; any other one was chosen by a person, or for a model that exists."""
-GENTLE = Rule(0.5, 0.5, "rda")
+GENTLE = OuterRule(0.5, 0.5, "rda")
 """Rule for a short run of a model that exists, without a warm-up of momentum. Where adapters were merged in a
 small model, 240 steps and 30 merges ended 3 % behind one process, and 6 % with `USUAL`."""
-AVERAGE = Rule(1.0, 0.0, "rda")
+AVERAGE = OuterRule(1.0, 0.0, "rda")
 """Rule for so few merges that no momentum comes to anything."""
 AVERAGE_MERGES, GENTLE_MERGES, GENTLE_STEPS = 10, 30, 700
 """Merges of each fragment, and inner steps of each learner, from which on a run of a model that exists has
@@ -223,16 +223,16 @@ def momentum_warmup(merges: int) -> int:
     return min(LONGEST_WARMUP, round(2 * merges / 3))
 
 
-def rule_for(steps: int, learners: int, inner_steps: int) -> Rule:
+def rule_for(steps: int, learners: int, inner_steps: int) -> OuterRule:
     """Choose the rule for a run of `learners` that make `steps` inner steps each; `inner_steps` is H."""
     if inner_steps > USUAL_INNER_STEPS:
         return SPARSE
     return ALONE if learners == 1 and steps > FEW_STEPS else USUAL
 
 
-def rule_of(outer: OuterSection) -> Rule:
+def rule_of(outer: OuterSection) -> OuterRule:
     """Take the rule out of a manifest's `[outer]` table."""
-    return Rule(outer.learning_rate, outer.momentum, outer.merge)
+    return OuterRule(outer.learning_rate, outer.momentum, outer.merge)
 
 
 def expected_merges(manifest: Manifest, learners: int = 0) -> int:
@@ -327,7 +327,7 @@ def with_tokens(manifest: Manifest, tokens: int) -> Manifest:
     return msgspec.structs.replace(manifest, inner=inner)
 
 
-def doubts(manifest: Manifest, numel: int = 0, ids: int = 0) -> list[str]:
+def warnings_about(manifest: Manifest, numel: int = 0, ids: int = 0) -> list[str]:
     """Warnings: one sentence on all that nobody has shown to work, one on each thing that was seen to hurt.
 
     `numel`: parameters of the model; 0: nothing is said of it. `ids`: as `unreached_rows`.
@@ -335,41 +335,41 @@ def doubts(manifest: Manifest, numel: int = 0, ids: int = 0) -> list[str]:
     beyond = _beyond(manifest, numel)
     found = [f"not compared with data parallel yet (docs/results.md): {', '.join(beyond)}"] if beyond else []
     unreached = unreached_rows(manifest, ids, numel)
-    return found + harms(manifest) + slips(manifest) + ([unreached] if unreached else [])
+    return found + harmful_settings(manifest) + likely_slips(manifest) + ([unreached] if unreached else [])
 
 
 def _beyond(manifest: Manifest, numel: int) -> list[str]:
-    """List the values outside `SHOWN`, each with its bound."""
+    """List the values outside `TRIED`, each with its bound."""
     inner, sync, outer, codec = manifest.inner, manifest.sync, manifest.outer, manifest.codec
     learners, steps = manifest.group.expected_members, inner_steps_of(manifest)
     task, experts = manifest.run.task, manifest.model.get("experts", 0)
-    codecs = sorted({codec.contribution, codec.update} - set(SHOWN.codecs))
-    low, high = SHOWN.learning_rates
+    codecs = sorted({codec.contribution, codec.update} - set(TRIED.codecs))
+    low, high = TRIED.learning_rates
     with_muon = inner.optimizer == "muon"
     rules = (
-        (learners > SHOWN.learners, f"{learners} members ({SHOWN.learners} at most)"),
-        (steps > SHOWN.steps, f"{steps} inner steps ({SHOWN.steps})"),
-        (sync.inner_steps > SHOWN.inner_steps, f"sync.inner_steps {sync.inner_steps} ({SHOWN.inner_steps})"),
-        (numel > SHOWN.numel, f"{numel / 1e6:.3g} M parameters ({SHOWN.numel / 1e6:g} M)"),
-        (task not in SHOWN.tasks, f"task {task} ({_all(SHOWN.tasks)})"),
-        (isinstance(experts, int) and experts > SHOWN.experts, f"{experts} experts ({SHOWN.experts})"),
-        (with_muon and task != SHOWN.muon_task, f"Muon with task {task} ({SHOWN.muon_task})"),
-        (bool(codecs), f"codec {_all(codecs)} ({_all(SHOWN.codecs)})"),
+        (learners > TRIED.learners, f"{learners} members ({TRIED.learners} at most)"),
+        (steps > TRIED.steps, f"{steps} inner steps ({TRIED.steps})"),
+        (sync.inner_steps > TRIED.inner_steps, f"sync.inner_steps {sync.inner_steps} ({TRIED.inner_steps})"),
+        (numel > TRIED.numel, f"{numel / 1e6:.3g} M parameters ({TRIED.numel / 1e6:g} M)"),
+        (task not in TRIED.tasks, f"task {task} ({_all(TRIED.tasks)})"),
+        (isinstance(experts, int) and experts > TRIED.experts, f"{experts} experts ({TRIED.experts})"),
+        (with_muon and task != TRIED.muon_task, f"Muon with task {task} ({TRIED.muon_task})"),
+        (bool(codecs), f"codec {_all(codecs)} ({_all(TRIED.codecs)})"),
         (
-            sync.keep_in_flight not in SHOWN.keep_in_flight,
-            f"sync.keep_in_flight {sync.keep_in_flight:g} ({_all(SHOWN.keep_in_flight)})",
+            sync.keep_in_flight not in TRIED.keep_in_flight,
+            f"sync.keep_in_flight {sync.keep_in_flight:g} ({_all(TRIED.keep_in_flight)})",
         ),
-        (sync.quorum > SHOWN.quorum, f"sync.quorum {sync.quorum} ({SHOWN.quorum})"),
+        (sync.quorum > TRIED.quorum, f"sync.quorum {sync.quorum} ({TRIED.quorum})"),
         (
             not low <= outer.learning_rate <= high,
             f"outer.learning_rate {outer.learning_rate:g} ({low:g} to {high:g})",
         ),
-        (outer.momentum > SHOWN.momentum, f"outer.momentum {outer.momentum:g} ({SHOWN.momentum:g})"),
+        (outer.momentum > TRIED.momentum, f"outer.momentum {outer.momentum:g} ({TRIED.momentum:g})"),
     )
     return [words for holds, words in rules if holds]
 
 
-def harms(manifest: Manifest) -> list[str]:
+def harmful_settings(manifest: Manifest) -> list[str]:
     """List the settings that ended worse where they were tried, a sentence each."""
     inner, sync, outer = manifest.inner, manifest.sync, manifest.outer
     merges, warmup, steps = expected_merges(manifest), outer.momentum_warmup_merges, inner_steps_of(manifest)
@@ -378,7 +378,7 @@ def harms(manifest: Manifest) -> list[str]:
     ours, better = rule_of(outer), rule_for(steps, learners, sync.inner_steps)
     inner_warmup, usual = inner.warmup_tokens * steps // inner.schedule_tokens, warmup_steps(steps)
     rules = (
-        (merges <= SHOWN.short_merges, _shortness(manifest, merges)),
+        (merges <= TRIED.short_merges, _shortness(manifest, merges)),
         (
             outer.momentum >= 0.5
             and ours != GENTLE
@@ -399,7 +399,7 @@ def harms(manifest: Manifest) -> list[str]:
             f"outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
         ),
         (
-            steps <= SHOWN.steps and 2 * inner_warmup < usual,
+            steps <= TRIED.steps and 2 * inner_warmup < usual,
             f"the inner learning rate warms up over {inner_warmup} steps: with delays so short a warm-up "
             f"cost 8 %; inner.warmup_tokens = {usual * inner.schedule_tokens // max(1, steps)} is usual",
         ),
@@ -412,7 +412,7 @@ def harms(manifest: Manifest) -> list[str]:
     return [sentence for holds, sentence in rules if holds]
 
 
-def slips(manifest: Manifest) -> list[str]:
+def likely_slips(manifest: Manifest) -> list[str]:
     """List values that are allowed, but so far from anything sensible that they are slips of the pen, a
     sentence each."""
     inner, members, steps = manifest.inner, manifest.group.expected_members, inner_steps_of(manifest)
@@ -451,19 +451,19 @@ def slips(manifest: Manifest) -> list[str]:
 
 def _shortness(manifest: Manifest, merges: int) -> str:
     """Say what so few merges cost where they were tried."""
-    found = f"with {SHOWN.short_merges} a swarm was 3 to 6 % behind data parallel"
-    if merges < SHOWN.short_merges:
+    found = f"with {TRIED.short_merges} a swarm was 3 to 6 % behind data parallel"
+    if merges < TRIED.short_merges:
         found += ", with fewer mostly more"
-    elif manifest.run.task == SHOWN.muon_task and manifest.inner.optimizer == "muon":
+    elif manifest.run.task == TRIED.muon_task and manifest.inner.optimizer == "muon":
         found += " with Muon, too (level with data parallel with AdamW, or up to 4 % lower)"
-    elif manifest.run.task == SHOWN.level_task and manifest.inner.optimizer == SHOWN.level_optimizer:
+    elif manifest.run.task == TRIED.level_task and manifest.inner.optimizer == TRIED.level_optimizer:
         found += (
-            f" (within 1 % in two small models with inner.tokens_per_step {SHOWN.level_step_tokens} and "
-            f"inner.beta1 {SHOWN.level_beta1:g})"
+            f" (within 1 % in two small models with inner.tokens_per_step {TRIED.level_step_tokens} and "
+            f"inner.beta1 {TRIED.level_beta1:g})"
         )
     return (
         f"the schedule is about {merges} outer steps of each fragment long: {found}, with "
-        f"{SHOWN.level_merges} 0 to 2.5 %; make it longer, or sync.inner_steps smaller"
+        f"{TRIED.level_merges} 0 to 2.5 %; make it longer, or sync.inner_steps smaller"
     )
 
 

@@ -1,7 +1,9 @@
 """Node-local settings: what one operator decides about one process. Never part of a run.
 
 Precedence, per key: flag > environment variable P2PDILOCO_<FLAG> > table [node] or [bootstrap] of the
---config file > default. `cli.options` builds the flags; the defaults are the fields' own.
+--config file > default. `cli.options` builds the flags; the defaults are the fields' own. Two kinds of values
+have parsers here: hours of a week in which a node may train ("22-7", "sat-sun 0-24"), and the limits of a
+machine's owner (`OwnLimits`), which may be changed while the node runs.
 """
 
 from __future__ import annotations
@@ -345,7 +347,7 @@ def known_variable(flag: str) -> str:
     return ENVIRONMENT_PREFIX + flag.lstrip("-").replace("-", "_").upper()
 
 
-# Settings of commands that watch a run or a machine: `top`, `doctor`, `log-to`.
+# Commands that watch a run or a machine.
 
 
 class TopSettings(Struct, frozen=True, kw_only=True):
@@ -402,7 +404,7 @@ class BoardSettings(Struct, frozen=True, kw_only=True):
     """Time within which somebody must answer."""
 
 
-# Hours of a week in which a node may train, as people write them: "22-7", "sat-sun 0-24".
+# Hours of a week.
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MIN = 24 * 60
@@ -471,7 +473,7 @@ def next_begin_min(spans: tuple[Span, ...], week_min: int) -> int:
     return min((day * DAY_MIN + s.begin_min - week_min) % WEEK_MIN for s in spans for day in s.days)
 
 
-# Limits of a machine's owner: flags of `p2pdiloco node` that may be changed while it runs.
+# Limits of a machine's owner.
 
 Text = Annotated[str, Meta(max_length=200)]
 YES, NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0", "")

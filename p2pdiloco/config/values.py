@@ -1,4 +1,7 @@
-"""TOML files read strictly: every complaint is one sentence that names the file and the key."""
+"""Values as people write them: TOML files read strictly, amounts, paths, addresses.
+
+Every complaint is one sentence that names the file and the key, or the flag.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from p2pdiloco.config.manifest import Key, keys_of, shown, tables_of
 from p2pdiloco.errors import ConfigError
 
 MAX_FILE_BYTES = 128 * 1024
-"""Room for a manifest of the largest size (`config.loader`) with its comments."""
+"""Room for a manifest of the largest size (`config.manifest`) with its comments."""
 S = TypeVar("S", bound=Struct)
 
 
@@ -56,11 +59,11 @@ def _syntax_error(path: Path, data: bytes, error: tomllib.TOMLDecodeError) -> Co
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error))
     if match:
         sentence = f"{path}: line {match[2]} is not valid TOML: {match[1]} (column {match[3]})"
-        return ConfigError(sentence, meant(lines[int(match[2]) - 1]))
+        return ConfigError(sentence, intended_line(lines[int(match[2]) - 1]))
     reason = str(error).removesuffix(" (at end of document)")
     last = len(data.splitlines())
     sentence = f"{path}: line {last} is not valid TOML: {reason} (the file ends here)"
-    return ConfigError(sentence, meant(lines[last - 1]) if last else "")
+    return ConfigError(sentence, intended_line(lines[last - 1]) if last else "")
 
 
 def convert(raw: Mapping[str, Any], struct: type[S], label: str) -> S:
@@ -123,14 +126,14 @@ def _value_sentence(raw: Mapping[str, Any], keys: Mapping[str, Key], label: str,
     return f"{label}: {key.path} must be {key.words}, it is {shown(value)}"
 
 
-# Quotes that people leave out or type as their word processor likes: a line of TOML as it was meant.
+# A line of TOML as it was meant: quotes left out, or typed as a word processor likes.
 
 _LINE = re.compile(r"\s*([\w.-]+)\s*=\s*(.*?)\s*(?:#.*)?")
 _QUOTES = "\"'`“”„‟«»‘’‚"
 _BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 
 
-def meant(line: str) -> str:
+def intended_line(line: str) -> str:
     """Say how a line that is no TOML is to be written; empty if that cannot be told."""
     found = _LINE.fullmatch(line)
     if found is None or _is_fine(line):
@@ -159,7 +162,7 @@ def _is_fine(line: str) -> bool:
     return True
 
 
-# Amounts that people write with a unit: "20Mbit" a second, "2GiB".
+# Amounts with a unit: "20Mbit" a second, "2GiB".
 
 _RATES = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SIZES = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
@@ -254,7 +257,7 @@ def _parse(text: str, units: dict[str, float]) -> float | None:
     return float(found[1]) * factor if found and factor is not None else None
 
 
-# Paths as a person writes them: "~" is the home folder, which a user id without a name does not have.
+# Paths: "~" is the home folder, which a user id without a name does not have.
 
 
 def expanded(path: Path, flag: str = "--data-dir") -> Path:
@@ -288,7 +291,7 @@ def has_home() -> bool:
     return bool(those_known([Path("~")]))
 
 
-# Checks of addresses (multiaddrs) that a person gives.
+# Addresses (multiaddrs).
 
 _PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
 _PEER_HINT = "copy a whole line that a bootstrap or node printed: /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."

@@ -56,7 +56,7 @@ from p2pdiloco.daemon.run_files.served_runs import (
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.web.server import serving
-from p2pdiloco.web.sources import AskedSource, Starting, Views
+from p2pdiloco.web.sources import AskedSource, StartingSource, Views
 
 logger = logging.getLogger("p2pdiloco")
 WATCH_S = 30.0
@@ -80,7 +80,7 @@ async def _bootstrap(
     """Serve until told to stop. `unknown`: names of the DNS, where nobody was found behind them yet."""
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
-        first = Starting("bootstrap", "", identity.peer_id)
+        first = StartingSource("bootstrap", "", identity.peer_id)
         page = parse_web(settings.web), settings.data_dir, first, settings.web_public
         async with serving(*page) as views:
             await _open(settings, identity, has_runs, unknown, views, stop)

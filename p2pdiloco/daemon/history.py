@@ -21,15 +21,15 @@ from p2pdiloco.credits import (
     PAGE_BYTES,
     Credits,
     FragmentLedger,
+    HeadRef,
     HistoryRecord,
     HistoryStore,
     NamesFile,
-    Tip,
     VersionLine,
-    count,
+    count_line,
     credits_of,
+    decode_page,
     page_of,
-    received,
 )
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES, HISTORY_S, Budget, Enough
@@ -64,12 +64,12 @@ class HistoryKeeper:
         self._names = NamesFile(folder / "names.json", names)
         self._io = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._loop = asyncio.get_running_loop()
-        self._tips: dict[int, Tip] = {}
+        self._tips: dict[int, HeadRef] = {}
         self._ledgers = [FragmentLedger(run, fragment) for fragment in range(fragments)]
         self._stale: set[int] = set()
         """Fragments whose ledger does not follow the chain."""
         self._incomplete: set[int] = set()
-        self._kept: dict[int, Tip] = {}
+        self._kept: dict[int, HeadRef] = {}
         """Newest version of each fragment that was appended: the thread's own."""
         self._changed = asyncio.Event()
         self._complain_again_s = 0.0
@@ -87,7 +87,7 @@ class HistoryKeeper:
         versions = tuple(version for version in log if version.header.number)
         if versions:
             fragment = versions[-1].header.fragment
-            self._tips[fragment] = Tip.of(versions[-1].header.head())
+            self._tips[fragment] = HeadRef.of(versions[-1].header.head())
             self._stale.add(fragment)
             self._changed.set()
             self._submit(partial(self._begin, versions))
@@ -101,12 +101,12 @@ class HistoryKeeper:
             except StorageError as error:
                 self._complain(error)
                 return
-            self._kept[header.fragment] = Tip.of(header.head())
+            self._kept[header.fragment] = HeadRef.of(header.head())
 
     def note(self, version: SignedVersion) -> None:
         """Keep a version that is now this node's. A full disk leaves a gap, which others may fill later."""
         header = version.header
-        self._tips[header.fragment] = Tip.of(header.head())
+        self._tips[header.fragment] = HeadRef.of(header.head())
         self._submit(partial(self._note, HistoryRecord(int(time.time()), version)))
 
     def _note(self, record: HistoryRecord) -> None:
@@ -119,7 +119,7 @@ class HistoryKeeper:
             self._complain(error)
             self._stale.add(fragment)
             return
-        self._kept[fragment] = Tip.of(header.head())
+        self._kept[fragment] = HeadRef.of(header.head())
         ledger = self._ledgers[fragment]
         if ledger.number + 1 == header.number and (not ledger.number or ledger.digest == header.parent):
             ledger.add(record)
@@ -178,9 +178,9 @@ class HistoryKeeper:
         tip = self._tips[fragment]
         if self._history.find(fragment, tip.number, tip.digest) is None:
             tip = self._kept.get(fragment, tip)
-        self._ledgers[fragment] = count(self._history, self._run, fragment, tip)
+        self._ledgers[fragment] = count_line(self._history, self._run, fragment, tip)
 
-    async def line(self, fragment: int, tip: Tip) -> VersionLine:
+    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain that ends in `tip`. Raises: StorageError."""
         return await self._in_thread(partial(self._history.line, fragment, tip.number, tip.digest))
 
@@ -237,7 +237,7 @@ class HistoryKeeper:
 
     # --- for others ----------------------------------------------------------------------------------
 
-    async def page(self, fragment: int, tip: Tip) -> bytes:
+    async def page(self, fragment: int, tip: HeadRef) -> bytes:
         """Read that version and those before it, until a page is full; empty: it is not here.
 
         Raises: StorageError.
@@ -274,7 +274,7 @@ class FalseHistory(RemoteError):
 class FetchedInto(Protocol):
     """Place for records that were fetched."""
 
-    async def line(self, fragment: int, tip: Tip) -> VersionLine:
+    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain that ends in `tip`."""
 
     async def add(self, records: Sequence[HistoryRecord]) -> None:
@@ -290,7 +290,7 @@ async def pull_page(transport: Transport, peer: str, asked: PullHistory) -> list
     request = wire.encode(asked)
     answer = await transport.pull(peer, request, MAX_PAGE_BYTES, PAGE_TIMEOUT_S)
     _, payload = check_given(answer)
-    records = received(bytes(payload))
+    records = decode_page(bytes(payload))
     check_page(asked, records)
     return records
 
@@ -319,14 +319,14 @@ class Filling:
         self.fetched = 0
         """Number of records that came."""
 
-    async def fill(self, into: FetchedInto, fragment: int, tip: Tip) -> int:
+    async def fill(self, into: FetchedInto, fragment: int, tip: HeadRef) -> int:
         """Fetch what is missing of the line that ends in `tip`. Returns the oldest version that is there."""
         asked = list(self._peers)
         while True:
             line = await into.line(fragment, tip)
             if line.is_whole:
                 return line.first
-            tip = Tip(line.first - 1, line.wanted)
+            tip = HeadRef(line.first - 1, line.wanted)
             records = await self._page(asked, PullHistory(self._run, fragment, tip.number, tip.digest))
             if not records:
                 return line.first
@@ -402,7 +402,7 @@ class HistoryDoor:
             return wire.refuse(PullRefusal.BUSY)
         self._to.add(sender)
         try:
-            page = await self._page(pull.fragment, Tip(pull.number, pull.digest))
+            page = await self._page(pull.fragment, HeadRef(pull.number, pull.digest))
         except BaseException:
             self._to.discard(sender)
             raise
@@ -413,7 +413,7 @@ class HistoryDoor:
             return wire.refuse(PullRefusal.NOT_HERE)
         return PullSource(b"", (page,), partial(self._to.discard, sender))
 
-    async def _page(self, fragment: int, tip: Tip) -> bytes:
+    async def _page(self, fragment: int, tip: HeadRef) -> bytes:
         log, page = self._log(fragment), b""
         if self._keeper is not None and log:
             with contextlib.suppress(StorageError):  # the keeper's person hears of it when it writes
@@ -421,7 +421,7 @@ class HistoryDoor:
         return page or page_of(from_log(log, tip))
 
 
-def from_log(log: Sequence[SignedVersion], tip: Tip) -> Iterator[HistoryRecord]:
+def from_log(log: Sequence[SignedVersion], tip: HeadRef) -> Iterator[HistoryRecord]:
     """Find that version and those before it, as far as they are among the newest ones; version 0 is not."""
     by_number = {version.header.number: version for version in log}
     number, digest = tip.number, tip.digest

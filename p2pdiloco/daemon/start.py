@@ -63,7 +63,7 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import load_manifest
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco.web.server import serving
-from p2pdiloco.web.sources import NodeSource, Starting, Views
+from p2pdiloco.web.sources import NodeSource, StartingSource, Views
 
 logger = logging.getLogger("p2pdiloco")
 LINE_EVERY_S = 10.0
@@ -107,7 +107,7 @@ async def _node(settings: NodeSettings, told: _Told, stop: asyncio.Event) -> Non
         keep_invite(settings)
         keep_joined_through(settings.data_dir, told.given)
         try_paths(settings)
-        first = Starting("node", settings.name, identity.peer_id)
+        first = StartingSource("node", settings.name, identity.peer_id)
         async with serving(parse_web(settings.web), settings.data_dir, first) as views:
             await _join(settings, told, identity, views, stop)
 
@@ -126,7 +126,7 @@ async def _join(
         stay = _Stay(identity, approval, recent, views, controls, stop, told)
         run = settings.run
         while True:
-            views.enter(Starting("node", settings.name, identity.peer_id, controls), controls)
+            views.enter(StartingSource("node", settings.name, identity.peer_id, controls), controls)
             if await unless_stopped(controls.may_join(), stop) is None or stop.is_set():
                 return
             run = await stay.once(structs.replace(controls.settings(), run=run), own) or run

@@ -1,7 +1,8 @@
 """`p2pdiloco demo`: a bootstrap and nodes as real processes on this machine; a syncer is killed on the way.
 
 The demo only starts programs, reads their event logs, and sends signals: what it shows is what the same
-commands do when people type them on different machines.
+commands do when people type them on different machines. `Screen` draws one live picture on a terminal, plain
+lines elsewhere; `render_summary` draws the end. `chaos` of the lab shares the frame: folder, signals, files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.daemon.display.snapshot import count, duration, folded, loss_text, ranges, sparkline
 from p2pdiloco.daemon.display.terminal import HELP, Keys, suspend
 from p2pdiloco.demo import verdict
-from p2pdiloco.demo import verdict as demo_plot
 from p2pdiloco.demo.judge import Judge, loss_unit, read_saved, schedule_steps
 from p2pdiloco.demo.swarm import (
     Chronicle,
@@ -42,7 +42,7 @@ from p2pdiloco.demo.swarm import (
     Swarm,
     Tail,
     conflicts,
-    of_traces,
+    held_by_traces,
     stop_here,
 )
 from p2pdiloco.demo.verdict import DemoSummary, Kill
@@ -208,7 +208,7 @@ class Demo:
         for tail in self._tails:
             for line in tail.lines():
                 self._chronicle.feed(line)
-                if words := words_of(line, self._chronicle.nodes[line.node]):
+                if words := event_text(line, self._chronicle.nodes[line.node]):
                     self._screen.note(words)
         for kill in self._kills:
             self._follow(kill)
@@ -262,7 +262,7 @@ class Demo:
     def _judge(self, judge: Judge, loss_before: float, began_s: float, ended_s: float) -> DemoSummary:
         chronicle, manifest = self._chronicle, self._manifest
         saved = [read_saved(manifest, n.name, n.data_dir) for n in self._swarm.nodes]
-        logged, in_logs = conflicts(of_traces(chronicle.nodes.values()))
+        logged, in_logs = conflicts(held_by_traces(chronicle.nodes.values()))
         on_disk, _ = conflicts([s.holdings for s in saved])
         wrong = [
             f"{s.holdings.name} saved other bytes of fragment {f} than its version"
@@ -310,9 +310,9 @@ class Demo:
         title = f"p2pdiloco demo: {settings.nodes} nodes, preset {settings.preset}"
         unit = loss_unit(self._manifest.run.task)
         if self._plot is not None:
-            demo_plot.draw(self._plot, self._chronicle, began_s, self._kills, restarts, losses, title, unit)
+            verdict.draw(self._plot, self._chronicle, began_s, self._kills, restarts, losses, title, unit)
         if settings.report is not None:
-            write(settings.report, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+            write_file(settings.report, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
             files.append(str(settings.report))
         if settings.keep is not None:
             files.append(f"{settings.keep}/ (logs, events.jsonl and checkpoints of every process)")
@@ -354,7 +354,7 @@ class Interrupted(BaseException):
     """The person wants to stop. Not an `Exception`: no handler on the way may take it for a failure."""
 
 
-def write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Raises: StorageError."""
     try:
         path.write_bytes(data)
@@ -394,7 +394,7 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-# View of the demo: one live picture on a terminal, plain lines elsewhere; then the summary.
+# View.
 
 LINE_EVERY_S = 10.0
 KEPT_NOTES = 30
@@ -410,7 +410,7 @@ EXPLAINED = (
 STATE_STYLES = {"training": "green", "killed": "bold red", "starting": "yellow", "starting again": "yellow"}
 
 
-def words_of(line: Line, trace: NodeTrace) -> str:
+def event_text(line: Line, trace: NodeTrace) -> str:
     """Tell people of a line that its node's `trace` has just taken in; empty if it is not worth it."""
     name, reason = line.node, line.reason
     match line.kind:
@@ -514,7 +514,6 @@ def _note(at_s: float, text: str) -> Text:
 
 
 def _line(chronicle: Chronicle, elapsed_s: float) -> str:
-    """A swarm in one line."""
     nodes = [f"{n.name} {_step(n)}" for n in chronicle.nodes.values()]
     heldout = newest_heldout(chronicle)
     words = (

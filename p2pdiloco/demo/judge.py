@@ -17,7 +17,7 @@ from p2pdiloco.adapters.run_store import RunStore, signed_files
 from p2pdiloco.config.manifest import Manifest, load_signed, run_id
 from p2pdiloco.config.presets import with_schedule
 from p2pdiloco.daemon.run_files.run import fresh_vault
-from p2pdiloco.demo.swarm import Holdings
+from p2pdiloco.demo.swarm import HeldVersions
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
 from p2pdiloco.learner.channel import LearnerOptions
@@ -43,7 +43,7 @@ class SavedNode(Struct, frozen=True):
     says."""
 
     vault: Vault
-    holdings: Holdings
+    holdings: HeldVersions
     unsound: list[int]
 
 
@@ -160,7 +160,7 @@ def read_saved(manifest: Manifest, name: str, data_dir: Path) -> SavedNode:
         # Left-overs of a lost branch do not lead to the head, and say nothing about it.
         if chain.get(header.number) == versions[index][header.number]:
             versions[index] = chain
-    return SavedNode(vault, Holdings(name, versions), unsound)
+    return SavedNode(vault, HeldVersions(name, versions), unsound)
 
 
 def loss_unit(task: str) -> str:

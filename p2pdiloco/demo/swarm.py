@@ -2,8 +2,10 @@
 
 Everything that one of our processes starts (p2pd, learner) is remembered while it runs, so that at the end
 nothing is left even where its parent was killed. Only processes that were seen as descendants of ours are
-ever signalled; psutil tells a reused process id apart. A guard process does the same when this one is
-killed.
+ever signalled; psutil tells a reused process id apart. A guard process does the same when this one is killed.
+`Chronicle` is what the nodes logged, by what is asked of it, and `Tail` reads a log
+(docs/reference/events.md) while it grows. Times are seconds of the machine's monotonic clock, which all
+processes of one machine share.
 """
 
 from __future__ import annotations
@@ -308,9 +310,7 @@ class Swarm:
         return cleared
 
 
-# Chronicle of a swarm: what its nodes logged, by what is asked of it. No processes and no clock here.
-#
-# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+# Chronicle: no processes and no clock here.
 
 MAX_VERSIONS = 4096
 """Newest versions per node and fragment whose digests are kept for comparison."""
@@ -484,9 +484,7 @@ def _rank(line: Line | None) -> tuple[int, bool]:
     return (line.term, not line.syncer) if line else (-1, False)
 
 
-# Reader of nodes' event logs (docs/reference/events.md): typed records, of a growing or a whole file.
-#
-# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+# Event logs: typed records, of a growing or a whole file.
 
 NO_FRAGMENT = -1
 HEAD_KINDS = ("publish", "apply", "catchup")
@@ -623,17 +621,17 @@ def _decoded(lines: Iterable[bytes], node: str) -> list[Line]:
 _DECODER = msgspec.json.Decoder(Line)
 
 
-# Holdings of nodes: versions that they have, by their logs or on their disks, and where two differ.
+# Versions that nodes have, by their logs or on their disks, and where two differ.
 
 
-class Holdings(Struct, frozen=True):
+class HeldVersions(Struct, frozen=True):
     """Versions that somebody holds: fragment -> number -> digest (of the version's header)."""
 
     name: str
     versions: dict[int, dict[int, str]]
 
 
-def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
+def conflicts(holdings: Sequence[HeldVersions]) -> tuple[list[str], int]:
     """Versions that two of them hold with different digests, in words; and how many were compared."""
     found, compared = [], 0
     seen: dict[tuple[int, int], dict[str, list[str]]] = {}
@@ -649,6 +647,6 @@ def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
     return found, compared
 
 
-def of_traces(traces: Iterable[NodeTrace]) -> list[Holdings]:
+def held_by_traces(traces: Iterable[NodeTrace]) -> list[HeldVersions]:
     """List what the nodes hold by their logs."""
-    return [Holdings(trace.name, trace.chains) for trace in traces]
+    return [HeldVersions(trace.name, trace.chains) for trace in traces]

@@ -1,4 +1,7 @@
-"""Verdict on the demo: pure arithmetic, no processes, no torch."""
+"""Verdict on the demo: pure arithmetic, no processes, no torch; and its PNG.
+
+The PNG has the loss curves of all nodes and of Theta, with the kill marked.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def failures(
     return tuple(found)
 
 
-# The PNG that the demo leaves: loss curves of all nodes and of Theta, with the kill marked.
+# The PNG.
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 
@@ -174,10 +177,10 @@ def draw(
     axes.set_ylabel(f"loss, {unit}")
     axes.grid(alpha=0.25)
     axes.legend(loc="upper right")
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as PNG, and let go of it.
 
     Raises:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from p2pdiloco.adapters.data_dir import Files, storage_error
 
-NAME = "web.token"
+TOKEN_NAME = "web.token"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def token_file(data_dir: Path) -> Path:
     """Name the file of the token."""
-    return data_dir / NAME
+    return data_dir / TOKEN_NAME
 
 
 def load_token(data_dir: Path) -> str:

@@ -27,7 +27,7 @@ STILL_HERE = b"event: beat\ndata: still here\n\n"
 """An event, as a comment is not seen by scripts."""
 
 
-class Full(Exception):
+class TooManyWatchers(Exception):
     """Error: so many watch already that there is no room for another one."""
 
 
@@ -63,8 +63,8 @@ class ViewChannel:
                 self._task = asyncio.create_task(self._run())
             watcher.wake()
             yield FIRST
-            while (word := await watcher.next()) is not _Word.CLOSED:
-                yield STILL_HERE if word is _Word.NOTHING else self._event_since(watcher.take(self._number))
+            while (word := await watcher.next()) is not _Signal.CLOSED:
+                yield STILL_HERE if word is _Signal.NOTHING else self._event_since(watcher.take(self._number))
         finally:
             self._watchers.discard(watcher)
             if not self._watchers and self._task is not None:
@@ -111,7 +111,7 @@ class ViewChannel:
         return self._events[number]
 
 
-class _Word(enum.Enum):
+class _Signal(enum.Enum):
     """Words to one who watches."""
 
     NEW = enum.auto()
@@ -141,14 +141,14 @@ class _Watcher:
         before, self._taken = self._taken, number
         return before
 
-    async def next(self) -> _Word:
+    async def next(self) -> _Signal:
         """Wait for a newer event, as long as may pass without a word."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUIET_S):
                 await self._new.wait()
         if self._is_closed:
-            return _Word.CLOSED
-        word = _Word.NEW if self._new.is_set() else _Word.NOTHING
+            return _Signal.CLOSED
+        word = _Signal.NEW if self._new.is_set() else _Signal.NOTHING
         self._new.clear()
         return word
 
@@ -171,7 +171,7 @@ class Live:
     def channel(self, run: str, is_owner: bool) -> ViewChannel:
         """Find the channel of a run that is served here. Raises: Full."""
         if sum(channel.watchers for channel in self._channels.values()) >= MAX_WATCHERS:
-            raise Full
+            raise TooManyWatchers
         # None is taken away: who has asked for one may not watch it yet. There are as many as known runs.
         look = partial(self._views.view, run, is_owner)
         return self._channels.setdefault((run, is_owner), ViewChannel(look, self._page))

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.sources import Views
-from p2pdiloco.web.view import MemberWord, NodeWord, OwnView, PublicView, Pulse, RunView
+from p2pdiloco.web.view import MemberCondition, NodeCondition, OwnView, PublicView, Pulse, RunView
 
 PREFIX = "p2pdiloco_"
 Value = float | int | None
@@ -62,7 +62,7 @@ def _left(public: PublicView, at_s: float | None) -> Value:
 
 def _states(public: PublicView, _own: OwnView) -> Samples:
     states = [member.state for member in public.members]
-    return [((word.value,), states.count(word)) for word in MemberWord]
+    return [((word.value,), states.count(word)) for word in MemberCondition]
 
 
 FIGURES = (
@@ -137,7 +137,7 @@ FIGURES = (
     Figure(
         "node_state",
         "1 for the word of the node's state (docs/topics/web.md), 0 for all others.",
-        lambda _public, own: [((word.value,), own.state is word) for word in NodeWord],
+        lambda _public, own: [((word.value,), own.state is word) for word in NodeCondition],
         ("state",),
     ),
     Figure(
@@ -270,7 +270,7 @@ def _family(figure: Figure, views: Iterable[RunView]) -> Metric:
                 continue
         elif view.own is None or (view.role != "node" and figure.name not in OF_EVERY_PROGRAM):
             continue
-        public, own = view.public or NONE_YET, view.own or OwnView(state=NodeWord.JOINING)
+        public, own = view.public or NONE_YET, view.own or OwnView(state=NodeCondition.JOINING)
         for labels, value in figure.samples(public, own):
             if value is not None:
                 family.add_metric([public.run_id, *labels], float(value))

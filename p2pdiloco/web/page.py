@@ -1,4 +1,10 @@
-"""The page of a run: templates, one script, one style sheet, and what is worded for them."""
+"""The page of a run: templates, one script, one style sheet, and what is worded for them.
+
+`Page` renders the whole document for the first paint, and those parts of it that changed since. The script
+only puts parts in place: what is shown is worded here, once, for the first paint, for updates, and for
+readers without scripts. The script counts ages, so that a part changes only when something happens. `drawing`
+makes the loss curve for those who run no script: points of SVG lines, within a box that is stretched.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +19,16 @@ from msgspec import Struct
 
 from p2pdiloco.daemon.display.snapshot import count, short_peer
 from p2pdiloco.errors import clean
-from p2pdiloco.web.view import Mark, MarkKind, MemberWord, NodeWord, PublicView, Pulse, RunView, Why
-
-# Rendering of a page: the whole document for the first paint, and those parts of it that changed since.
-#
-# The script only puts parts in place: what is shown is worded here, once, for the first paint, for updates,
-# and for readers without scripts. The script counts ages, so that a part changes only when something happens.
+from p2pdiloco.web.view import (
+    BehindReason,
+    Mark,
+    MarkKind,
+    MemberCondition,
+    NodeCondition,
+    PublicView,
+    Pulse,
+    RunView,
+)
 
 FOLDER = Path(__file__).with_name("page")
 STATIC = FOLDER / "static"
@@ -31,7 +41,7 @@ POLICY = (
 )
 """Content security policy: in the page itself, which any web server may carry, and in our own answers."""
 
-Live = Literal["events", "poll"]
+LiveMode = Literal["events", "poll"]
 """Way in which the page learns of changes: server-sent events of `events`, or by looking again."""
 
 
@@ -70,23 +80,29 @@ class Page:
         )
         self._env.globals.update(
             percent=percent,
-            why_words=WHY,
+            why_words=REASON_TEXTS,
             tones=TONES,
             shapes=MEMBER_SHAPES,
             grave=GRAVE,
             drawing=drawing,
             series=series,
-            lane=lane,
-            words={"node": NodeWord, "pulse": Pulse, "member": MemberWord, "mark": MarkKind, "why": Why},
+            lane=marks_on_axis,
+            words={
+                "node": NodeCondition,
+                "pulse": Pulse,
+                "member": MemberCondition,
+                "mark": MarkKind,
+                "why": BehindReason,
+            },
             Pulse=Pulse,
-            Why=Why,
-            MemberWord=MemberWord,
-            NodeWord=NodeWord,
+            BehindReason=BehindReason,
+            MemberCondition=MemberCondition,
+            NodeCondition=NodeCondition,
             policy=POLICY,
             stamp=stamp,
         )
 
-    def html(self, view: RunView, live: Live = "events", every_s: float = 30.0) -> str:
+    def html(self, view: RunView, live: LiveMode = "events", every_s: float = 30.0) -> str:
         """Render the whole document. every_s: how often a page that polls looks again."""
         return self._env.get_template("page.html").render(
             **self._context(view, ticking=True), parts=PARTS, live=live, every_s=every_s
@@ -131,7 +147,7 @@ def _hues(view: RunView) -> dict[str, int]:
     return {peer: index % 8 for index, peer in enumerate(syncers)}
 
 
-# Drawing of a loss curve for whoever runs no script: points of SVG lines, within a box that is stretched.
+# The loss curve.
 
 WIDTH, HEIGHT = 1000, 300
 
@@ -199,7 +215,7 @@ def series(view: PublicView) -> dict[str, object]:
     }
 
 
-def lane(marks: Sequence[Mark], first_s: float, last_s: float) -> list[tuple[float, Mark]]:
+def marks_on_axis(marks: Sequence[Mark], first_s: float, last_s: float) -> list[tuple[float, Mark]]:
     """Place marks on a time axis: (place from 0 to WIDTH, mark), those outside left out."""
     span = max(1.0, last_s - first_s)
     placed = [(WIDTH * (mark.at_s - first_s) / span, mark) for mark in marks]
@@ -218,24 +234,24 @@ class _Box:
         return " ".join(f"{self.x(x)},{HEIGHT * (1 - (y - self._low) / self._height):.1f}" for x, y in points)
 
 
-# Wording of a page: numbers, ages and rates, as its templates and its script write them.
+# Numbers, ages and rates, as templates and script write them.
 
 NOW_S = 2.0
 """Age up to which something happened just now."""
 DAY_S = 86400.0
 
 MEMBER_SHAPES = {
-    MemberWord.HERE: "full",
-    MemberWord.BEHIND: "half",
-    MemberWord.RESTING: "ring",
-    MemberWord.SILENT: "cross",
+    MemberCondition.HERE: "full",
+    MemberCondition.BEHIND: "half",
+    MemberCondition.RESTING: "ring",
+    MemberCondition.SILENT: "cross",
 }
 """Shape beside a member's state: nothing is told by its colour alone."""
 TONES = {
-    MemberWord.HERE: "good",
-    MemberWord.BEHIND: "warn",
-    MemberWord.RESTING: "calm",
-    MemberWord.SILENT: "bad",
+    MemberCondition.HERE: "good",
+    MemberCondition.BEHIND: "warn",
+    MemberCondition.RESTING: "calm",
+    MemberCondition.SILENT: "bad",
     Pulse.ALIVE: "good",
     Pulse.NEW: "calm",
     Pulse.LATE: "warn",
@@ -246,16 +262,16 @@ TONES = {
 }
 GRAVE = (MarkKind.SILENT, MarkKind.SUSPICION, MarkKind.FORK, MarkKind.FAULT, MarkKind.EXCLUDED)
 """Kinds of marks that tell of something that went wrong."""
-WHY = {
-    Why.SILENT: "not heard of",
-    Why.CATCHING_UP: "catching up",
-    Why.OLD_VERSIONS: "holds old versions",
-    Why.NOT_MERGED: "in none of the last merges",
-    Why.NO_DISK: "disk full: no vote",
-    Why.THIN_UPLINK: "thin uplink",
-    Why.NOT_TRAINING: "no learner runs there",
-    Why.DISAGREES: "disagrees with the others",
-    Why.EXPELLED: "expelled by this node",
+REASON_TEXTS = {
+    BehindReason.SILENT: "not heard of",
+    BehindReason.CATCHING_UP: "catching up",
+    BehindReason.OLD_VERSIONS: "holds old versions",
+    BehindReason.NOT_MERGED: "in none of the last merges",
+    BehindReason.NO_DISK: "disk full: no vote",
+    BehindReason.THIN_UPLINK: "thin uplink",
+    BehindReason.NOT_TRAINING: "no learner runs there",
+    BehindReason.DISAGREES: "disagrees with the others",
+    BehindReason.EXPELLED: "expelled by this node",
 }
 """Short words for a reason; `str` of it is the sentence."""
 

@@ -1,7 +1,9 @@
-"""Site: guard, routes and live views of one server, on uvicorn without what the daemon has itself.
+"""Site: routes, guard, connections, health and controls of the page's server, on uvicorn and starlette.
 
-Signals are the daemon's, and so is the end. uvicorn's ten looks a second are left out: nothing happens here
-unless somebody asks.
+uvicorn is without what the daemon has itself: signals are the daemon's, and so is the end. Its ten looks a
+second are left out: nothing happens here unless somebody asks. `WebGuard` says who may ask what, `Routes`
+answer, and `BoundedProtocol` bounds connections. `do_control` does what the owner of the machine asks for at
+POST /control/WORD, from the page or by a script.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ from p2pdiloco.daemon.owner.control import OwnerControls
 from p2pdiloco.errors import UserError, clean, install_hint
 from p2pdiloco.util import BoundedDict
 from p2pdiloco.web.keys import OwnerKeys, load_token
-from p2pdiloco.web.live import Full, Live
+from p2pdiloco.web.live import Live, TooManyWatchers
 from p2pdiloco.web.page import POLICY, STATIC, Page
 from p2pdiloco.web.sources import Views
-from p2pdiloco.web.view import Control, NodeWord, RunView, encode_view
+from p2pdiloco.web.view import Control, NodeCondition, RunView, encode_view
 
 KEEP_ALIVE_S = 8
 GRACE_S = 1
@@ -58,7 +60,7 @@ class Site:
         page = Page()
         self._live = Live(views, page)
         routes = Routes(views, self._live, page, _metrics_of(views))
-        app = WebGuard(routes.application(), OwnerKeys(token, address.port), OurNames(address), is_public)
+        app = WebGuard(routes.application(), OwnerKeys(token, address.port), OwnHostNames(address), is_public)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -123,7 +125,7 @@ class _Server(uvicorn.Server):
         self._ended.set()
 
 
-# Application of the page: its routes. Who may ask what is the guard's affair (`web.guard`).
+# Routes.
 
 MAX_SHOWN = 64
 """Pages, views and figures that are kept for who asks next."""
@@ -167,7 +169,7 @@ class Routes:
         self._asked(request)
         try:
             channel = self._live.channel(request.query_params.get("run", ""), request.state.owner)
-        except Full:
+        except TooManyWatchers:
             return PlainTextResponse("too many watch already\n", 503, {"retry-after": "30"})
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(channel.watch(), media_type="text/event-stream", headers=headers)
@@ -189,7 +191,7 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         """Say in one word how this program is, with a status for machines."""
-        word, is_well = of(self._views.view("", True))
+        word, is_well = health_of(self._views.view("", True))
         return PlainTextResponse(f"{word}\n", 200 if is_well else 503)
 
     async def control(self, request: Request) -> Response:
@@ -199,7 +201,7 @@ class Routes:
             raise HTTPException(404)
         try:
             async with asyncio.timeout(BODY_S):
-                return await do(controls, request)
+                return await do_control(controls, request)
         except TimeoutError:
             raise HTTPException(408) from None
 
@@ -227,16 +229,7 @@ def _static_files() -> dict[str, tuple[str, bytes]]:
     return {path.name: (kind, path.read_bytes()) for path, kind in kinds.items() if kind}
 
 
-# Guard of the page: who asks, and whether by a way that a browser of the owner's would take.
-#
-# - Host: a page of somebody else can give its own name our address (DNS rebinding) and would then be of one
-#   origin with us. So only names that are ours are answered. Any port is: of a tunnel it is another.
-# - Origin: a deed (POST) with the browser's cookie must come from our own page.
-# - the owner is who has the token (Authorization: Bearer) or the cookie. The token in the address of the page
-#   is exchanged for the cookie, and the address is without it from then on.
-#
-# What it lets through has `scope["state"]["owner"]` set, and gets the headers that keep a browser from doing
-# more than the page needs.
+# Guard.
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 HEALTH = "/healthz"
@@ -264,7 +257,7 @@ NO_TOKEN = (
 )
 
 
-class OurNames:
+class OwnHostNames:
     """Names in a Host header that mean this server."""
 
     def __init__(self, address: WebAddress) -> None:
@@ -297,7 +290,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class StrangersTurn:
+class StrangersRateLimit:
     """Turn of strangers' requests: so many a second of all together, the others wait, at their own cost."""
 
     def __init__(self) -> None:
@@ -316,15 +309,24 @@ class StrangersTurn:
 
 
 class WebGuard:
-    """ASGI application in front of the page's."""
+    """ASGI application in front of the page's: who asks, and by a way that the owner's browser would take?
 
-    def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OurNames, is_public: bool) -> None:
+    - Host: a page of somebody else can give its own name our address (DNS rebinding) and would then be of one
+      origin with us. So only names that are ours are answered. Any port is: of a tunnel it is another.
+    - Origin: a deed (POST) with the browser's cookie must come from our own page.
+    - The owner is who has the token (Authorization: Bearer) or the cookie. The token in the address of the
+      page is exchanged for the cookie, and the address is without it from then on.
+
+    What it lets through has `scope["state"]["owner"]` set, and gets the headers that keep a browser from
+    doing more than the page needs.
+    """
+
+    def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OwnHostNames, is_public: bool) -> None:
         """`is_public`: anybody may see the public part."""
         self._app, self._keys, self._names, self._is_public = app, keys, names, is_public
-        self._turn = StrangersTurn()
+        self._turn = StrangersRateLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it on."""
         if scope["type"] != "http":
             return
 
@@ -395,10 +397,7 @@ class WebGuard:
         return headers.get("origin", "") in (f"{scheme}://{host}", f"https://{host}")
 
 
-# Connections of the page's server, bounded: in number, in time and in what waits to be sent.
-#
-# uvicorn waits for ever for the rest of a request's head, and for a client that does not read. Here a
-# connection has `HEAD_S` for each request, and ends when nothing of what it was sent is read for `STALLED_S`.
+# Connections, bounded in number, in time and in what waits to be sent.
 
 MAX_CONNECTIONS = 256
 MAX_PER_HOST = 64
@@ -420,7 +419,12 @@ def origin_of(client: tuple[str, int] | None) -> str:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP of one connection."""
+    """HTTP of one connection.
+
+    uvicorn waits for ever for the rest of a request's head, and for a client that does not read. Here a
+    connection has `HEAD_S` for each request, and ends when nothing of what it was sent is read for
+    `STALLED_S`.
+    """
 
     _head: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
@@ -482,20 +486,20 @@ class BoundedProtocol(H11Protocol):
             self._stall = None
 
 
-# Health of the program in one word, for `/healthz`.
+# Health.
 
-UNWELL = (NodeWord.JOINING, NodeWord.WAITING, NodeWord.LEAVING)
+UNWELL = (NodeCondition.JOINING, NodeCondition.WAITING, NodeCondition.LEAVING)
 """States in which a node does nothing for its run: 503. In all others: 200."""
 
 
-def of(view: RunView | None) -> tuple[str, bool]:
+def health_of(view: RunView | None) -> tuple[str, bool]:
     """Find the word of the state, and whether the program does what it is for."""
     if view is None or view.own is None:
-        return NodeWord.JOINING.value, False
+        return NodeCondition.JOINING.value, False
     return view.own.state.value, view.own.state not in UNWELL
 
 
-# Deeds that the owner of the machine does from the page or by a script: POST /control/WORD.
+# Controls.
 
 logger = logging.getLogger(__name__)
 MAX_BODY = 4096
@@ -503,7 +507,7 @@ MAX_CHANGES = 32
 _limits = msgspec.json.Decoder(dict[str, str])
 
 
-async def do(controls: OwnerControls, request: Request) -> Response:
+async def do_control(controls: OwnerControls, request: Request) -> Response:
     """Do what is asked. The answer is JSON for who wants that, else the way back to the page."""
     try:
         word = Control(request.path_params["word"])
@@ -511,7 +515,7 @@ async def do(controls: OwnerControls, request: Request) -> Response:
         raise HTTPException(404) from None
     body = await _body(request)
     try:
-        words, hint, is_done = await _do(controls, word, body), "", True
+        words, hint, is_done = await _do_control(controls, word, body), "", True
     except UserError as error:
         words, hint, is_done = str(error), error.hint, False
     logger.info("asked for %s on the web page: %s", word.value, clean(words))
@@ -520,7 +524,7 @@ async def do(controls: OwnerControls, request: Request) -> Response:
     return RedirectResponse("../", 303)
 
 
-async def _do(controls: OwnerControls, word: Control, body: bytes) -> str:
+async def _do_control(controls: OwnerControls, word: Control, body: bytes) -> str:
     match word:
         case Control.PAUSE:
             return await controls.pause()

@@ -1,4 +1,8 @@
-"""Sources of views: a node's own, or a bootstrap's, and before either is there the first word."""
+"""Sources of views: a node's own, a bootstrap's, and before either is there the first word.
+
+`Views` asks its source when somebody looks. `NodeSource` shows a node's own snapshot and what it remembers.
+`AskedSource` is for a bootstrap, which is no member: members of its runs are asked now and then.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from p2pdiloco.web.view import (
     ContributionsView,
     Control,
     LinkView,
-    NodeWord,
+    NodeCondition,
     OwnView,
     PublicView,
     Pulse,
@@ -58,7 +62,7 @@ class Source(Protocol):
         known here."""
 
 
-def offered(state: ControlState | None) -> tuple[Control, ...]:
+def offered_controls(state: ControlState | None) -> tuple[Control, ...]:
     """List what the page may offer to the owner; None: there are no controls."""
     if state is None:
         return ()
@@ -70,7 +74,7 @@ def limits_by_name(state: ControlState | None) -> dict[str, str]:
     return {row.name: row.value for row in state.limits} if state is not None else {}
 
 
-class Starting:
+class StartingSource:
     """Source of a program that has no run yet."""
 
     def __init__(self, role: str, name: str, peer: str, controls: OwnerControls | None = None) -> None:
@@ -80,11 +84,11 @@ class Starting:
         """Say that it is joining, or away for its owner's sake."""
         known = self._controls.state() if self._controls is not None else None
         own = OwnView(
-            state=NodeWord(known.state) if known is not None else NodeWord.JOINING,
+            state=NodeCondition(known.state) if known is not None else NodeCondition.JOINING,
             rest=known.rest.words if known is not None and known.rest is not None else "",
             name=self._name,
             peer=self._peer,
-            controls=offered(known),
+            controls=offered_controls(known),
             limits=limits_by_name(known),
         )
         return None if run else RunView(role=self._role, version=VERSION, own=own)
@@ -116,7 +120,7 @@ class Views:
         return kept[1] if is_owner else kept[2]
 
 
-# Source of views on a node: its own snapshot, and what it remembers.
+# A node.
 
 RATE_OVER_S = 4.0
 """Time over which a rate is taken at least."""
@@ -180,7 +184,7 @@ def own_view(
     """Make what only the owner of the machine sees."""
     state = controls.state() if controls is not None else None
     return OwnView(
-        state=NodeWord(snapshot.state.replace(" ", "-")),
+        state=NodeCondition(snapshot.state.replace(" ", "-")),
         rest=snapshot.rest.words if snapshot.rest is not None else "",
         peer=snapshot.peer,
         name=snapshot.name,
@@ -195,7 +199,7 @@ def own_view(
         refusals=snapshot.refusals,
         expelled=Counter(row.expelled for row in snapshot.peers if row.expelled is not None),
         recent=snapshot.recent,
-        controls=offered(state),
+        controls=offered_controls(state),
         limits=limits_by_name(state),
     )
 
@@ -231,11 +235,7 @@ def _known(bits_per_s: float) -> float | None:
     return round(bits_per_s) if math.isfinite(bits_per_s) else None
 
 
-# Source of views on a bootstrap, which is no member: members of its runs are asked now and then.
-#
-# Whoever answers may be wrong, or lie. So several are asked, and the one in the middle, by merged tokens, is
-# believed: one liar among three is not. What the page shows of the past is kept in the run's folder, for when
-# those that were there from the start are gone.
+# A bootstrap.
 
 logger = logging.getLogger(__name__)
 EVERY_S, SELDOM_S = 5.0, 60.0
@@ -271,7 +271,12 @@ class WatchedRun:
 
 
 class AskedSource:
-    """Source of a bootstrap's views."""
+    """Source of a bootstrap's views.
+
+    A member that answers may be wrong, or lie. So several are asked, and the one in the middle, by merged
+    tokens, is believed: one liar among three is not. What the page shows of the past is kept in the run's
+    folder, for when those that were there from the start are gone.
+    """
 
     def __init__(
         self,
@@ -296,7 +301,7 @@ class AskedSource:
         self._looked_s = time.monotonic()
         sent, received = self._transport.payload_bytes()
         own = OwnView(
-            state=NodeWord.SERVING,
+            state=NodeCondition.SERVING,
             peer=self._transport.peer_id,
             link=LinkView(sent_bytes=sent, received_bytes=received),
         )
@@ -363,7 +368,7 @@ class AskedSource:
             if len(answers) >= ENOUGH:
                 break
         if answers:
-            self._of(run).take(middle(answers), time.time())
+            self._of(run).take(middle_report(answers), time.time())
             here = set(self._transport.connected())
             asked = [peer for peer in members if peer in here]
             await self._of(run).credits.look(self._transport, run.id, asked)
@@ -379,7 +384,7 @@ class AskedSource:
             save_timeline(run_folder(self._data_dir, run), known.timeline)
 
 
-def middle(answers: Sequence[StatusReport]) -> StatusReport:
+def middle_report(answers: Sequence[StatusReport]) -> StatusReport:
     """Choose the answer in the middle, by merged tokens, of the settled members' if there are any."""
     settled = [answer for answer in answers if answer.state in SETTLED] or list(answers)
     return sorted(settled, key=lambda answer: answer.course.tokens)[len(settled) // 2]

@@ -1,9 +1,11 @@
-"""View of a run: everything that the web page shows, as plain values.
+"""View of a run: everything that the web page shows, as plain values, and how it is made of members' reports.
 
-`PublicView` anybody may see; a bootstrap's `--web-public` and `p2pdiloco board` show nothing else.
-`OwnView` is for the owner of the machine. Times are seconds since 1970 (`_at_s`), so that a view changes only
-when something happens, and the page counts ages itself, from `made_at_s`. Unknown numbers are None. Texts may
-come from strangers: whoever draws them escapes them.
+`PublicView` anybody may see; a bootstrap's `--web-public` and `p2pdiloco board` show nothing else. `OwnView`
+is for the owner of the machine. Times are seconds since 1970 (`_at_s`), so that a view changes only when
+something happens, and the page counts ages itself, from `made_at_s`. Unknown numbers are None. Texts may come
+from strangers: whoever draws them escapes them. The closed lists come first: what a node, a member or a run
+can be. A value is the word that is shown and encoded; `str` explains it. docs/topics/web.md has the same
+lists.
 """
 
 from __future__ import annotations
@@ -49,13 +51,11 @@ from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
 from p2pdiloco.errors import ConfigError, encoded
 from p2pdiloco.util import direct_members
 
-# Words of the web page: closed lists of what a node, a member or a run can be, each with what it means.
-#
-# The value is the word that is shown and encoded; `str` explains it. docs/topics/web.md has the same lists.
+# Closed lists.
 
 
 @direct_members
-class NodeWord(Reason):
+class NodeCondition(Reason):
     """State of this node in one word."""
 
     JOINING = "joining", "looks for its run and for whom to join through"
@@ -84,7 +84,7 @@ class Pulse(Reason):
 
 
 @direct_members
-class MemberWord(Reason):
+class MemberCondition(Reason):
     """State of a member as others see it."""
 
     HERE = "here", "trains and keeps up"
@@ -94,7 +94,7 @@ class MemberWord(Reason):
 
 
 @direct_members
-class Why(Reason):
+class BehindReason(Reason):
     """Reason for which a member is behind."""
 
     NONE = "", "nothing is wrong"
@@ -203,8 +203,8 @@ class MemberView(Row, frozen=True, kw_only=True):
 
     peer: Text
     name: Text = ""
-    state: MemberWord = MemberWord.HERE
-    why: Why = Why.NONE
+    state: MemberCondition = MemberCondition.HERE
+    why: BehindReason = BehindReason.NONE
     """Reason of `behind` and `silent`; of others perhaps what is not ideal."""
     behind_versions: Natural = 0
     """Versions of one fragment by which it is behind the newest, at most over the fragments."""
@@ -364,7 +364,7 @@ class LinkView(Row, frozen=True, kw_only=True):
 class OwnView(Row, frozen=True, kw_only=True):
     """View of this node that only the owner of the machine sees."""
 
-    state: NodeWord
+    state: NodeCondition
     rest: Line = ""
     """Reason why it makes no steps, such as "idle: on battery since 14:02"; empty: nothing keeps it."""
     peer: Text = ""
@@ -419,7 +419,7 @@ def encode_view(view: RunView) -> bytes:
     return encoded(view, _encoder)
 
 
-# Members on the page: who is here, who is behind, and why.
+# Members: who is here, who is behind, and why.
 
 SILENT_S = 15.0
 """Silence after which a member is silent here: after `Timing.member_ttl_s` the others do without it."""
@@ -433,7 +433,12 @@ SHOWN_SILENT_S = 900.0
 DISAGREES_BELOW = 0.45
 """Weight of a member's work, beside a usual one's, below which it is said to disagree; a newcomer begins with
 half."""
-ORDER = (MemberWord.HERE, MemberWord.BEHIND, MemberWord.RESTING, MemberWord.SILENT)
+CONDITION_ORDER = (
+    MemberCondition.HERE,
+    MemberCondition.BEHIND,
+    MemberCondition.RESTING,
+    MemberCondition.SILENT,
+)
 
 
 def member_views(
@@ -443,11 +448,11 @@ def member_views(
     so many fragments."""
     patience_s = max(LEAST_PATIENCE_S, PATIENCE * (usual_s or 0.0) * max(1, fragments))
     views = [_member_view(row, now_s, patience_s, row.peer == me) for row in rows]
-    return tuple(sorted(views, key=lambda view: (not view.is_me, ORDER.index(view.state))))
+    return tuple(sorted(views, key=lambda view: (not view.is_me, CONDITION_ORDER.index(view.state))))
 
 
 def _member_view(row: PeerRow, now_s: float, patience_s: float, is_me: bool) -> MemberView:
-    state, why = standing(row, patience_s)
+    state, why = condition_of(row, patience_s)
     return MemberView(
         peer=row.peer,
         name=row.name,
@@ -478,8 +483,8 @@ def silent_views(
         MemberView(
             peer=event.peer,
             name=event.name,
-            state=MemberWord.SILENT,
-            why=Why.SILENT,
+            state=MemberCondition.SILENT,
+            why=BehindReason.SILENT,
             seen_at_s=float(round(event.at_s + shift_s)),
         )
         for event in last.values()
@@ -487,25 +492,25 @@ def silent_views(
     )
 
 
-def standing(row: PeerRow, patience_s: float) -> tuple[MemberWord, Why]:
+def condition_of(row: PeerRow, patience_s: float) -> tuple[MemberCondition, BehindReason]:
     """Find how a member stands, and why. The first reason counts: each explains those that follow."""
     if row.last_seen_s is None or row.last_seen_s >= SILENT_S:
-        return MemberWord.SILENT, Why.SILENT
+        return MemberCondition.SILENT, BehindReason.SILENT
     if not row.confirmed:
-        return MemberWord.BEHIND, Why.CATCHING_UP
+        return MemberCondition.BEHIND, BehindReason.CATCHING_UP
     if not row.votes:
-        return MemberWord.BEHIND, Why.NO_DISK
+        return MemberCondition.BEHIND, BehindReason.NO_DISK
     if not row.learning:
-        return MemberWord.RESTING, Why.NOT_TRAINING
+        return MemberCondition.RESTING, BehindReason.NOT_TRAINING
     if row.behind_versions >= BEHIND_VERSIONS:
-        return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.OLD_VERSIONS
+        return MemberCondition.BEHIND, BehindReason.THIN_UPLINK if row.thin else BehindReason.OLD_VERSIONS
     if row.expelled is not None:
-        return MemberWord.BEHIND, Why.EXPELLED
+        return MemberCondition.BEHIND, BehindReason.EXPELLED
     if row.merged_age_s is not None and row.merged_age_s > patience_s:
-        return MemberWord.BEHIND, Why.THIN_UPLINK if row.thin else Why.NOT_MERGED
+        return MemberCondition.BEHIND, BehindReason.THIN_UPLINK if row.thin else BehindReason.NOT_MERGED
     if row.weighs is not None and row.weighs < DISAGREES_BELOW:
-        return MemberWord.HERE, Why.DISAGREES
-    return MemberWord.HERE, Why.THIN_UPLINK if row.thin else Why.NONE
+        return MemberCondition.HERE, BehindReason.DISAGREES
+    return MemberCondition.HERE, BehindReason.THIN_UPLINK if row.thin else BehindReason.NONE
 
 
 def _since(age_s: float | None, now_s: float) -> float | None:
@@ -513,7 +518,7 @@ def _since(age_s: float | None, now_s: float) -> float | None:
     return None if age_s is None else float(round(now_s - age_s))
 
 
-# Making of the public view of a run: of a member's report, whether that is our own or another's.
+# The public view, of a member's report, whether that is our own or another's.
 
 LATE, STILL = 6.0, 30.0
 """Usual times between two versions after which the newest is late, and after which the run stands still."""
@@ -597,7 +602,7 @@ def pulse_of(report: StatusReport, members: tuple[MemberView, ...]) -> Pulse:
 
 
 def _anybody_trains(members: tuple[MemberView, ...]) -> bool:
-    return any(member.state in (MemberWord.HERE, MemberWord.BEHIND) for member in members)
+    return any(member.state in (MemberCondition.HERE, MemberCondition.BEHIND) for member in members)
 
 
 def _newest_view(newest: NewestRow | None, rows: tuple[FragmentRow, ...], now_s: float) -> NewestView:
@@ -614,7 +619,7 @@ def _newest_view(newest: NewestRow | None, rows: tuple[FragmentRow, ...], now_s:
 
 def _progress(report: StatusReport, members: tuple[MemberView, ...], ends_at_s: float | None) -> ProgressView:
     course = report.course
-    rates = [m.tokens_per_s for m in members if m.state in (MemberWord.HERE, MemberWord.BEHIND)]
+    rates = [m.tokens_per_s for m in members if m.state in (MemberCondition.HERE, MemberCondition.BEHIND)]
     rate = sum(value for value in rates if math.isfinite(value) and value >= 0)
     return ProgressView(
         tokens=course.tokens,
@@ -691,9 +696,6 @@ def _credit_view(line: CreditLine, fragments: int) -> CreditView:
 
 
 # Forecast of the held-out loss: a + b · tokens^-c through the later half of what was measured.
-#
-# A cosine schedule ends lower than that says, so it is a cautious guess; the page calls it a forecast, with
-# its scatter around it.
 
 LEAST_POINTS = 8
 STEPS = 32
@@ -701,7 +703,7 @@ EXPONENTS = tuple(step / 20 for step in range(2, 25))
 SCATTERS = 2.0
 
 
-class Fit(Struct, frozen=True):
+class PowerLaw(Struct, frozen=True):
     """Power law through points."""
 
     floor: float
@@ -716,7 +718,7 @@ class Fit(Struct, frozen=True):
 
 
 @lru_cache(maxsize=16)
-def fit(points: tuple[LossPoint, ...]) -> Fit | None:
+def fit_power_law(points: tuple[LossPoint, ...]) -> PowerLaw | None:
     """Fit the later half of the points, by tokens; None: they are too few, or do not fall."""
     known = [point for point in points if point.tokens > 0]
     if len(known) < LEAST_POINTS:
@@ -727,7 +729,7 @@ def fit(points: tuple[LossPoint, ...]) -> Fit | None:
     return min(fits, key=lambda found: found.scatter, default=None)
 
 
-def _line(points: Sequence[LossPoint], exponent: float) -> Fit | None:
+def _line(points: Sequence[LossPoint], exponent: float) -> PowerLaw | None:
     xs, ys = [point.tokens**-exponent for point in points], [point.loss for point in points]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
@@ -738,14 +740,18 @@ def _line(points: Sequence[LossPoint], exponent: float) -> Fit | None:
     if slope <= 0 or floor < 0:
         return None
     squares = sum((floor + slope * x - y) ** 2 for x, y in zip(xs, ys, strict=True))
-    return Fit(floor, slope, exponent, math.sqrt(squares / len(xs)))
+    return PowerLaw(floor, slope, exponent, math.sqrt(squares / len(xs)))
 
 
 def forecast(
     points: tuple[LossPoint, ...], tokens: int, schedule_tokens: int, now_s: float, ends_at_s: float | None
 ) -> Forecast | None:
-    """Forecast the curve from the last point to the end of the schedule; None: nothing is left, or known."""
-    found = fit(points)
+    """Forecast the curve from the last point to the end of the schedule; None: nothing is left, or known.
+
+    A cosine schedule ends lower than the power law says, so this is a cautious guess; the page calls it a
+    forecast, with its scatter around it.
+    """
+    found = fit_power_law(points)
     if found is None or schedule_tokens <= max(tokens, points[-1].tokens):
         return None
     first = points[-1].tokens
@@ -766,7 +772,7 @@ def forecast(
     )
 
 
-# Ways to join a run, as the page shows them: a command, a link, and its QR.
+# Ways to join: a command, a link, and its QR.
 
 
 def join_view(run: PublishedRun, addresses: Sequence[str]) -> JoinView:

@@ -10,7 +10,7 @@ import pytest
 from daemon_kit import QuickMember, Rogue, until
 
 from p2pdiloco.cli import credits_report
-from p2pdiloco.cli.credits_report import CreditsWish, RunCredits, collect
+from p2pdiloco.cli.credits_report import CreditsSearch, RunCredits, collect_credits
 from p2pdiloco.daemon import history, wire
 from p2pdiloco.daemon.wire import CreditsAnswer, CreditsQuery
 
@@ -31,13 +31,13 @@ async def asked(
     async def visiting(*_: Any) -> AsyncIterator[Any]:
         yield peer.transport, first.report.status(0.0)
 
-    async def reach(*_: Any) -> credits_report.Reached:
-        return credits_report.Reached([id_of(m) for m in members], {})
+    async def reach(*_: Any) -> credits_report.ReachedPeers:
+        return credits_report.ReachedPeers([id_of(m) for m in members], {})
 
     monkeypatch.setattr(credits_report, "visiting", visiting)
     monkeypatch.setattr(credits_report, "reach", reach)
     join = tuple(f"/ip4/127.0.0.1/tcp/1/p2p/{id_of(m)}" for m in named)
-    return await collect(CreditsWish(join=join, **wish))
+    return await collect_credits(CreditsSearch(join=join, **wish))
 
 
 def id_of(peer: Any) -> str:

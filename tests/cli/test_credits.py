@@ -17,7 +17,7 @@ from rich.console import Console
 from p2pdiloco.cli import credits_report
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.credits_report import RunCredits
-from p2pdiloco.cli.owner_notice import reach
+from p2pdiloco.cli.owner_notice import reach_members
 from p2pdiloco.credits import CreditRow, Credits, is_proven, read_certificate, signed_certificate, text_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
@@ -79,7 +79,7 @@ async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
         assert not found.keepers and found.credits.missing[0] > 1
         rest = sum(row.fragment_tokens for row in found.credits.rows)
         assert rest and rest + found.credits.before_fragment_tokens == found.credits.fragment_tokens
-        words = " ".join(line for line, _ in credits_report.words(found))
+        words = " ".join(line for line, _ in credits_report.caveats(found))
         assert "No member that answers keeps the history" in words and "are missing" in words
 
 
@@ -190,9 +190,11 @@ async def test_an_owners_certificate_proves_itself(
     known, other = found.credits, tmp_path / "d.json"
     found.credits = replace(known, missing={0: 7, 2: 9})
     credits_report.certify(found, "ada", other, tmp_path / "o")
-    assert "counted from version 9 on" in credits_report.words_of(credits_report.load(other))
+    assert "counted from version 9 on" in credits_report.certificate_text(
+        credits_report.load_certificate(other)
+    )
     # The owner of this run is none of another, and who has its manifest is not its owner.
-    honest = credits_report.load(other)
+    honest = credits_report.load_certificate(other)
     for forged, key in ((replace(honest, run="cd" * 32), owner), (honest, ada)):
         other.write_text(text_of(signed_certificate(forged, key)))
         assert cli_main.run(["credits", "--check", str(other)]) == 1
@@ -248,9 +250,9 @@ async def test_of_many_members_those_that_keep_the_history_are_asked(tmp_path: P
             pass
 
     crowd: Any = Crowd(1)
-    assert "p99" in (await reach(crowd, "run", ())).peers
+    assert "p99" in (await reach_members(crowd, "run", ())).peers
     crowd = Crowd(50)
-    peers = (await reach(crowd, "run", ())).peers
+    peers = (await reach_members(crowd, "run", ())).peers
     assert "p50" in peers and sum(int(peer[1:]) < 50 for peer in peers) >= 10
 
 

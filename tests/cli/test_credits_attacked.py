@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.cli import credits_report
 from p2pdiloco.core.api.reasons import PullRefusal
-from p2pdiloco.credits import HistoryRecord, framed
+from p2pdiloco.credits import HistoryRecord, frame_record
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.wire import CreditsAnswer
 from p2pdiloco.ports import PullSource
@@ -39,7 +39,7 @@ async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pyte
         # Its records are not of the versions that were asked for: refused, and another gives them.
         head = one.core.fragments[1].chain.signed
         page = HistoryRecord(1, head)
-        liar.gives = PullSource(b"", (framed(page),), lambda: None)
+        liar.gives = PullSource(b"", (frame_record(page),), lambda: None)
         found = await asked(monkeypatch, visitor, liar, one, two, verify=True)
         assert sum(row.fragment_tokens for row in found.credits.rows) == tokens
         assert any("false records" in note for note in found.notes)
@@ -145,4 +145,4 @@ async def test_one_keeper_of_three_that_tells_more_is_not_believed(
         )
         told = await asked(monkeypatch, await hood.rogue(), one, two, liar)
         assert sum(row.fragment_tokens for row in told.credits.rows) == tokens
-        assert "one member of 3 that keep" in " ".join(line for line, _ in credits_report.words(told))
+        assert "one member of 3 that keep" in " ".join(line for line, _ in credits_report.caveats(told))

@@ -19,7 +19,7 @@ import pytest
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.cli import doctor
-from p2pdiloco.cli.options import Diagnosis, Level, all_of, exit_status, good, looked
+from p2pdiloco.cli.options import Diagnosis, Level, all_of, exit_status, findings_of, good
 from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.config.settings import DoctorSettings
 from p2pdiloco.config.values import peer_in
@@ -41,7 +41,7 @@ def level(found: Sequence[Diagnosis]) -> list[str]:
 
 async def test_whatever_fails_is_a_line_with_a_bound_in_time() -> None:
     async def found(look: Any, within_s: float = 5.0) -> Diagnosis:
-        (only,) = [finding async for finding in looked("it", look, within_s)]
+        (only,) = [finding async for finding in findings_of("it", look, within_s)]
         return only
 
     async def raises(error: Exception) -> list[Diagnosis]:
@@ -151,7 +151,7 @@ async def test_pitfalls_of_names_and_ipv6(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     families = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}
-    monkeypatch.setattr(doctor, "has_way", lambda family: families[family] in ways)
+    monkeypatch.setattr(doctor, "has_route", lambda family: families[family] in ways)
     found, behind = await doctor.check_given_addresses([f"{address}/p2p/{PEER}"])
     assert behind == (f"{address}/p2p/{PEER}",)
     assert found[0].level is (Level.GOOD if ways else Level.WARNING)
@@ -240,27 +240,27 @@ async def test_peers_are_asked_whether_they_can_dial_us(monkeypatch: pytest.Monk
 async def test_peers_that_are_not_there_are_named_with_the_reason() -> None:
     other = PEER[:-1] + "r"
     addresses = [f"/ip4/203.0.113.1/tcp/9/p2p/{PEER}", f"/ip4/203.0.113.1/tcp/8/p2p/{other}"]
-    found, reached = await doctor.dial(Peers(), addresses)  # type: ignore[arg-type]
+    found, reached = await doctor.dial_peers(Peers(), addresses)  # type: ignore[arg-type]
     assert level(found) == ["warning", "good"] and reached == [other], "one is enough to join through"
     assert "connection refused" in found[0].words
-    found, _ = await doctor.dial(Peers(), addresses, {PEER, other})  # type: ignore[arg-type]
+    found, _ = await doctor.dial_peers(Peers(), addresses, {PEER, other})  # type: ignore[arg-type]
     assert level(found) == ["skipped", "good"] and "met before" in found[0].words
     for met in (set(), {PEER}):
-        found, _ = await doctor.dial(Peers(), addresses[:1], met)  # type: ignore[arg-type]
+        found, _ = await doctor.dial_peers(Peers(), addresses[:1], met)  # type: ignore[arg-type]
         assert level(found) == ["bad"]
 
 
 def test_whom_the_folder_was_told_to_join_through_is_looked_at_too(tmp_path: Path) -> None:
     own, told, member = (f"/ip4/203.0.113.{n}/tcp/9/p2p/{Identity.generate().peer_id}" for n in range(1, 4))
     asked = DoctorSettings(data_dir=tmp_path)
-    assert doctor.whom_to_dial(asked, tmp_path, ()) == ((), frozenset())
+    assert doctor.addresses_to_dial(asked, tmp_path, ()) == ((), frozenset())
     keep_joined_through(tmp_path, ["/dnsaddr/boot.example", told])
     peers_file(tmp_path).write_text(f"{told}\n{member}\n")
-    addresses, met = doctor.whom_to_dial(asked, tmp_path, [own])
+    addresses, met = doctor.addresses_to_dial(asked, tmp_path, [own])
     assert addresses == (own, "/dnsaddr/boot.example", told, member)
     assert met == {peer_in(own), peer_in(member)}, "who was told has to be there"
     given = DoctorSettings(data_dir=tmp_path, join=(member,))
-    assert doctor.whom_to_dial(given, tmp_path, [own]) == ((member,), frozenset())
+    assert doctor.addresses_to_dial(given, tmp_path, [own]) == ((member,), frozenset())
 
 
 def test_what_a_run_takes_is_compared_with_what_is_free(
@@ -274,7 +274,7 @@ def test_what_a_run_takes_is_compared_with_what_is_free(
     ):
         monkeypatch.setattr(doctor, "free_memory_bytes", lambda memory=memory: memory)
         monkeypatch.setattr(doctor, "free_disk_bytes", lambda _folder, disk=disk: disk)
-        assert level(list(doctor.footprint(manifest, tmp_path / "new"))) == wanted
+        assert level(list(doctor.check_footprint(manifest, tmp_path / "new"))) == wanted
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ async def test_what_the_link_carries(
 
     monkeypatch.setattr(doctor, "measure", measure)
     transport: Any = None
-    (found,) = await doctor.link(transport, PEER, for_bytes(for_run("tiny", "tiny")))
+    (found,) = await doctor.check_link(transport, PEER, for_bytes(for_run("tiny", "tiny")))
     assert found.level.value == wanted and words in found.words
 
 
@@ -313,16 +313,16 @@ async def test_what_another_implementation_says(tmp_path: Path, says: Any, wante
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n" if says is None else f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
     python.chmod(0o755)
-    (found,) = await doctor.probed(str(python), f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}")
+    (found,) = await doctor.probe_by_py_libp2p(str(python), f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}")
     assert (found.level.value, words in found.words) == (wanted, True), found
 
 
 @pytest.mark.process
 async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
     for python in ("", str(tmp_path / "none")):
-        (found,) = await doctor.probed(python, "/ip4/127.0.0.1/tcp/9/p2p/x")
+        (found,) = await doctor.probe_by_py_libp2p(python, "/ip4/127.0.0.1/tcp/9/p2p/x")
         assert found.level is Level.SKIPPED and "pip install libp2p" in found.todo
-    (found,) = await doctor.probed(sys.executable, "/ip4/127.0.0.1/tcp/9/p2p/x")
+    (found,) = await doctor.probe_by_py_libp2p(sys.executable, "/ip4/127.0.0.1/tcp/9/p2p/x")
     assert found.level is Level.SKIPPED and "does not run" in found.words
 
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from p2pdiloco.cli import given_files
-from p2pdiloco.cli.given_files import with_besides
+from p2pdiloco.cli.given_files import with_side_files
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import (
     MAX_EXPORT_TEXT,
@@ -277,21 +277,21 @@ def test_what_is_damaged_too_large_or_a_class_of_its_own_is_left_out(
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "y" * MAX_EXPORT_TEXT}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | {"chat_template": named}))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": PAD}))
-    found = with_besides(MICRO, tmp_path)
+    found = with_side_files(MICRO, tmp_path)
     assert json.loads(found.export.tokenizer_config) == {"eos_token": END, "pad_token": PAD}
     assert len(found.export.chat_template) == MAX_EXPORT_TEXT
     said = capsys.readouterr().err
     assert "config.json is no JSON object, and left out" in said and "generation_config.json is no" in said
     named[1]["template"] += "y"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | {"chat_template": named}))
-    found = with_besides(MICRO, tmp_path)
+    found = with_side_files(MICRO, tmp_path)
     assert not found.export.chat_template and found.export.tokenizer_config
     assert "the chat template in" in capsys.readouterr().err
     # All of it has to travel with the manifest.
     room = MAX_MANIFEST_BYTES - len(canonical_bytes(MICRO))
     monkeypatch.setattr(given_files, "MAX_EXPORT_TEXT", room)
     (tmp_path / "chat_template.jinja").write_text("z" * room)
-    assert len(canonical_bytes(with_besides(MICRO, tmp_path))) < MAX_MANIFEST_BYTES
+    assert len(canonical_bytes(with_side_files(MICRO, tmp_path))) < MAX_MANIFEST_BYTES
 
 
 def test_a_stranger_s_export_section_is_bounded_and_json() -> None:

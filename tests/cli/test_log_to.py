@@ -16,13 +16,13 @@ from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.cli import charts
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.charts import (
+    ChartPlace,
     EventReader,
     PlaceFile,
     Point,
     Points,
     Trackio,
     Wandb,
-    Where,
     carry,
     open_charts,
 )
@@ -37,7 +37,7 @@ class Drawn:
         self.names: list[str] = []
         self._fails_at = fails_at
 
-    def open(self, _target: str, where: Where) -> Drawn:
+    def open(self, _target: str, where: ChartPlace) -> Drawn:
         self.names.append(where.name)
         return self
 
@@ -74,7 +74,7 @@ class Diary:
 def carried(tmp_path: Path) -> Callable[..., list[str]]:
     def work(drawn: Drawn, follows: bool = False, again: bool = False, **options: Any) -> list[str]:
         said: list[str] = []
-        where = Where(tmp_path / "out", "p", "node")
+        where = ChartPlace(tmp_path / "out", "p", "node")
         stop = options.get("stop") or threading.Event()
         carry(
             tmp_path,
@@ -199,11 +199,11 @@ def test_what_charts_do_not_take_is_a_sentence_and_is_not_drawn_again(
 
 
 def test_two_at_once_would_draw_twice(tmp_path: Path, carried: Callable[..., list[str]]) -> None:
-    where = Where(tmp_path / "out", "p", "node")
+    where = ChartPlace(tmp_path / "out", "p", "node")
     first = PlaceFile(tmp_path, "tensorboard", where)
     with pytest.raises(UserError, match="another process carries"):
         carried(Drawn())
-    other = PlaceFile(tmp_path, "tensorboard", Where(tmp_path / "out", "p", "another"))
+    other = PlaceFile(tmp_path, "tensorboard", ChartPlace(tmp_path / "out", "p", "another"))
     other.close()
     first.close()
     carried(Drawn())
@@ -259,7 +259,7 @@ def test_what_wandb_and_trackio_are_asked_for(tmp_path: Path, monkeypatch: pytes
     settings = SimpleNamespace
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init("wandb"), Settings=settings))
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init("trackio")))
-    where = Where(tmp_path / "out", "p", "node", "ab12")
+    where = ChartPlace(tmp_path / "out", "p", "node", "ab12")
     for kind in (Wandb, Trackio):
         opened = kind(where)
         opened.write([Point(7, 1.5, {"train/loss": 2.0})])
@@ -281,14 +281,14 @@ def test_what_wandb_and_trackio_are_asked_for(tmp_path: Path, monkeypatch: pytes
 def test_what_is_missing_or_does_not_open_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = Where(tmp_path / "out", "p", "node")
+    where = ChartPlace(tmp_path / "out", "p", "node")
     for name in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(UserError, match=f"{name} is not installed here") as told:
             open_charts(name, where)  # type: ignore[arg-type]
         assert f".[{name}]" in told.value.hint
 
-    def locked_out(_where: Where) -> Any:
+    def locked_out(_where: ChartPlace) -> Any:
         raise RuntimeError("api_key not configured")
 
     monkeypatch.setitem(charts.KINDS, "wandb", locked_out)

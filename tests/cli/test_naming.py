@@ -9,7 +9,7 @@ import pytest
 
 from p2pdiloco.cli import owner_notice
 from p2pdiloco.cli.owner_commands import COMMANDS
-from p2pdiloco.cli.owner_notice import ENDING, SURE_ENDING, InviteEnd, PeerChange, Reached
+from p2pdiloco.cli.owner_notice import ENDING, SURE_ENDING, InviteEnd, PeerChange, ReachedPeers
 from p2pdiloco.daemon.papers import Notice
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
@@ -29,7 +29,7 @@ def unban(word: str, names: dict[str, str], yes: bool = True, lately: tuple[str,
 
 
 def after(change: PeerChange, notice: Notice, names: dict[str, str], lately: tuple[str, ...]) -> Notice:
-    reached = Reached([], names, set(lately))
+    reached = ReachedPeers([], names, set(lately))
     asyncio.run(change.agree(notice, reached))
     return change.make(notice, reached)
 
@@ -91,11 +91,11 @@ def test_whoever_revokes_is_asked_as_whoever_bans(
     revoke = InviteEnd(ANN, "friends", bool(yes))
     if there and not agreed and not yes:
         assert "nothing is signed / --yes" in refused(
-            asyncio.run, revoke.agree(BANNED, Reached([], {}, set()))
+            asyncio.run, revoke.agree(BANNED, ReachedPeers([], {}, set()))
         )
     else:
-        asyncio.run(revoke.agree(BANNED, Reached([], {}, set())))
-        assert revoke.make(BANNED, Reached([], {}, set())).revoked == (ANN,)
+        asyncio.run(revoke.agree(BANNED, ReachedPeers([], {}, set())))
+        assert revoke.make(BANNED, ReachedPeers([], {}, set())).revoked == (ANN,)
     assert f"revoke the invite {ANN}, called friends" in capsys.readouterr().err
 
 

@@ -156,7 +156,7 @@ def test_the_node_of_this_machine_is_asked_if_it_runs(
     address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}"
     monkeypatch.setattr(status_command, "visit", lambda body: body.close())
     monkeypatch.setattr(status_command, "_report", asked := AsyncMock())
-    monkeypatch.setattr(status_command, "status_json", lambda report: "{}")
+    monkeypatch.setattr(status_command, "json_line", lambda report: "{}")
     with pytest.raises(StorageError, match="does not exist"):
         status_command.run(StatusSettings(data_dir=tmp_path / "no" / "folder"))
     save_own_addresses(tmp_path, [address])

@@ -16,19 +16,18 @@ from msgspec import structs
 from rich.cells import cell_len
 from rich.console import Console
 
-from p2pdiloco.cli import watching
-from p2pdiloco.cli import watching as asking
+from p2pdiloco.cli import top
 from p2pdiloco.cli.status_command import Search
-from p2pdiloco.cli.watching import (
+from p2pdiloco.cli.top import (
     AskedMembers,
-    Chosen,
     Happenings,
     HeardReport,
     ListOrder,
     SwarmPicture,
     SwarmView,
+    ViewChoice,
     Watch,
-    obeyed,
+    after_key,
     ordered,
     page_rows,
     picture_of,
@@ -183,7 +182,7 @@ def crowd(count: int, fragments: int = 24) -> SwarmPicture:
 def test_the_view_fits(size: tuple[int, int], count: int) -> None:
     width, height = size
     for fragments in (0, 4, 500):
-        chosen = Chosen(crowd(count, fragments), silence="nobody has answered for 9.0 s")
+        chosen = ViewChoice(crowd(count, fragments), silence="nobody has answered for 9.0 s")
         for explained in (False, True):
             out = StringIO()
             Console(file=out, width=width, height=height).print(SwarmView(chosen, explained))
@@ -193,7 +192,7 @@ def test_the_view_fits(size: tuple[int, int], count: int) -> None:
 
 
 def test_what_matters_is_on_the_smallest_terminal() -> None:
-    text = "\n".join(line.plain for line in swarm_lines(Chosen(crowd(30)), 60, 20))
+    text = "\n".join(line.plain for line in swarm_lines(ViewChoice(crowd(30)), 60, 20))
     for words in (
         "run test",
         "1.0 % of 1k tokens",
@@ -208,23 +207,24 @@ def test_what_matters_is_on_the_smallest_terminal() -> None:
 
 
 def test_the_list_moves_and_is_sorted_as_a_person_says() -> None:
-    chosen = Chosen(crowd(60))
+    chosen = ViewChoice(crowd(60))
     page = page_rows(chosen.picture, 80, 24)
     shown = [line.plain for line in swarm_lines(chosen, 80, 24) if "tok/s" in line.plain]
     assert len(shown) == page and shown[0].startswith("a first")
-    chosen = obeyed(chosen, Move.PAGE_DOWN, 80, 24)
+    chosen = after_key(chosen, Move.PAGE_DOWN, 80, 24)
     assert chosen.first == page
-    assert obeyed(obeyed(chosen, Move.DOWN, 80, 24), Move.UP, 80, 24).first == page
-    end = obeyed(chosen, Move.END, 80, 24)
+    assert after_key(after_key(chosen, Move.DOWN, 80, 24), Move.UP, 80, 24).first == page
+    end = after_key(chosen, Move.END, 80, 24)
     assert f"{60 - page + 1}-60 shown" in "\n".join(line.plain for line in swarm_lines(end, 80, 24))
     assert (
-        obeyed(end, Move.PAGE_DOWN, 80, 24).first == end.first and obeyed(end, Move.HOME, 80, 24).first == 0
+        after_key(end, Move.PAGE_DOWN, 80, 24).first == end.first
+        and after_key(end, Move.HOME, 80, 24).first == 0
     )
-    chosen = obeyed(end, "s", 80, 24)
+    chosen = after_key(end, "s", 80, 24)
     assert chosen.order is ListOrder.TROUBLE and chosen.first == 0
     assert ordered(chosen)[0].age_s == pytest.approx(5.1), "who is silent comes first"
-    assert obeyed(chosen, "x", 80, 24) is chosen
-    orders = {obeyed(structs.replace(chosen, order=order), "s", 80, 24).order for order in ListOrder}
+    assert after_key(chosen, "x", 80, 24) is chosen
+    orders = {after_key(structs.replace(chosen, order=order), "s", 80, 24).order for order in ListOrder}
     assert orders == set(ListOrder)
 
 
@@ -276,7 +276,7 @@ class Network:
 @pytest.fixture
 async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     for name, value in {"TICK_S": 0.001, "LEAST_S": 0.01, "LOOK_AGAIN_S": 0.05, "DOUBT_S": 30.0}.items():
-        monkeypatch.setattr(asking, name, value)
+        monkeypatch.setattr(top, name, value)
     made = Network()
     try:
         yield made
@@ -298,7 +298,7 @@ async def test_several_are_asked_and_others_when_those_die(network: Network) -> 
     asked.take(report(peers[0]))
     watching = asyncio.create_task(asked.watch(visitor))
     try:
-        await until(lambda: len(asked.answers) == asking.WITNESSES)
+        await until(lambda: len(asked.answers) == top.WITNESSES)
         for peer in list(asked.answers)[:3]:
             network.hub.kill(peer)
         await until(lambda: len(asked.answers) == 6 and len(asked.silent) == 3)
@@ -323,13 +323,13 @@ async def test_who_failed_is_asked_after_others_and_the_list_is_looked_at_soon(
         raise PeerUnreachable("gone")
 
     now = 0.0
-    monkeypatch.setattr(asking, "WITNESSES", 1)
+    monkeypatch.setattr(top, "WITNESSES", 1)
     asked = AskedMembers(Search("", ["failed", "other"]), RUN, lambda: now)
     asked._known["failed"].addresses = ("/ip4/203.0.113.1/tcp/1",)
-    asked._look_s = asking.LOOK_AGAIN_S
+    asked._look_s = top.LOOK_AGAIN_S
     await asked._ask(SimpleNamespace(connect=connect), "failed")  # type: ignore[arg-type]
-    assert asked._look_s == asking.LOOK_SOON_S
-    now = asking.MOST_DOUBT_S
+    assert asked._look_s == top.LOOK_SOON_S
+    now = top.MOST_DOUBT_S
     assert asked._due() == ["other"]
 
 
@@ -376,7 +376,7 @@ async def test_lines_are_written_where_there_is_no_terminal_until_nobody_reads(
         yield visitor
 
     monkeypatch.setattr("p2pdiloco.cli.status_command.visitor", joined)
-    monkeypatch.setattr(watching, "PERIOD_S", 0.001)
+    monkeypatch.setattr(top, "PERIOD_S", 0.001)
     written: list[str] = []
 
     def write(text: str, flush: bool = False) -> None:
@@ -387,7 +387,7 @@ async def test_lines_are_written_where_there_is_no_terminal_until_nobody_reads(
     monkeypatch.setattr("builtins.print", write)
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"
     with pytest.raises(BrokenPipeError):
-        await watching._top(TopSettings(join=(address,), every_s=0.0), watching._plain)
+        await top._top(TopSettings(join=(address,), every_s=0.0), top._plain)
     assert all("run test  members 1" in line for line in written)
 
 

@@ -17,9 +17,9 @@ from p2pdiloco.config.presets import (
     PRESETS,
     ROWS,
     USUAL,
-    Rule,
+    OuterRule,
     for_given,
-    harms,
+    harmful_settings,
     row_for,
     rule_of,
     too_large,
@@ -72,14 +72,14 @@ def test_a_rate_far_above_the_table_is_warned_of(numel: int, kind: str, rate: fl
     ],
 )
 def test_the_outer_step_of_a_model_that_exists_is_gentle_where_the_run_is_short(
-    steps: int, inner_steps: int, rule: Rule, warmup: int
+    steps: int, inner_steps: int, rule: OuterRule, warmup: int
 ) -> None:
     tiny = PRESETS["tiny"]
     short = replace(tiny, sync=replace(tiny.sync, inner_steps=inner_steps, delay_steps=1))
     made = for_given(with_tokens(short, steps * 4 * tiny.inner.tokens_per_step))
     assert rule_of(made.outer) == rule and made.outer.momentum_warmup_merges == warmup
     assert with_outer(made) == made
-    assert all(sentence.startswith("the schedule is about") for sentence in harms(made))
+    assert all(sentence.startswith("the schedule is about") for sentence in harmful_settings(made))
     # A run that begins with nothing has what it had.
     assert rule_of(with_outer(with_tokens(short, steps * 4 * tiny.inner.tokens_per_step)).outer) == USUAL
 

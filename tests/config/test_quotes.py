@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.config.values import meant, read_toml
+from p2pdiloco.config.values import intended_line, read_toml
 from p2pdiloco.errors import ConfigError
 
 TEXT = "text stands in quotes: "
@@ -31,7 +31,7 @@ TEXT = "text stands in quotes: "
     ],
 )
 def test_a_line_is_written_as_it_was_meant(line: str, answer: str) -> None:
-    assert meant(line) == answer
+    assert intended_line(line) == answer
 
 
 @pytest.mark.parametrize("line", ["name = shake\n", "name = shake", "name = shake\r\n", 'name = "shake'])

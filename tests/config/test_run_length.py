@@ -17,13 +17,13 @@ from p2pdiloco.config.presets import (
     PRESETS,
     SPARSE,
     USUAL,
-    doubts,
     expected_merges,
     for_length,
     for_run,
-    harms,
+    harmful_settings,
+    likely_slips,
     rule_of,
-    slips,
+    warnings_about,
     with_outer,
     with_schedule,
 )
@@ -41,13 +41,13 @@ def changed(table, **keys):
 @pytest.mark.parametrize("members", [0, 3, 40])
 def test_presets_of_every_length_are_not_known_to_hurt_but_for_being_short(name, members):
     preset = for_run(name, "run")
-    assert all(sentence.startswith("the schedule is about") for sentence in harms(preset))
+    assert all(sentence.startswith("the schedule is about") for sentence in harmful_settings(preset))
     of_some = replace(preset, group=replace(preset.group, expected_members=members))
     for length, expected in LENGTHS.items():
         made = with_outer(for_length(of_some, length))
         check_manifest(made, length)
         if expected.steps // made.sync.inner_steps > 29:
-            assert harms(made) == []
+            assert harmful_settings(made) == []
         assert expected_merges(made) == expected.steps // made.sync.inner_steps
         assert made.inner.beta1 == (preset.inner.beta1 if length == "demo" else 0.9)
         shorter = length != "demo" and preset.inner.optimizer == "muon"
@@ -125,15 +125,15 @@ def test_a_manifest_that_says_nothing_of_the_outer_step_has_the_usual_one():
     ],
 )
 def test_what_hurt_and_what_was_not_shown_to_work_is_said(manifest, words):
-    assert sum(words in sentence for sentence in doubts(manifest)) == 1
+    assert sum(words in sentence for sentence in warnings_about(manifest)) == 1
 
 
 def test_all_that_is_beyond_what_was_shown_is_one_sentence():
     with_muon = with_schedule(PRESETS["tiny"], 2800, 4)
-    assert doubts(with_muon, 3_229_952) == []
+    assert warnings_about(with_muon, 3_229_952) == []
     shown = replace(with_muon, inner=replace(with_muon.inner, optimizer="adamw"))
-    assert doubts(shown, 3_229_952) == []
-    assert doubts(shown, 124_000_000) == [
+    assert warnings_about(shown, 3_229_952) == []
+    assert warnings_about(shown, 124_000_000) == [
         "not compared with data parallel yet (docs/results.md): 124 M parameters (3.23 M)"
     ]
     many = for_length(replace(shown, group=replace(shown.group, expected_members=64)), "day")
@@ -142,7 +142,7 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
         sync=replace(many.sync, keep_in_flight=0.3),
         codec=replace(many.codec, contribution="int4"),
     )
-    assert doubts(many) == [
+    assert warnings_about(many) == [
         "not compared with data parallel yet (docs/results.md): 64 members (8 at most), 10000 inner "
         "steps (2800), codec int4 (fp32, bf16, int8, e3m0), "
         "sync.keep_in_flight 0.3 (0, 1)"
@@ -151,7 +151,7 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
 
 def test_what_made_short_runs_level_is_told_of_such_runs_only():
     def sentence_of(manifest):
-        (sentence,) = [one for one in harms(manifest) if "the schedule is about" in one]
+        (sentence,) = [one for one in harmful_settings(manifest) if "the schedule is about" in one]
         return sentence
 
     def said(manifest):
@@ -207,10 +207,10 @@ def test_the_inner_rate_warms_up_over_a_tenth_of_a_short_run(steps, warmup):
     ],
 )
 def test_slips_of_the_pen_are_said(section, changes, words):
-    assert sum(words in sentence for sentence in doubts(changed(section, **changes))) == 1
+    assert sum(words in sentence for sentence in warnings_about(changed(section, **changes))) == 1
 
 
 def test_what_presets_have_is_no_slip():
-    assert [slips(preset) for preset in PRESETS.values()] == [[]] * len(PRESETS)
-    assert slips(changed("group", expected_members=1024)) == []
+    assert [likely_slips(preset) for preset in PRESETS.values()] == [[]] * len(PRESETS)
+    assert likely_slips(changed("group", expected_members=1024)) == []
     assert MOST_MEMBERS == MAX_SUBKEYS

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import PRESETS, doubts, for_bytes, unreached_rows
+from p2pdiloco.config.presets import PRESETS, for_bytes, unreached_rows, warnings_about
 
 GPT2 = PRESETS["gpt2"]
 
@@ -16,7 +16,7 @@ def with_model(manifest: Manifest, **keys: object) -> Manifest:
 
 
 def test_a_vocabulary_beyond_raw_bytes_is_said_wherever_doubts_are() -> None:
-    said = [doubt for doubt in doubts(GPT2, 124_000_000) if "never reached" in doubt]
+    said = [doubt for doubt in warnings_about(GPT2, 124_000_000) if "never reached" in doubt]
     assert len(said) == 1
     assert "50304 token ids, and bytes has 256: 38.4 M parameters, 31% of the model" in said[0]
     assert "a vocabulary of 256 is enough" in said[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit import RUN, child, genesis
 
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits import FragmentLedger, HistoryRecord, HistoryStore, Tip, count
+from p2pdiloco.credits import FragmentLedger, HeadRef, HistoryRecord, HistoryStore, count_line
 
 START_S = 1_800_000_000
 DAY_S = 86_400
@@ -35,11 +35,11 @@ def history_of(folder: Path, versions: Iterable[SignedVersion], segment_bytes: i
     return history
 
 
-def tip(version: SignedVersion) -> Tip:
+def tip(version: SignedVersion) -> HeadRef:
     """The version as the end of a line."""
-    return Tip.of(version.header.head())
+    return HeadRef.of(version.header.head())
 
 
 def ledger_of(history: HistoryStore, head: SignedVersion, bucket_s: int = 0) -> FragmentLedger:
     """What the line that ends there counts."""
-    return count(history, RUN, head.header.fragment, tip(head), bucket_s=bucket_s)
+    return count_line(history, RUN, head.header.fragment, tip(head), bucket_s=bucket_s)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco.credits import HistoryRecord, HistoryStore, Signatures, Tip, count
+from p2pdiloco.credits import HeadRef, HistoryRecord, HistoryStore, Signatures, count_line
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 from p2pdiloco_lab.simulation.seed_plan import RUN, draw_plan
 from p2pdiloco_lab.simulation.sim_host import Host
@@ -46,7 +46,9 @@ def test_credits_are_what_the_state_has_of_every_learner(mix: str, seed: int, tm
         for store in host.stores:
             head = store.version.header
             signatures = Signatures(RUN, head.fragment, HashCrypto("asker").verify)
-            ledger = count(kept.history, RUN, head.fragment, Tip.of(head.head()), signatures=signatures)
+            ledger = count_line(
+                kept.history, RUN, head.fragment, HeadRef.of(head.head()), signatures=signatures
+            )
             assert not ledger.doubts and ledger.first <= 1
             steps = {peer: entry.inner_steps for (peer, _), entry in ledger.entries.items()}
             truth = {p: sum(b - a for a, b in spans) for p, spans in store.state.covered.items()}

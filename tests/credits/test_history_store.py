@@ -10,7 +10,7 @@ from kit import child
 
 from p2pdiloco import credits
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits import HistoryStore, framed, frames, received
+from p2pdiloco.credits import HistoryStore, decode_page, frame_record, read_frames
 from p2pdiloco.errors import RemoteError
 
 
@@ -37,11 +37,11 @@ def test_a_torn_end_is_cut_off_and_what_comes_then_is_sound(tmp_path: Path) -> N
     history_of(tmp_path, versions[:5], 1 << 20)
     (log,) = tmp_path.rglob("*.log")
     whole = log.read_bytes()
-    log.write_bytes(whole + (framed(record(versions[5])) + bytes(5000))[9:])
+    log.write_bytes(whole + (frame_record(record(versions[5])) + bytes(5000))[9:])
     history = HistoryStore(tmp_path)
     assert numbers(history, versions[4]) == [5, 4, 3, 2, 1]
     history.append(record(versions[5]))
-    assert log.read_bytes() == whole + framed(record(versions[5]))
+    assert log.read_bytes() == whole + frame_record(record(versions[5]))
     assert numbers(HistoryStore(tmp_path), versions[5]) == [6, 5, 4, 3, 2, 1]
 
 
@@ -98,18 +98,18 @@ def test_a_damaged_segment_is_as_if_it_were_not_there(tmp_path: Path) -> None:
 
 def test_a_page_ends_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [record(version) for version in chain(3)]
-    monkeypatch.setattr(credits, "PAGE_BYTES", len(framed(kept[0])) + 1)
-    assert credits.page_of(kept) == framed(kept[0]) + framed(kept[1])
+    monkeypatch.setattr(credits, "PAGE_BYTES", len(frame_record(kept[0])) + 1)
+    assert credits.page_of(kept) == frame_record(kept[0]) + frame_record(kept[1])
 
 
 @pytest.mark.parametrize("cut", [1, 5, 100])
 def test_a_page_of_a_peer_is_whole_or_refused(cut: int) -> None:
-    page = b"".join(framed(record(version)) for version in chain(3))
-    assert len(received(page)) == 3 and received(b"") == []
+    page = b"".join(frame_record(record(version)) for version in chain(3))
+    assert len(decode_page(page)) == 3 and decode_page(b"") == []
     with pytest.raises(RemoteError, match="garbage"):
-        received(page[:-cut])
+        decode_page(page[:-cut])
     changed = bytearray(page)
     changed[-cut] ^= 1
     with pytest.raises(RemoteError, match="garbage"):
-        received(bytes(changed))
-    assert len(list(frames(page[:-cut]))) == 2
+        decode_page(bytes(changed))
+    assert len(list(read_frames(page[:-cut]))) == 2

@@ -14,7 +14,15 @@ from msgspec.structs import replace
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, marks_of
-from p2pdiloco.credits import Doubt, FragmentLedger, HistoryRecord, Signatures, count, credits_of, shares_of
+from p2pdiloco.credits import (
+    Doubt,
+    FragmentLedger,
+    HistoryRecord,
+    Signatures,
+    count_line,
+    credits_of,
+    shares_of,
+)
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 VERIFY = HashCrypto("asker").verify
@@ -145,7 +153,7 @@ def test_false_signatures_are_found_and_not_credited(tmp_path: Path) -> None:
     unsigned = replace(child(forged.header, learners=("p1",)), signature=b"no")
     history = history_of(tmp_path, [*versions, forged, unsigned])
     signatures = Signatures(RUN, 0, VERIFY)
-    ledger = count(history, RUN, 0, tip(unsigned), signatures=signatures)
+    ledger = count_line(history, RUN, 0, tip(unsigned), signatures=signatures)
     assert ledger.doubts == {Doubt.FALSE_LABEL: 1, Doubt.FALSE_VERSION: 1}
     assert signatures.checked == 5 + 9
     assert ledger.entries["p2", 0].tokens == 120 and ledger.entries["p1", 0].tokens == 200

@@ -9,7 +9,7 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood, until
 
-from p2pdiloco.cli.watching import HeardReport, picture_of
+from p2pdiloco.cli.top import HeardReport, picture_of
 from p2pdiloco.core.api.events import ContributionSent, Event, OfferAnswered
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import learner_link

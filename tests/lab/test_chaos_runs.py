@@ -10,9 +10,8 @@ import pytest
 
 from p2pdiloco.demo import judge
 from p2pdiloco.demo.swarm import Chronicle
-from p2pdiloco_lab.chaos import chaos
-from p2pdiloco_lab.chaos import chaos_verdict as chaos_plot
-from p2pdiloco_lab.chaos.chaos_run import ChaosSettings, Course, Outcome
+from p2pdiloco_lab.chaos import chaos, chaos_verdict
+from p2pdiloco_lab.chaos.chaos_run import ChaosCourse, ChaosOutcome, ChaosSettings
 from p2pdiloco_lab.chaos.chaos_verdict import Facts
 
 
@@ -21,13 +20,13 @@ class Played:
 
     runs: ClassVar[list[tuple[str, float, int, float]]] = []
 
-    def __init__(self, course: Course, folder: Path, *_: Any) -> None:
+    def __init__(self, course: ChaosCourse, folder: Path, *_: Any) -> None:
         self._seconds, self._fragments = course.seconds, course.manifest.sync.fragments
         Played.runs.append((folder.name, course.seconds, len(course.faults), course.min_step_s))
 
-    def play(self) -> Outcome:
+    def play(self) -> ChaosOutcome:
         facts = Facts(Chronicle(self._fragments), began_s=100.0, ended_s=100.0 + self._seconds)
-        return Outcome(
+        return ChaosOutcome(
             facts=facts, struck=0, skipped=0, unexpected=[], disagreements=[], stuck=[], settled_s=1.0
         )
 
@@ -36,7 +35,7 @@ class Played:
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     Played.runs = []
     monkeypatch.setattr(chaos, "ChaosRun", Played)
-    monkeypatch.setattr(chaos_plot, "draw_run", lambda *args: None)
+    monkeypatch.setattr(chaos_verdict, "draw_run", lambda *args: None)
     monkeypatch.setattr(judge.Judge, "step_time_s", lambda self: 0.01)
     monkeypatch.setattr(judge.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
 

@@ -11,7 +11,7 @@ import pytest
 from p2pdiloco.cli.main import run
 from p2pdiloco.demo.swarm import Chronicle, Line
 from p2pdiloco_lab.chaos import scenarios
-from p2pdiloco_lab.chaos.chaos_verdict import Act, Facts
+from p2pdiloco_lab.chaos.chaos_verdict import Facts, StateChange
 from p2pdiloco_lab.chaos.scenarios import equal_at, healed, split_of, survived
 from p2pdiloco_lab.namespaces import Links, LinksRefused
 
@@ -80,7 +80,7 @@ def test_a_split_that_healed(split: Logs) -> None:
     assert found.equal_s == pytest.approx(5.6)
     assert (found.sent_again, found.tokens_sent_again, found.merged_again_s) == (60, 600, 4.0)
     assert (found.tokens_trained, found.tokens_merged) == (2970, 2970)
-    assert ("equal heads after healing", "after 5.6 s") in scenarios.rows(found)
+    assert ("equal heads after healing", "after 5.6 s") in scenarios.report_rows(found)
 
 
 def test_work_that_is_not_merged_again_fails(split: Logs) -> None:
@@ -140,7 +140,7 @@ def test_a_survivor() -> None:
     for second in range(32, 51):
         logs.version(second, second - 10, 630 + 10 * (second - 31), "a", "")
     for node, at_s in (("b", 58.0), ("c", 61.5)):
-        logs.facts.acts.append(Act(50.0, node, "starting"))
+        logs.facts.acts.append(StateChange(50.0, node, "starting"))
         logs.line(node, "contribution", 10.0, "merged", stamp=1, tokens=1)
         logs.line(node, "contribution", at_s, "merged", stamp=1, tokens=1)
     logs.version(62.0, 41, 900, "c", "ab")

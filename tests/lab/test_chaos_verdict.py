@@ -8,7 +8,16 @@ import pytest
 
 from p2pdiloco.demo.swarm import Chronicle, Line
 from p2pdiloco_lab.chaos import chaos_verdict
-from p2pdiloco_lab.chaos.chaos_verdict import LINK_WEIGHTS, WEIGHTS, Act, Facts, StateSpan, draw, goals, spans
+from p2pdiloco_lab.chaos.chaos_verdict import (
+    LINK_WEIGHTS,
+    WEIGHTS,
+    Facts,
+    StateChange,
+    StateSpan,
+    draw,
+    goals,
+    spans,
+)
 
 
 def test_the_schedule_is_the_seeds_and_reaches_the_rate() -> None:
@@ -30,8 +39,8 @@ def test_short_runs_have_different_faults_and_time_to_come_back() -> None:
         assert all(f.at_s <= 25 * 0.85 and f.lasts_s <= max(25 / 8, 10) for f in faults)
 
 
-def acts(*found: tuple[float, str]) -> list[Act]:
-    return [Act(at_s, "a", state) for at_s, state in found]  # type: ignore[arg-type]
+def acts(*found: tuple[float, str]) -> list[StateChange]:
+    return [StateChange(at_s, "a", state) for at_s, state in found]  # type: ignore[arg-type]
 
 
 def test_a_nodes_states() -> None:
@@ -68,9 +77,9 @@ def facts() -> Facts:
     """Two nodes, one fragment, 100 s; node b is killed at 40 s as syncer, and started again at 45 s."""
     facts = record()
     for node in "ab":
-        facts.acts.append(Act(-10.0, node, "starting"))
+        facts.acts.append(StateChange(-10.0, node, "starting"))
         facts.feed(line(node, "learner", -5.0, reason="running"))
-    facts.acts += [Act(40.0, "b", "killed"), Act(45.0, "b", "starting")]
+    facts.acts += [StateChange(40.0, "b", "killed"), StateChange(45.0, "b", "starting")]
     facts.feed(line("b", "learner", 55.0, reason="running"))
     facts.feed(line("a", "office", 30.0, 0, syncer="B", term=1))
     facts.feed(line("a", "office", 41.5, 0, syncer="A", term=2))
@@ -108,12 +117,12 @@ def test_resuming_and_returning_are_timed(facts: Facts) -> None:
     assert (figures.t_resume.count, figures.t_resume.worst_s) == (1, 2.5)
     assert (figures.t_back.count, figures.t_back.median_s) == (1, 11.5)
     assert figures.never_resumed == 0 and figures.never_back == ()
-    facts.acts.append(Act(99.9, "b", "killed"))
-    facts.acts.append(Act(99.95, "b", "starting"))
+    facts.acts.append(StateChange(99.9, "b", "killed"))
+    facts.acts.append(StateChange(99.95, "b", "starting"))
     again = chaos_verdict.figures(facts)
     assert again.never_back == ("b",)
     # Struck again before anything of it was merged: neither back nor lost.
-    facts.acts.insert(0, Act(50.0, "b", "killed"))
+    facts.acts.insert(0, StateChange(50.0, "b", "killed"))
     facts.sort()
     assert chaos_verdict.figures(facts).t_back.count == 0
 

@@ -15,14 +15,13 @@ from rich.console import Console
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.daemon.display.terminal import Keys
-from p2pdiloco.demo import demo
-from p2pdiloco.demo import verdict as demo_plot
-from p2pdiloco.demo.demo import EXPLAINED, Demo, Interrupted, Screen, _headline, render_summary, words_of
+from p2pdiloco.demo import demo, verdict
+from p2pdiloco.demo.demo import EXPLAINED, Demo, Interrupted, Screen, _headline, event_text, render_summary
 from p2pdiloco.demo.judge import loss_unit
-from p2pdiloco.demo.swarm import Chronicle, Holdings, Line, Tail, conflicts, of_traces, read_log
+from p2pdiloco.demo.swarm import Chronicle, HeldVersions, Line, Tail, conflicts, held_by_traces, read_log
 from p2pdiloco.demo.verdict import DemoSummary, Kill, Pauses, choose_victim, failures, pauses
 from p2pdiloco.errors import UserError
-from p2pdiloco_lab.chaos import chaos_verdict as chaos_plot
+from p2pdiloco_lab.chaos import chaos_verdict
 from p2pdiloco_lab.chaos.chaos_verdict import Facts
 
 PEERS = {"one": "12D3KooWone", "two": "12D3KooWtwo", "three": "12D3KooWthree"}
@@ -78,27 +77,27 @@ def test_words_and_units_are_those_of_what_is_trained(
     console.print(render_summary(summary, [], [], unit))
     assert f"1.000 → 1.000 {unit}" in console.export_text()
     drawn: list[Any] = []
-    monkeypatch.setattr(demo_plot, "save", lambda figure, path: drawn.append(figure))
-    demo_plot.draw(tmp_path / "x.png", chronicle, 0.0, [], [], (1.0, 1.0), "demo", unit)
-    monkeypatch.setattr(chaos_plot, "save", lambda figure, path: drawn.append(figure))
-    chaos_plot.draw_run(tmp_path / "x.png", Facts(Chronicle(fragments=2)), None, "chaos", unit)
+    monkeypatch.setattr(verdict, "save_figure", lambda figure, path: drawn.append(figure))
+    verdict.draw(tmp_path / "x.png", chronicle, 0.0, [], [], (1.0, 1.0), "demo", unit)
+    monkeypatch.setattr(chaos_verdict, "save_figure", lambda figure, path: drawn.append(figure))
+    chaos_verdict.draw_run(tmp_path / "x.png", Facts(Chronicle(fragments=2)), None, "chaos", unit)
     assert drawn[0].axes[0].get_ylabel() == f"loss, {unit}" and unit in drawn[0].axes[0].get_title()
     assert drawn[1].axes[1].get_ylabel().endswith(unit)
     pyplot.close("all")
 
 
 def test_equal_chains_agree_and_every_shared_version_is_compared() -> None:
-    one = Holdings("one", {0: {1: "a", 2: "b"}, 1: {1: "x"}})
-    two = Holdings("two", {0: {2: "b", 3: "c"}})
+    one = HeldVersions("one", {0: {1: "a", 2: "b"}, 1: {1: "x"}})
+    two = HeldVersions("two", {0: {2: "b", 3: "c"}})
     assert conflicts([one, two]) == ([], 1)
 
 
 def test_an_injected_disagreement_is_found_and_named(chronicle: Chronicle) -> None:
     chronicle.feed(version("one", "publish", 1, "aaaa", fragment=1))
     chronicle.feed(version("two", "apply", 1, "aaaa", fragment=1))
-    assert conflicts(of_traces(chronicle.nodes.values()))[0] == []
+    assert conflicts(held_by_traces(chronicle.nodes.values()))[0] == []
     chronicle.feed(version("three", "apply", 1, "bbbb", fragment=1))
-    found, compared = conflicts(of_traces(chronicle.nodes.values()))
+    found, compared = conflicts(held_by_traces(chronicle.nodes.values()))
     assert found == ["version 1 of fragment 1 differs: one, two against three"] and compared == 1
 
 
@@ -107,16 +106,16 @@ def test_a_branch_that_a_node_has_left_is_no_disagreement(chronicle: Chronicle) 
         chronicle.feed(version("one", "publish", number, digest))
     chronicle.feed(version("two", "apply", 1, "a1"))
     chronicle.feed(version("two", "publish", 2, "lost branch"))
-    assert conflicts(of_traces(chronicle.nodes.values()))[0] != []
+    assert conflicts(held_by_traces(chronicle.nodes.values()))[0] != []
     chronicle.feed(version("two", "catchup", 3, "a3"))
-    assert conflicts(of_traces(chronicle.nodes.values())) == ([], 1)
+    assert conflicts(held_by_traces(chronicle.nodes.values())) == ([], 1)
 
 
 @pytest.mark.parametrize("reason", ["digest-differs", "false-state"])
 def test_a_state_that_its_node_computes_differently_is_counted(chronicle: Chronicle, reason: str) -> None:
     refused = line("two", "refusal", fragment=1, reason=reason, number=4)
     chronicle.feed(refused)
-    assert "another state" in words_of(refused, chronicle.nodes["two"])
+    assert "another state" in event_text(refused, chronicle.nodes["two"])
     assert chronicle.wrong_digests() == ["1 times a node computed another state than the syncer"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.manifest import MAX_MANIFEST_BYTES, decode_signed, encode_signed, verify
-from p2pdiloco.config.presets import expected_merges, harms
+from p2pdiloco.config.presets import expected_merges, harmful_settings
 from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
 from p2pdiloco.daemon.run_files.saved_state import result_of
 from p2pdiloco.daemon.run_files.shared_files import initial_beside
@@ -94,12 +94,12 @@ def test_a_run_starts_from_what_another_one_came_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [64, 65_536])
 def test_the_schedule_is_as_long_as_the_program_s_steps_are(tmp_path: Path, tokens: int) -> None:
     run = sign_run(new_run(Tied(), tmp_path / "run.toml", "own", tokens, fragments=2), Identity.generate())[0]
-    assert harms(run.manifest) == [] and expected_merges(run.manifest) == 416
+    assert harmful_settings(run.manifest) == [] and expected_merges(run.manifest) == 416
     (doubt,) = run.doubts()
     assert "10000 inner steps (2800), task own-loop (causal-lm, image" in doubt and "parameters" not in doubt
     path = new_run(Tied(), tmp_path / "short.toml", "own", tokens, schedule_steps=480, fragments=2)
     run = sign_run(path, Identity.generate())[0]
-    assert "the schedule is about 20 outer steps" in "".join(harms(run.manifest))
+    assert "the schedule is about 20 outer steps" in "".join(harmful_settings(run.manifest))
     assert expected_merges(run.manifest) == 20
     assert run.manifest.outer.momentum_warmup_merges == 13
 

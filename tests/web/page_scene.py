@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.web.view import (
+    BehindReason,
     ContributionsView,
     Control,
     CreditView,
@@ -22,10 +23,10 @@ from p2pdiloco.web.view import (
     LossCurve,
     Mark,
     MarkKind,
+    MemberCondition,
     MemberView,
-    MemberWord,
     NewestView,
-    NodeWord,
+    NodeCondition,
     OwnView,
     ProgressView,
     PublicView,
@@ -33,7 +34,6 @@ from p2pdiloco.web.view import (
     RunChoice,
     RunView,
     StripView,
-    Why,
 )
 
 NAMES = ("anna", "bernd's attic", "c3-lab", "dmitri", "eva", "old laptop", "fukuoka-2")
@@ -83,7 +83,7 @@ def member(index: int, now_s: float, **changes: object) -> MemberView:
     row = MemberView(
         peer=peer(index),
         name=NAMES[index] if index < len(NAMES) else "",
-        state=MemberWord.HERE,
+        state=MemberCondition.HERE,
         in_last_merge=True,
         merged_at_s=now_s - 8,
         seen_at_s=now_s - 0.3,
@@ -161,8 +161,8 @@ def scene(now_s: float = NOW_S, own: bool = True, fragments: int = 24) -> RunVie
         member(
             5,
             now_s,
-            state=MemberWord.BEHIND,
-            why=Why.THIN_UPLINK,
+            state=MemberCondition.BEHIND,
+            why=BehindReason.THIN_UPLINK,
             behind_versions=3,
             in_last_merge=False,
             merged_at_s=now_s - 340,
@@ -171,8 +171,8 @@ def scene(now_s: float = NOW_S, own: bool = True, fragments: int = 24) -> RunVie
         member(
             3,
             now_s,
-            state=MemberWord.SILENT,
-            why=Why.SILENT,
+            state=MemberCondition.SILENT,
+            why=BehindReason.SILENT,
             in_last_merge=False,
             merged_at_s=now_s - 95,
             seen_at_s=now_s - 71,
@@ -240,7 +240,7 @@ def scene(now_s: float = NOW_S, own: bool = True, fragments: int = 24) -> RunVie
 def _own(now_s: float) -> OwnView:
     """What the owner of the machine sees of the node."""
     return OwnView(
-        state=NodeWord.TRAINING,
+        state=NodeCondition.TRAINING,
         peer=peer(0),
         name=NAMES[0],
         device="NVIDIA GeForce RTX 3060",

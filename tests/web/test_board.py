@@ -22,7 +22,7 @@ from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.cli import board as boards
 from p2pdiloco.cli.board import Board, every_of, run, view_of
 from p2pdiloco.cli.status_command import Unreachable
-from p2pdiloco.cli.watching import AskedMembers, HeardReport
+from p2pdiloco.cli.top import AskedMembers, HeardReport
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, StatusReport
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError

@@ -24,17 +24,17 @@ from p2pdiloco.daemon.display.snapshot import (
 )
 from p2pdiloco.daemon.display.timeline import LossPoint, PastEvent, Timeline
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.web.sources import LinkRates, WatchedRun, middle, own_view
+from p2pdiloco.web.sources import LinkRates, WatchedRun, middle_report, own_view
 from p2pdiloco.web.view import (
+    BehindReason,
     MarkKind,
-    MemberWord,
+    MemberCondition,
     Pulse,
-    Why,
-    fit,
+    condition_of,
+    fit_power_law,
     forecast,
     join_view,
     public_view,
-    standing,
 )
 
 NOW_S = 1_800_000_000.0
@@ -65,24 +65,24 @@ def report(**fields: Any) -> StatusReport:
 @pytest.mark.parametrize(
     ("fields", "state", "why"),
     [
-        ({}, MemberWord.HERE, Why.NONE),
-        ({"last_seen_s": None}, MemberWord.SILENT, Why.SILENT),
-        ({"last_seen_s": 16.0, "confirmed": False}, MemberWord.SILENT, Why.SILENT),
-        ({"confirmed": False, "behind_versions": 9}, MemberWord.BEHIND, Why.CATCHING_UP),
-        ({"votes": False}, MemberWord.BEHIND, Why.NO_DISK),
-        ({"learning": False}, MemberWord.RESTING, Why.NOT_TRAINING),
-        ({"behind_versions": 1}, MemberWord.HERE, Why.NONE),
-        ({"behind_versions": 2}, MemberWord.BEHIND, Why.OLD_VERSIONS),
-        ({"behind_versions": 2, "thin": True}, MemberWord.BEHIND, Why.THIN_UPLINK),
-        ({"merged_age_s": 61.0}, MemberWord.BEHIND, Why.NOT_MERGED),
-        ({"expelled": LossFinding.HARM, "merged_age_s": 61.0}, MemberWord.BEHIND, Why.EXPELLED),
-        ({"thin": True}, MemberWord.HERE, Why.THIN_UPLINK),
-        ({"weighs": 0.5}, MemberWord.HERE, Why.NONE),
-        ({"weighs": 0.2, "thin": True}, MemberWord.HERE, Why.DISAGREES),
+        ({}, MemberCondition.HERE, BehindReason.NONE),
+        ({"last_seen_s": None}, MemberCondition.SILENT, BehindReason.SILENT),
+        ({"last_seen_s": 16.0, "confirmed": False}, MemberCondition.SILENT, BehindReason.SILENT),
+        ({"confirmed": False, "behind_versions": 9}, MemberCondition.BEHIND, BehindReason.CATCHING_UP),
+        ({"votes": False}, MemberCondition.BEHIND, BehindReason.NO_DISK),
+        ({"learning": False}, MemberCondition.RESTING, BehindReason.NOT_TRAINING),
+        ({"behind_versions": 1}, MemberCondition.HERE, BehindReason.NONE),
+        ({"behind_versions": 2}, MemberCondition.BEHIND, BehindReason.OLD_VERSIONS),
+        ({"behind_versions": 2, "thin": True}, MemberCondition.BEHIND, BehindReason.THIN_UPLINK),
+        ({"merged_age_s": 61.0}, MemberCondition.BEHIND, BehindReason.NOT_MERGED),
+        ({"expelled": LossFinding.HARM, "merged_age_s": 61.0}, MemberCondition.BEHIND, BehindReason.EXPELLED),
+        ({"thin": True}, MemberCondition.HERE, BehindReason.THIN_UPLINK),
+        ({"weighs": 0.5}, MemberCondition.HERE, BehindReason.NONE),
+        ({"weighs": 0.2, "thin": True}, MemberCondition.HERE, BehindReason.DISAGREES),
     ],
 )
-def test_who_is_behind_and_why(fields: dict[str, Any], state: MemberWord, why: Why) -> None:
-    assert standing(row(**fields), patience_s=60.0) == (state, why)
+def test_who_is_behind_and_why(fields: dict[str, Any], state: MemberCondition, why: BehindReason) -> None:
+    assert condition_of(row(**fields), patience_s=60.0) == (state, why)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_member_that_died_is_shown_for_a_while_and_one_that_left_is_not() -> N
     )
     view = public_view(report(marks=marks), NOW_S)
     assert [(m.peer, m.name, m.state) for m in view.members] == [
-        ("ann", "ann", MemberWord.HERE),
-        ("dan", "Dan", MemberWord.SILENT),
+        ("ann", "ann", MemberCondition.HERE),
+        ("dan", "Dan", MemberCondition.SILENT),
     ]
     assert view.members[0].is_me and view.members_total == 2
 
@@ -148,7 +148,7 @@ def test_times_of_another_clock_are_ours_and_what_cannot_be_is_left_out() -> Non
 
 def test_a_forecast_goes_through_the_newest_point_to_the_end_of_the_schedule() -> None:
     points = tuple(LossPoint(float(n), 1000 * n, 2.0 + 30.0 * (1000 * n) ** -0.5) for n in range(1, 60))
-    found = fit(points)
+    found = fit_power_law(points)
     assert found is not None and abs(found.exponent - 0.5) < 0.01 and abs(found.floor - 2.0) < 0.01
     ahead = forecast(points, 60_000, 200_000, NOW_S, NOW_S + 1400.0)
     assert ahead is not None and ahead.tokens[0] == 59_000 and ahead.tokens[-1] == 200_000
@@ -172,8 +172,8 @@ def test_there_is_no_forecast_of_what_is_over_too_short_or_rises() -> None:
     assert forecast(points, 60_000, 50_000, NOW_S, None) is None
     assert forecast(points[:5], 6_000, 50_000, NOW_S, None) is None
     assert forecast((), 6_000, 50_000, NOW_S, None) is None
-    assert fit(tuple(LossPoint(float(n), 1000 * n, 2.0 + n) for n in range(1, 60))) is None
-    assert fit(tuple(LossPoint(0.0, 1000, 2.0) for _ in range(60))) is None
+    assert fit_power_law(tuple(LossPoint(float(n), 1000 * n, 2.0 + n) for n in range(1, 60))) is None
+    assert fit_power_law(tuple(LossPoint(0.0, 1000, 2.0) for _ in range(60))) is None
 
 
 def test_rates_are_between_two_looks_that_are_not_too_close() -> None:
@@ -196,9 +196,9 @@ def test_addresses_that_no_link_can_hold_are_a_line_all_the_same() -> None:
 def test_one_liar_among_three_is_not_believed() -> None:
     honest = [report(course=CourseRow(tokens=tokens)) for tokens in (1000, 1010)]
     for lie in (0, 1 << 60):
-        assert middle([*honest, report(course=CourseRow(tokens=lie))]).course.tokens in (1000, 1010)
+        assert middle_report([*honest, report(course=CourseRow(tokens=lie))]).course.tokens in (1000, 1010)
     newcomer = report(course=CourseRow(tokens=5), state="joining")
-    assert middle([newcomer, honest[0]]) is honest[0] and middle([newcomer]) is newcomer
+    assert middle_report([newcomer, honest[0]]) is honest[0] and middle_report([newcomer]) is newcomer
 
 
 @pytest.mark.parametrize("age", [math.nan, math.inf, -math.inf, 1e300])

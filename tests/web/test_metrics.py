@@ -14,7 +14,7 @@ from page_scene import RUN, scene, with_public
 from web_kit import Shown
 
 from p2pdiloco.web.metrics import FIGURES, PREFIX, Metrics
-from p2pdiloco.web.sources import Starting, Views
+from p2pdiloco.web.sources import StartingSource, Views
 from p2pdiloco.web.view import RunChoice, RunView
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_a_bootstrap_has_figures_of_all_its_runs_and_none_of_a_learner() -> None
 
 
 def test_before_there_is_a_run_there_is_a_state() -> None:
-    text = Metrics(Views(Starting("node", "", ""))).exposition(is_owner=True).decode()
+    text = Metrics(Views(StartingSource("node", "", ""))).exposition(is_owner=True).decode()
     assert 'p2pdiloco_node_state{run="",state="joining"} 1.0' in text and "run_versions_total{" not in text
 
 

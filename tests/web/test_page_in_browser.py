@@ -15,7 +15,7 @@ from page_scene import NAMES, member, scene, several, with_public
 from page_server import PageServer
 
 from p2pdiloco.web.page import age, ago
-from p2pdiloco.web.view import Mark, MarkKind, MemberWord, NewestView, Why
+from p2pdiloco.web.view import BehindReason, Mark, MarkKind, MemberCondition, NewestView
 
 pytestmark = pytest.mark.process
 
@@ -108,7 +108,12 @@ def test_it_follows_what_happens(server: PageServer, looks: Looks) -> None:
     assert "Version 215 of fragment 3 came just now" in " ".join(page.text(".lede").split())
 
     silent = member(
-        6, now_s, state=MemberWord.SILENT, why=Why.SILENT, in_last_merge=False, seen_at_s=now_s - 12
+        6,
+        now_s,
+        state=MemberCondition.SILENT,
+        why=BehindReason.SILENT,
+        in_last_merge=False,
+        seen_at_s=now_s - 12,
     )
     server.show(with_public(came, members=(*before.public.members, silent)))
     page.until(f"({ROWS})[6].includes('silent, last heard')", "a peer that dies")

@@ -15,21 +15,21 @@ from page_scene import scene, with_public
 
 from p2pdiloco.daemon.display.snapshot import ExcludedRow, NodeState
 from p2pdiloco.web import live
-from p2pdiloco.web.page import MEMBER_SHAPES, PARTS, TONES, WHY, Page
+from p2pdiloco.web.page import MEMBER_SHAPES, PARTS, REASON_TEXTS, TONES, Page
 from p2pdiloco.web.view import (
+    BehindReason,
     MarkKind,
-    MemberWord,
+    MemberCondition,
     NewestView,
-    NodeWord,
+    NodeCondition,
     ProgressView,
     PublicView,
     Pulse,
     RunView,
-    Why,
 )
 
 
-@pytest.mark.parametrize("kind", [Pulse, MemberWord, Why, NodeWord, MarkKind])
+@pytest.mark.parametrize("kind", [Pulse, MemberCondition, BehindReason, NodeCondition, MarkKind])
 def test_every_word_is_explained_on_the_page(kind: type[Pulse]) -> None:
     page = html.unescape(Page().html(scene(time.time())))
     for word in kind:
@@ -38,12 +38,12 @@ def test_every_word_is_explained_on_the_page(kind: type[Pulse]) -> None:
 
 
 def test_every_state_of_a_node_is_a_word() -> None:
-    assert {state.replace(" ", "-") for state in get_args(NodeState)} < {word.value for word in NodeWord}
+    assert {state.replace(" ", "-") for state in get_args(NodeState)} < {word.value for word in NodeCondition}
 
 
 def test_every_word_has_a_look() -> None:
-    assert set(MEMBER_SHAPES) == set(MemberWord) and set(TONES) == {*MemberWord, *Pulse}
-    assert set(WHY) == set(Why) - {Why.NONE}
+    assert set(MEMBER_SHAPES) == set(MemberCondition) and set(TONES) == {*MemberCondition, *Pulse}
+    assert set(REASON_TEXTS) == set(BehindReason) - {BehindReason.NONE}
 
 
 @pytest.mark.parametrize("pulse", Pulse)
@@ -73,7 +73,7 @@ def test_a_view_of_which_nothing_is_known_yet_is_a_page() -> None:
 def test_the_page_says_who_is_excluded_and_whose_work_weighs_little() -> None:
     run = scene(time.time()).public
     assert run is not None
-    first = replace(run.members[1], why=Why.DISAGREES, weighs=0.123)
+    first = replace(run.members[1], why=BehindReason.DISAGREES, weighs=0.123)
     liar = ExcludedRow(peer="12D3liar", name="<b>eve", reason="it voted twice <here>")
     page = Page().html(with_public(scene(time.time()), members=(run.members[0], first), excluded=(liar,)))
     assert "disagrees with the others</span>, weighs 12 %" in page

@@ -9,7 +9,16 @@ import msgspec
 from page_scene import scene
 
 from p2pdiloco.daemon.display.timeline import MAX_POINTS
-from p2pdiloco.web.view import Control, MarkKind, MemberWord, NodeWord, Pulse, RunView, Why, encode_view
+from p2pdiloco.web.view import (
+    BehindReason,
+    Control,
+    MarkKind,
+    MemberCondition,
+    NodeCondition,
+    Pulse,
+    RunView,
+    encode_view,
+)
 
 
 def test_a_view_is_the_same_after_its_journey() -> None:
@@ -34,7 +43,7 @@ def test_the_longest_curve_is_bounded() -> None:
 
 
 def test_every_word_is_one_word_and_is_explained() -> None:
-    for words in (Control, MarkKind, MemberWord, NodeWord, Pulse, Why):
+    for words in (Control, MarkKind, MemberCondition, NodeCondition, Pulse, BehindReason):
         for word in words:
             assert " " not in word.value and " " in str(word)
 
@@ -43,6 +52,8 @@ def test_the_document_lists_all_words_and_no_others() -> None:
     text = (Path(__file__).parents[2] / "docs" / "topics" / "web.md").read_text()
     tables = [table for table in text.partition("## Words")[2].partition("## The past")[0].split("\n\n")[1:]]
     tables = [table for table in tables if table.startswith("| word")]
-    for words, table in zip((NodeWord, Pulse, MemberWord, Why, MarkKind, Control), tables, strict=True):
+    for words, table in zip(
+        (NodeCondition, Pulse, MemberCondition, BehindReason, MarkKind, Control), tables, strict=True
+    ):
         rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines()[2:]]
         assert rows == [(f"`{word.value or '-'}`", str(word)) for word in words]

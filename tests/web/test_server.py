@@ -19,8 +19,8 @@ from p2pdiloco.web import live, site
 from p2pdiloco.web.keys import OwnerKeys, load_token, token_file
 from p2pdiloco.web.page import Page
 from p2pdiloco.web.server import serving
-from p2pdiloco.web.sources import Starting
-from p2pdiloco.web.view import NodeWord
+from p2pdiloco.web.sources import StartingSource
+from p2pdiloco.web.view import NodeCondition
 
 pytestmark = pytest.mark.net
 
@@ -193,13 +193,13 @@ async def test_health_is_a_word_and_a_status(tmp_path: Path) -> None:
     async with served(tmp_path) as page:
         answer = await page.ask("/healthz", authorization="")
         assert (answer.status, answer.body) == (200, b"training\n")
-        for word in NodeWord:
+        for word in NodeCondition:
             page.source.shown = with_own(scene(), state=word)
             page.views.enter(page.source)
             answer = await page.ask("/healthz", authorization="")
             assert answer.body.decode().strip() == word.value
             assert answer.status == (
-                503 if word in (NodeWord.JOINING, NodeWord.WAITING, NodeWord.LEAVING) else 200
+                503 if word in (NodeCondition.JOINING, NodeCondition.WAITING, NodeCondition.LEAVING) else 200
             )
 
 
@@ -252,7 +252,7 @@ async def test_watchers_hear_at_once_and_then_only_what_is_new_made_once_for_all
         watching = [await page.events() for _ in range(20)]
         for reader, _ in watching:
             assert await data_of(reader)  # the whole of it
-        page.source.shown = with_own(scene(), state=NodeWord.LEAVING)
+        page.source.shown = with_own(scene(), state=NodeCondition.LEAVING)
         heard = {await data_of(reader) for reader, _ in watching}
         assert len(heard) == 1
         made = channels()
@@ -320,16 +320,16 @@ def test_the_token_is_ours_alone_and_kept(tmp_path: Path) -> None:
 async def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
     async with served(tmp_path) as page:
         with pytest.raises(UserError, match=r"port \d+ of .* is taken"):
-            async with serving(WebAddress("127.0.0.1", page.port), tmp_path, Starting("node", "", "")):
+            async with serving(WebAddress("127.0.0.1", page.port), tmp_path, StartingSource("node", "", "")):
                 pass
         with pytest.raises(UserError, match="is no address of this machine"):
-            async with serving(WebAddress("192.0.2.1", 0), tmp_path, Starting("node", "", "")):
+            async with serving(WebAddress("192.0.2.1", 0), tmp_path, StartingSource("node", "", "")):
                 pass
 
 
 async def test_before_there_is_a_run_the_page_says_so(tmp_path: Path) -> None:
     async with served(tmp_path) as page:
-        page.views.enter(Starting("node", "ann", "12D3KooW"))
+        page.views.enter(StartingSource("node", "ann", "12D3KooW"))
         assert (await page.ask("/view")).json()["own"]["state"] == "joining"
         assert (await page.ask("/")).status == 200
         assert (await page.ask("/healthz")).status == 503

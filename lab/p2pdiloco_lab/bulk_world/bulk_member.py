@@ -1,4 +1,9 @@
-"""One life of a member of a bulk world: the daemon's real bulk code, and a script where the core would be."""
+"""One life of a member of a bulk world: the daemon's real bulk code, and a script where the core would be.
+
+`MemberHandlers` are what peers reach: what a member gives is perhaps a lie, what it takes is counted
+(`WatchedTransport`). `PushInbox` decides on contributions as a syncer does. At the end `left_over` searches
+all objects of a member for tables, counters and pins that must be empty, whatever they are called.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer, PullSink, PullSource, PushSink, Refusal
 from p2pdiloco_lab.bulk_world.bulk_plan import INNER_STEPS, RUN, MemberSpec, forged, sound
 from p2pdiloco_lab.memory_net import MemoryTransport
-from p2pdiloco_lab.simulation.seed_plan import stream
+from p2pdiloco_lab.simulation.seed_plan import random_stream
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.bulk_world.bulk_world import BulkWorld
@@ -46,7 +51,7 @@ class BulkMember:
         """`numbers`: of the versions that its disk holds, by fragment."""
         self.world, self.spec, self.name, self.life = world, spec, spec.name, life
         self.born_s = world.now
-        self.rng: Random = stream(world.plan.seed, f"{spec.name} {life}")
+        self.rng: Random = random_stream(world.plan.seed, f"{spec.name} {life}")
         self.numbers = list(numbers)
         self.fetching: dict[int, int] = {}
         """Fragment -> which of its fetches is under way: they are counted."""
@@ -87,7 +92,7 @@ class BulkMember:
         )
         self.memory.count(self.tickets, self.log, self.transfers)
         self.inbox = PushInbox(self)
-        self.door = Door(world, self)
+        self.door = MemberHandlers(world, self)
 
     async def start(self) -> None:
         """Be there."""
@@ -137,31 +142,26 @@ class BulkMember:
 
     @property
     def may_serve(self) -> bool:
-        """See `ChainView`."""
         return None not in self.numbers
 
     def is_member(self, peer: str) -> bool:
-        """See `ChainView`: all are."""
+        """Everybody is."""
         return True
 
     def signed(self, version: SignedVersion) -> bool:
-        """See `ChainView`."""
         return sound(version)
 
     def head(self, fragment: int) -> Head:
-        """See `ChainView`; of a fragment that is not here yet, version 0."""
+        """Return the head; of a fragment that is not here yet, version 0."""
         return self.world.ledger.versions[fragment, self.numbers[fragment] or 0].header.head()
 
     def state_bytes(self, fragment: int) -> int:
-        """See `ChainView`."""
         return 8 * self.world.ledger.layouts[fragment].numel
 
     def most_update_bytes(self, fragment: int) -> int:
-        """See `ChainView`."""
         return most_update_bytes(self.world.ledger.layouts[fragment])
 
     async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """See `ChainView`."""
         found = self.log.get(fragment, number)
         mine = self.numbers[fragment]
         if found is not None or mine is None or not 0 < number <= mine:
@@ -170,11 +170,10 @@ class BulkMember:
         return self.world.ledger.versions[fragment, number], update
 
     async def contribution_of(self, fragment: int, digest: bytes) -> Buffer | None:
-        """See `ChainView`: nobody audits here."""
+        """Nobody audits here."""
         return None
 
     def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
-        """See `ChainView`."""
         versions = self.world.ledger.versions
         return [
             member.name
@@ -321,13 +320,13 @@ class BulkMember:
         self.world.tell(fragment)
 
 
-# The two ends of a member of a bulk world: what it gives is perhaps a lie, what it takes is counted.
+# The ends that peers reach.
 
 FORGED = 0.3
 """Share of lies that are another version under the same signature; the others are damaged bytes."""
 
 
-class Door:
+class MemberHandlers:
     """Handlers of a member: peers reach its transfers, and what they are given may be false. Implements
     `ports.TransportHandlers`."""
 
@@ -335,23 +334,21 @@ class Door:
         self._world, self._member = world, member
 
     def is_member(self, sender: str) -> bool:
-        """See `ports.TransportHandlers`: all are."""
+        """Everybody is."""
         return True
 
     def is_stranger(self, sender: str) -> bool:
-        """See `ports.TransportHandlers`: nobody is."""
+        """Nobody is."""
         return False
 
     async def on_message(self, sender: str, data: bytes) -> bytes:
-        """See `ports.TransportHandlers`: nobody sends messages here."""
+        """Nobody sends messages here."""
         raise RemoteError("garbage")
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
-        """See `ports.TransportHandlers`."""
         return self._member.transfers.pushes_in.on_push(sender, wire.decode(header, wire.PushContribution))
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """See `ports.TransportHandlers`."""
         pull = wire.decode(request, cast(Any, wire.PullUpdate | wire.PullState))
         self._world.rules.asked(self._member, sender, pull)
         answer = await self._member.transfers.on_pull(sender, pull)
@@ -399,7 +396,6 @@ class WatchedTransport(MemoryTransport):
         self._world, self._member = world, member
 
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
-        """See `ports.Transport.pull_into`."""
 
         def count(version: VersionHeader, nbytes: int) -> None:
             self._world.rules.came(self._member, version, nbytes)
@@ -429,7 +425,7 @@ class _Counted:
 
 # A syncer's decisions on contributions that peers push, as short as they can be said.
 
-MOST = 6
+MOST_WAITING = 6
 """Contributions of a fragment that wait to be merged."""
 
 
@@ -496,7 +492,7 @@ class PushInbox:
         if any((x.fragment, x.learner, x.stamp) == key for x in self._coming.values()):
             return Verdict.IN_TRANSFER
         waiting = [x for x in (*self._coming.values(), *self._here.values()) if x.fragment == label.fragment]
-        return Verdict.FULL if len(waiting) >= MOST else None
+        return Verdict.FULL if len(waiting) >= MOST_WAITING else None
 
     def count(self, label: ContributionHeader) -> int:
         """Count how often it came here."""
@@ -515,9 +511,7 @@ class PushInbox:
         return not self._coming and not self._here
 
 
-# Leftovers of a member: tables, counters and pins that must be empty at the end.
-#
-# All of its objects are searched, whatever they are called.
+# Leftovers.
 
 SEARCHED = (
     "p2pdiloco.daemon.bulk",
@@ -531,7 +525,7 @@ REMEMBER = frozenset({"_known", "_until", "_given", "takers", "_flows", "refusal
 """Tables that outlive transfers: who was fast, who failed, who was served, windows."""
 OF_RUN = frozenset({"_states", "_spares", "_residuals", "_left_out", "_holders", "_logs"})
 """Tables with a place for each fragment of the run."""
-LIMIT = 256
+MOST_ENTRIES = 256
 COUNTERS = frozenset(
     {
         "pins",
@@ -550,8 +544,8 @@ COUNTERS = frozenset(
 
 def too_large(member: BulkMember) -> str:
     """Name a table that has outgrown its bound; mostly nothing."""
-    for path, value in _found(member.transfers, "transfers", set()):
-        if isinstance(value, CONTAINERS) and len(value) > LIMIT:
+    for path, value in _containers_in(member.transfers, "transfers", set()):
+        if isinstance(value, CONTAINERS) and len(value) > MOST_ENTRIES:
             return f"{path} holds {len(value)}"
     used, most = member.memory.claimed_bytes, member.memory.most_bytes
     if used > most:
@@ -565,7 +559,7 @@ def left_over(member: BulkMember) -> str:
     if member.spool.held_bytes:
         return f"{member.spool.held_bytes} bytes of scratch"
     for root, owner in (("transfers", member.transfers), ("transport", member.transport)):
-        for path, value in _found(owner, root, set()):
+        for path, value in _containers_in(owner, root, set()):
             name = path.rpartition(".")[2]
             if name in COUNTERS and value:
                 return f"{path} is {value}"
@@ -580,7 +574,7 @@ def left_over(member: BulkMember) -> str:
     return ""
 
 
-def _found(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _containers_in(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield all containers and counters inside the daemon's own objects, depth first."""
     if id(value) in seen or isinstance(value, Struct):
         return
@@ -588,11 +582,13 @@ def _found(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]
         seen.add(id(value))
         yield path, value
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _found(item, path, seen)
-    elif isinstance(value, Door | WatchedTransport | _Counted) or type(value).__module__.startswith(SEARCHED):
+            yield from _containers_in(item, path, seen)
+    elif isinstance(value, MemberHandlers | WatchedTransport | _Counted) or type(value).__module__.startswith(
+        SEARCHED
+    ):
         seen.add(id(value))
         for name, inside in vars(value).items():
             if name in COUNTERS:
                 yield f"{path}.{name}", inside
             elif name not in ("_hub", "_world", "_member"):
-                yield from _found(inside, f"{path}.{name}", seen)
+                yield from _containers_in(inside, f"{path}.{name}", seen)

@@ -1,4 +1,10 @@
-"""Plan of a seed of the bulk worlds, made before it starts: members, sizes, links, and what goes wrong."""
+"""Parts of bulk worlds: the plan of a seed, the truth, the links, the verdict, and virtual time.
+
+`BulkPlan` fixes members, sizes, links and faults before a seed starts. `Ledger` knows which versions there
+are, and what their bytes are. `BulkLinks` are every member's uplink, and a way to every other with a delay of
+its own. `BulkResult` is the verdict of one seed, `BulkSummary` that of many. `VirtualLoop` is an event loop
+on which nothing takes time but waiting, and the waited time passes at once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,7 @@ from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.outer_update import FragmentState, Pin
 from p2pdiloco.tensors.sizes import TensorSpec
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco_lab.simulation.seed_plan import stream
+from p2pdiloco_lab.simulation.seed_plan import random_stream
 from p2pdiloco_lab.simulation.seed_report import counted, rate
 
 MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
@@ -136,7 +142,7 @@ class BulkPlan:
 
 def draw_plan(seed: int, mix_name: str | None = None, members: int | None = None) -> BulkPlan:
     """The plan of a seed. Mix and number of members are drawn too unless they are given."""
-    rng = stream(seed, "bulk plan")
+    rng = random_stream(seed, "bulk plan")
     drawn_mix, drawn_members = rng.choice(sorted(MIXES)), min(rng.randint(4, 12), rng.randint(4, 12))
     name, count = mix_name or drawn_mix, members or drawn_members
     mix = MIXES[name]
@@ -180,7 +186,7 @@ def _between(rng: Random, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-# The truth of a bulk world: which versions there are, and what their bytes are.
+# The truth.
 
 RUN = "bulk"
 INNER_STEPS = 8
@@ -195,7 +201,6 @@ class WatchedVault(Vault):
         self._pinned: list[FragmentState] = []
 
     def pin(self, fragment: int) -> Pin:
-        """See `Vault.pin`."""
         if self._states[fragment] not in self._pinned:
             self._pinned.append(self._states[fragment])
         return super().pin(fragment)
@@ -293,7 +298,7 @@ def forged(version: SignedVersion) -> SignedVersion:
     return msgspec.structs.replace(version, header=header)
 
 
-# The links of a bulk world: every member's uplink, and a way to every other with a delay of its own.
+# The links.
 
 
 class OutLane:
@@ -309,19 +314,18 @@ class OutLane:
         return self._free_s
 
 
-class Ways:
-    """Links of a world. Implements `lab.memory_pipe.Delays`."""
+class BulkLinks:
+    """Links of a world. Implements `memory_net.Delays`."""
 
     def __init__(self, plan: BulkPlan) -> None:
         self._uplinks = {spec.name: OutLane(spec.uplink_bytes_s) for spec in plan.members}
-        rng = stream(plan.seed, "bulk ways")
+        rng = random_stream(plan.seed, "bulk ways")
         names = [spec.name for spec in plan.members]
         self._latency_s = {(a, b): rng.uniform(*plan.mix.latency_s) for a in names for b in names}
         self._held_until_s: dict[tuple[str, str], float] = {}
         self._last_s: dict[tuple[str, str], float] = {}
 
     def arrival_s(self, sender: str, receiver: str, nbytes: int, sent_s: float) -> float:
-        """See `Delays`."""
         way = sender, receiver
         out_s = self._uplinks[sender].through_s(nbytes, sent_s)
         on_s = max(out_s, self._held_until_s.get(way, 0.0)) + self._latency_s[way]
@@ -337,7 +341,7 @@ class Ways:
         self._uplinks[sender].bytes_per_s /= factor
 
 
-# The verdict of one seed of the bulk worlds, and what many seeds did together.
+# The verdict.
 
 
 class BulkResult(Struct, frozen=True, kw_only=True):
@@ -412,10 +416,7 @@ def replay_command(result: BulkResult, members: int | None, mix: str | None) -> 
     return f"p2pdiloco simulate --bulk --seed {result.seed}{options} --trace"
 
 
-# An event loop on which nothing takes time but waiting, and the waited time passes at once.
-#
-# The order in which things happen depends on nothing but the program: there is no input or output, and jobs
-# of executors are run by the loop itself, one after the other, at a price in virtual time.
+# Virtual time.
 
 T = TypeVar("T")
 
@@ -437,7 +438,11 @@ class _Skipping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The event loop whose clock is virtual; it begins at 0."""
+    """The event loop whose clock is virtual; it begins at 0.
+
+    The order in which things happen depends on nothing but the program: there is no input or output, and jobs
+    of executors are run by the loop itself, one after the other, at a price in virtual time.
+    """
 
     def __init__(self, job_s: Callable[[], float] = lambda: 0.0) -> None:
         """`job_s`: seconds that the next job of an executor takes."""

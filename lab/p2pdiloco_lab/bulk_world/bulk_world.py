@@ -1,4 +1,4 @@
-"""A bulk world: members that follow a chain through faults, and what became of them."""
+"""A bulk world: members that follow a chain through faults, and the rules that always hold."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from p2pdiloco_lab.bulk_world.bulk_member import BulkMember, left_over, too_larg
 from p2pdiloco_lab.bulk_world.bulk_plan import (
     INTERVAL_S,
     BulkFault,
+    BulkLinks,
     BulkPlan,
     BulkResult,
     Ledger,
-    Ways,
     draw_plan,
     in_virtual_time,
 )
 from p2pdiloco_lab.memory_net import MemoryNetwork
-from p2pdiloco_lab.simulation.seed_plan import stream
-from p2pdiloco_lab.simulation.seed_report import Trace
-from p2pdiloco_lab.simulation.violation import Violation
+from p2pdiloco_lab.simulation.seed_plan import random_stream
+from p2pdiloco_lab.simulation.seed_report import Trace, Violation
 
 LOOK_S = 0.1
 """Pause between two looks of a fault whether its member has started."""
@@ -49,7 +48,7 @@ class BulkWorld:
         self._loop.set_exception_handler(self._on_error)
         self.ledger = Ledger(plan)
         self.rules = Rules(self)
-        self.ways = Ways(plan)
+        self.ways = BulkLinks(plan)
         self.hub = MemoryNetwork(self.ways)
         self.members: dict[str, BulkMember] = {}
         """The present life of each, or the last; the order in which they first started."""
@@ -58,7 +57,7 @@ class BulkWorld:
         self._dead: set[str] = set()
         self._lying: list[BulkFault] = []
         self._syncers = [""] * plan.fragments
-        self._rng: Random = stream(plan.seed, "bulk world")
+        self._rng: Random = random_stream(plan.seed, "bulk world")
         self._changed = [asyncio.Event() for _ in range(plan.fragments)]
         self.over = False
         """No learner begins anything new."""
@@ -334,7 +333,7 @@ def run_bulk_seed(
 
 
 def _played(plan: BulkPlan, trace: Trace) -> BulkResult:
-    rng = stream(plan.seed, "jobs")
+    rng = random_stream(plan.seed, "jobs")
 
     def job_s() -> float:
         usual_s = rng.uniform(0.0, plan.mix.job_s)
@@ -369,7 +368,7 @@ def _played(plan: BulkPlan, trace: Trace) -> BulkResult:
         return in_virtual_time(play(Path(folder)), job_s)
 
 
-# Rules that hold in every bulk world, whatever goes wrong in it.
+# Rules.
 
 LIARS_WORDS = frozenset({"wrong-digest", "digest-differs", "version-signature", "garbage", "wrong-version"})
 """Offences that only a liar commits."""

@@ -16,22 +16,18 @@ from rich.markup import escape
 from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run, without_end
-from p2pdiloco.demo.demo import Interrupted, demo_folder, stop_signals, write
+from p2pdiloco.demo.demo import Interrupted, demo_folder, stop_signals, write_file
 from p2pdiloco.demo.judge import loss_unit, paced
 from p2pdiloco.demo.swarm import DemoFailed
 from p2pdiloco.errors import StorageError
-from p2pdiloco_lab.chaos import chaos_verdict
-from p2pdiloco_lab.chaos import chaos_verdict as chaos_plan
-from p2pdiloco_lab.chaos import chaos_verdict as chaos_plot
-from p2pdiloco_lab.chaos import chaos_verdict as chaos_report
-from p2pdiloco_lab.chaos import scenarios as chaos_scenarios
+from p2pdiloco_lab.chaos import chaos_verdict, scenarios
 from p2pdiloco_lab.chaos.chaos_run import (
     EXIT_VERDICT,
+    ChaosCourse,
+    ChaosOutcome,
     ChaosRun,
     ChaosSettings,
-    Course,
-    Outcome,
-    Taped,
+    FaultLine,
     line_of,
 )
 from p2pdiloco_lab.namespaces import Links, LinksRefused
@@ -57,7 +53,7 @@ def run(settings: ChaosSettings) -> int:
     with stop_signals() as stop, demo_folder(keep) as folder:
         try:
             if settings.scenario != "none":
-                return chaos_scenarios.run(settings, manifest, folder, console, stop)
+                return scenarios.run(settings, manifest, folder, console, stop)
             return Chaos(settings, manifest, folder, console, stop).run()
         except Interrupted:
             console.print("\ninterrupted: everything is ended")
@@ -89,7 +85,7 @@ class Chaos:
         """Everything. Raises: Interrupted, DemoFailed, LinksRefused, UserError."""
         settings = self._settings
         links = settings.netns and self._links_work()
-        faults = chaos_plan.draw(
+        faults = chaos_verdict.draw(
             settings.seed,
             settings.nodes,
             self._manifest.sync.fragments,
@@ -120,19 +116,21 @@ class Chaos:
             return False
         return True
 
-    def _play(self, name: str, faults: tuple[chaos_plan.Fault, ...], links: bool, seconds: float) -> Outcome:
+    def _play(
+        self, name: str, faults: tuple[chaos_verdict.Fault, ...], links: bool, seconds: float
+    ) -> ChaosOutcome:
         tape = self._settings.out / ("faults.jsonl" if faults else "faults-none.jsonl")
         lines: list[bytes] = []
 
-        def note(taped: Taped) -> None:
+        def note(taped: FaultLine) -> None:
             lines.append(line_of(taped))
-            write(tape, b"".join(lines))
+            write_file(tape, b"".join(lines))
 
         if faults:
-            write(tape, b"")
+            write_file(tape, b"")
         made = Links() if links else None
         try:
-            course = Course(
+            course = ChaosCourse(
                 manifest=self._manifest,
                 nodes=self._settings.nodes,
                 seconds=seconds,
@@ -145,7 +143,7 @@ class Chaos:
             if made is not None:
                 made.close()
 
-    def _report(self, faulty: Outcome, free: Outcome | None) -> chaos_report.ChaosReport:
+    def _report(self, faulty: ChaosOutcome, free: ChaosOutcome | None) -> chaos_verdict.ChaosReport:
         figures = chaos_verdict.figures(faulty.facts)
         comparison = chaos_verdict.compare(faulty.facts, free.facts) if free else None
         failures = [*faulty.unexpected, *first_of(faulty.disagreements), *faulty.stuck]
@@ -155,7 +153,7 @@ class Chaos:
         if free is not None:
             found = [*free.unexpected, *first_of(free.disagreements), *free.stuck]
             failures += [f"without faults: {words}" for words in found]
-        return chaos_report.ChaosReport(
+        return chaos_verdict.ChaosReport(
             nodes=self._settings.nodes,
             preset=self._settings.preset,
             seed=self._settings.seed,
@@ -171,21 +169,23 @@ class Chaos:
             settled_s=faulty.settled_s,
             digests_agree=not faulty.disagreements,
             failures=tuple(failures),
-            goals=chaos_report.goals(figures, comparison),
+            goals=chaos_verdict.goals(figures, comparison),
         )
 
-    def _write(self, report: chaos_report.ChaosReport, faulty: Outcome, free: Outcome | None) -> None:
+    def _write(
+        self, report: chaos_verdict.ChaosReport, faulty: ChaosOutcome, free: ChaosOutcome | None
+    ) -> None:
         out, settings = self._settings.out, self._settings
         data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-        write(out / "report.json", data)
+        write_file(out / "report.json", data)
         title = f"p2pdiloco chaos: {settings.nodes} nodes, {report.faults_per_hour:.0f} faults an hour"
         unit = loss_unit(self._manifest.run.task)
-        chaos_plot.draw_run(out / "chaos.png", faulty.facts, free.facts if free else None, title, unit)
+        chaos_verdict.draw_run(out / "chaos.png", faulty.facts, free.facts if free else None, title, unit)
         stdout = Console(soft_wrap=not os.isatty(1))
         if settings.json:
             stdout.print(data.decode(), markup=False, highlight=False, end="")
         else:
-            stdout.print(chaos_report.table(report))
+            stdout.print(chaos_verdict.table(report))
             stdout.print(f"written: report.json, faults.jsonl, chaos.png in {out}/", markup=False)
 
     def _say(self, words: str) -> None:

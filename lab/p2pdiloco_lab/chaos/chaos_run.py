@@ -1,7 +1,8 @@
 """One run of a swarm, with a schedule of faults or with none: start, strike, mend, settle, leave.
 
-The supervisor is the person (or the service manager) who starts a node again after it died. It does
-nothing else: no node is told anything, nothing is repaired.
+The supervisor (`ChaosRun`) is the person (or the service manager) who starts a node again after it died. It
+does nothing else: no node is told anything, nothing is repaired. `Striker` carries faults out and mends them,
+and `SwarmWatch` reads the nodes' logs while they grow.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from msgspec import Struct
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.demo.demo import Interrupted
 from p2pdiloco.demo.judge import read_saved
-from p2pdiloco.demo.swarm import Chronicle, DemoFailed, Swarm, SwarmNode, Tail, conflicts, of_traces
+from p2pdiloco.demo.swarm import Chronicle, DemoFailed, Swarm, SwarmNode, Tail, conflicts, held_by_traces
 from p2pdiloco.errors import StorageError
 from p2pdiloco.tasks.registry import render_toml
-from p2pdiloco_lab.chaos.chaos_verdict import Act, Facts, Fault, State
+from p2pdiloco_lab.chaos.chaos_verdict import Facts, Fault, State, StateChange
 from p2pdiloco_lab.namespaces import Links, place
 
 EXIT_VERDICT = 1
@@ -37,7 +38,7 @@ TICK_S = 0.2
 TELL_EVERY_S = 30.0
 
 
-class Taped(Struct, frozen=True):
+class FaultLine(Struct, frozen=True):
     """A line of faults.jsonl."""
 
     t: float
@@ -57,7 +58,7 @@ class Taped(Struct, frozen=True):
     what: str
 
 
-class Outcome(Struct, kw_only=True):
+class ChaosOutcome(Struct, kw_only=True):
     """Result of a run."""
 
     facts: Facts
@@ -73,7 +74,7 @@ class Outcome(Struct, kw_only=True):
     """Time from the last mending to equal new versions everywhere; None: not within the limit."""
 
 
-class Course(Struct, frozen=True, kw_only=True):
+class ChaosCourse(Struct, frozen=True, kw_only=True):
     """Course of a run, fixed before it starts."""
 
     manifest: Manifest
@@ -92,11 +93,11 @@ class ChaosRun:
 
     def __init__(
         self,
-        course: Course,
+        course: ChaosCourse,
         folder: Path,
         links: Links | None,
         tell: Callable[[str], None],
-        tape: Callable[[Taped], None],
+        tape: Callable[[FaultLine], None],
         stop: threading.Event,
     ) -> None:
         """Raises: StorageError, LinksRefused."""
@@ -123,7 +124,7 @@ class ChaosRun:
         self._struck = self._skipped = 0
         self._tell_at_s = 0.0
 
-    def play(self) -> Outcome:
+    def play(self) -> ChaosOutcome:
         """Everything. Raises: Interrupted, DemoFailed, StorageError, LinksRefused."""
         try:
             self._start()
@@ -135,7 +136,7 @@ class ChaosRun:
         finally:
             self._swarm.end()
         self.facts.sort()
-        return Outcome(
+        return ChaosOutcome(
             facts=self.facts,
             struck=self._struck,
             skipped=self._skipped,
@@ -256,7 +257,7 @@ class ChaosRun:
     def _note(self, index: int, event: str, fault: Fault, target: str, what: str) -> None:
         now = time.monotonic()
         at_s = round(now - self.facts.began_s, 3)
-        self._tape(Taped(time.time(), now, at_s, index, event, fault.kind, target, fault.lasts_s, what))
+        self._tape(FaultLine(time.time(), now, at_s, index, event, fault.kind, target, fault.lasts_s, what))
         self._tell(f"{at_s:7.1f} s  {event} {target}: {fault.kind}, {what}")
 
     # --- watching ------------------------------------------------------------------------------------
@@ -298,15 +299,12 @@ class ChaosRun:
             raise Interrupted
 
 
-def line_of(taped: Taped) -> bytes:
+def line_of(taped: FaultLine) -> bytes:
     """The JSON line."""
     return msgspec.json.encode(taped) + b"\n"
 
 
-# Strikes of a chaos run: what each fault does to the real processes, and how it is mended.
-#
-# A strike knows processes only: it kills, stops, limits and starts again, exactly as a power cut, a busy
-# machine, a full disk or a person would. It never talks to a node.
+# Strikes.
 
 LEARNER, P2PD = "p2pdiloco.learner", "p2pd"
 FULL_DISK_BYTES = 16_384
@@ -331,21 +329,25 @@ class Strike(Struct, kw_only=True):
 
 
 class Striker:
-    """Carries faults out and mends them; every change of a node's state is an `Act` in `acts`."""
+    """Carries faults out and mends them; every change of a node's state is a `StateChange` in `acts`.
+
+    A strike knows processes only: it kills, stops, limits and starts again, exactly as a power cut, a busy
+    machine, a full disk or a person would. It never talks to a node.
+    """
 
     def __init__(self, swarm: Swarm, links: Links | None, join: Callable[[], list[str]]) -> None:
         """`join`: arguments with which a newcomer finds the swarm."""
         self._swarm = swarm
         self._links = links
         self._join = join
-        self.acts: list[Act] = []
+        self.acts: list[StateChange] = []
         self.newcomers: list[SwarmNode] = []
         """Started on the way, not yet known to whoever reads the logs."""
 
     def act(self, node: str, state: State, at_s: float | None = None) -> float:
         """Note a node's new state; the monotonic time of it."""
         at_s = time.monotonic() if at_s is None else at_s
-        self.acts.append(Act(at_s, node, state))
+        self.acts.append(StateChange(at_s, node, state))
         return at_s
 
     def strike(self, index: int, fault: Fault, node: SwarmNode) -> Strike | None:
@@ -504,7 +506,7 @@ class Striker:
         return "its link is cut" if cut else links.SLOW_WORDS, mend
 
 
-# Watch over the swarm of a chaos run: the nodes' logs, read while they grow.
+# Watch.
 
 
 class SwarmWatch:
@@ -524,7 +526,7 @@ class SwarmWatch:
         """Tell whether the node was met."""
         return name in self._log.nodes
 
-    def read(self, acts: Sequence[Act]) -> None:
+    def read(self, acts: Sequence[StateChange]) -> None:
         """Take in what the nodes wrote since, and what was done to them."""
         for tail in self._tails:
             for line in tail.lines():
@@ -580,7 +582,7 @@ class SwarmWatch:
 
         A node that is gone for good does not count: perhaps nobody heard of its last version.
         """
-        found, _ = conflicts(of_traces(self._log.nodes[node.name] for node in nodes))
+        found, _ = conflicts(held_by_traces(self._log.nodes[node.name] for node in nodes))
         found += self._log.wrong_digests()
         saved = []
         for node in nodes:

@@ -1,4 +1,10 @@
-"""Verdict on a chaos run, from its facts: pure arithmetic over two runs, with and without faults."""
+"""Chaos runs without any process: schedule of faults, facts, verdict, report, PNG.
+
+`draw` makes the schedule of faults from a seed before anything starts. `Facts` are what the nodes of one run
+logged, and what was done to them. `figures` and `compare` are arithmetic over two runs, with and without
+faults. `ChaosReport` has the figures against their goals. All times are seconds of the machine's monotonic
+clock, which all processes of one machine share.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,301 @@ from msgspec import Struct
 from rich.table import Table
 
 from p2pdiloco.demo.swarm import Chronicle, Line
-from p2pdiloco.demo.verdict import save
+from p2pdiloco.demo.verdict import save_figure
+
+# Schedule.
+
+Kind = Literal[
+    "kill-syncer",
+    "kill-daemon",
+    "kill-learner",
+    "kill-p2pd",
+    "stop-daemon",
+    "stop-node",
+    "disk-full",
+    "leave",
+    "newcomer",
+    "kill-bootstraps",
+    "cut-link",
+    "slow-link",
+]
+WEIGHTS: dict[Kind, float] = {
+    "kill-syncer": 5,
+    "kill-daemon": 3,
+    "kill-learner": 3,
+    "kill-p2pd": 2,
+    "stop-daemon": 2,
+    "stop-node": 2,
+    "disk-full": 1,
+    "leave": 2,
+    "newcomer": 1,
+    "kill-bootstraps": 1,
+}
+LINK_WEIGHTS: dict[Kind, float] = {"cut-link": 2, "slow-link": 1}
+"""Only where every node has a network namespace of its own."""
+LASTS_S: dict[Kind, tuple[float, float]] = {
+    "kill-syncer": (2.0, 15.0),
+    "kill-daemon": (2.0, 15.0),
+    "stop-daemon": (1.0, 8.0),
+    "stop-node": (1.0, 8.0),
+    "disk-full": (5.0, 15.0),
+    "leave": (2.0, 15.0),
+    "newcomer": (2.0, 15.0),
+    "kill-bootstraps": (10.0, 30.0),
+    "cut-link": (2.0, 12.0),
+    "slow-link": (5.0, 20.0),
+}
+"""Bounds of the time until a fault is mended: the victim started again or continued, disk or link restored.
+
+The daemon itself mends what is not listed.
+"""
+QUIET = 0.15
+"""The last part of a run without new faults, at most `QUIET_S`: all have to be back at its end."""
+QUIET_S = 45.0
+
+
+class Fault(Struct, frozen=True):
+    """One fault of the schedule."""
+
+    at_s: float
+    """Seconds after all nodes train."""
+    kind: Kind
+    target: int
+    """Index of the node; for kill-syncer the fragment whose syncer is meant. If that one is disturbed
+    already, the next one in order is taken."""
+    lasts_s: float
+    """Until it is mended; 0: nothing to mend."""
+
+
+def draw(
+    seed: int, nodes: int, fragments: int, seconds: float, per_hour: float, links: bool
+) -> tuple[Fault, ...]:
+    """The schedule: at least `per_hour` faults an hour over `seconds`, one in each of as many equal parts
+    of the time in which faults come; every kind comes before the first one comes twice as often as its
+    weight says. Same arguments, same schedule."""
+    rng = random.Random(f"chaos/{seed}/{nodes}/{fragments}/{float(seconds)}/{float(per_hour)}/{links}")
+    count = max(1, -int(-per_hour * seconds // 3600))
+    faulty_s = seconds - min(QUIET_S, QUIET * seconds)
+    found = []
+    for index, kind in enumerate(_kinds(rng, count, links)):
+        at_s = (index + rng.random()) * faulty_s / count
+        target = rng.randrange(fragments if kind == "kill-syncer" else nodes)
+        low_s, high_s = LASTS_S.get(kind, (0.0, 0.0))
+        longest_s = max(low_s, min(high_s, seconds / 8))
+        found.append(Fault(round(at_s, 3), kind, target, round(rng.uniform(low_s, longest_s), 3)))
+    return tuple(found)
+
+
+def _kinds(rng: random.Random, count: int, links: bool) -> list[Kind]:
+    """Draw so many kinds, spread by weight: each next one is the kind that is furthest behind its share.
+
+    So short runs see different kinds too; ties and the starting points are drawn.
+    """
+    weights = WEIGHTS | (LINK_WEIGHTS if links else {})
+    total = sum(weights.values())
+    debt = {kind: rng.random() for kind in weights}
+    kinds = []
+    for _ in range(count):
+        for kind, weight in weights.items():
+            debt[kind] += weight / total
+        kind = max(debt, key=lambda k: debt[k])
+        debt[kind] -= 1
+        kinds.append(kind)
+    return kinds
+
+
+# Report, in JSON and for people.
+
+
+class ChaosReport(Struct, kw_only=True, frozen=True):
+    """report.json. Shares are fractions; what could not be measured is null."""
+
+    nodes: int
+    preset: str
+    seed: int
+    load: float
+    """Share of the processors that all learners together were asked to use."""
+    min_step_s: float
+    """Least time of an inner step, which follows from the load; 0: as short as may be."""
+    seconds: float
+    faults: int
+    """Carried out."""
+    skipped: int
+    faults_per_hour: float
+    faulty: Figures
+    fault_free: Figures | None
+    comparison: Comparison | None
+    settled_s: float | None
+    digests_agree: bool
+    failures: tuple[str, ...]
+    """Reasons of exit status 1; empty: nobody stuck, digests equal, no unexpected exit."""
+    goals: dict[str, bool]
+    """Figure -> whether it reaches the goal of a long run (docs/lab/chaos.md); no part of the exit status."""
+
+
+def goals(faulty: Figures, comparison: Comparison | None) -> dict[str, bool]:
+    """Judge which of the goals are reached, as far as they were measured."""
+    found = {}
+    if faulty.participation is not None:
+        found["participation >= 95 %"] = faulty.participation >= 0.95
+    if faulty.t_resume.median_s is not None:
+        found["T_resume < 3 s median"] = faulty.t_resume.median_s < 3
+    if faulty.t_back.median_s is not None:
+        found["T_back < 15 s median"] = faulty.t_back.median_s < 15
+    if comparison is not None:
+        found["merges per fragment >= 99 %"] = comparison.merges >= 0.99
+        if comparison.inner_steps_per_cpu_s is not None:
+            found["inner steps per CPU-second within 3 %"] = comparison.inner_steps_per_cpu_s >= 0.97
+        if comparison.loss_ratio is not None:
+            found["loss within 1 % at equal tokens"] = comparison.loss_ratio <= 1.01
+    return found
+
+
+def table(report: ChaosReport) -> Table:
+    """Make the table for a terminal."""
+    shown = Table(show_header=False, box=None)
+    for name, value in _rows(report):
+        shown.add_row(name, value)
+    return shown
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.1f} %"
+
+
+def _rows(report: ChaosReport) -> list[tuple[str, str]]:
+    ours, than = report.faulty, report.comparison
+    least = min(ours.merges.values(), default=0)
+    rows = [
+        ("faults", f"{report.faults} in {report.seconds:.0f} s: {report.faults_per_hour:.0f} an hour"),
+        ("merges", f"{sum(ours.merges.values())}, at least {least} of every fragment"),
+        ("participation of live learners", _percent(ours.participation)),
+        ("  of those that syncers counted on", _percent(ours.participation_by_core)),
+        ("T_resume, median / worst", _seconds(ours.t_resume.median_s, ours.t_resume.worst_s)),
+        ("T_back, median / worst", _seconds(ours.t_back.median_s, ours.t_back.worst_s)),
+        ("tokens merged / trained", _percent(ours.tokens_merged / max(1, ours.tokens_trained))),
+    ]
+    if than is not None:
+        rows += [
+            ("against the run without faults:", ""),
+            ("  merges per fragment, at least", _percent(than.merges)),
+            ("  inner steps per CPU-second", _percent(than.inner_steps_per_cpu_s)),
+            ("  goodput", _percent(than.goodput)),
+            ("  held-out loss at equal tokens", _losses(than)),
+        ]
+    settled = "never" if report.settled_s is None else f"after {report.settled_s:.1f} s"
+    rows.append(("all nodes equal at the end", settled))
+    rows.append(("digests agree", "yes" if report.digests_agree else "NO"))
+    rows += [("goal " + ("reached" if reached else "MISSED"), name) for name, reached in report.goals.items()]
+    rows += [("FAILED", words) for words in report.failures]
+    return rows
+
+
+def _seconds(median_s: float | None, worst_s: float | None) -> str:
+    return "nothing measured" if median_s is None else f"{median_s:.2f} s / {worst_s:.2f} s"
+
+
+def _losses(than: Comparison) -> str:
+    if than.loss_faulty is None or than.loss_fault_free is None:
+        return "unknown"
+    words = f"{than.loss_faulty:.3f} against {than.loss_fault_free:.3f}"
+    return f"{words} at {than.loss_at_tokens / 1e6:.2f} M tokens"
+
+
+# Facts.
+
+State = Literal[
+    "starting",
+    "training",
+    "learner-down",
+    "stopped",
+    "resumed",
+    "cut",
+    "killed",
+    "left",
+    "gone",
+]
+"""State of a node. "resumed" goes back to what it was before it was stopped or cut."""
+HELD = ("stopped", "cut")
+DEAD = ("killed", "left", "gone")
+WARM_UP_S = 3.0
+"""Time after a learner's first inner step in which its pace says nothing."""
+
+
+class StateChange(Struct, frozen=True):
+    """Change of a node's state: the supervisor changed it, or the node's log says so."""
+
+    at_s: float
+    node: str
+    state: State
+
+
+class Facts:
+    """Record of one run: `log` of the nodes, and `acts`, which were done to them or which they logged."""
+
+    def __init__(self, log: Chronicle, began_s: float = 0.0, ended_s: float = 0.0) -> None:
+        self.log = log
+        self.began_s = began_s
+        self.ended_s = ended_s
+        self.acts: list[StateChange] = []
+
+    def feed(self, line: Line) -> None:
+        """Take in one line of a node's event log."""
+        self.log.feed(line)
+        if line.kind == "learner" and line.reason == "running":
+            self.acts.append(StateChange(line.mono, line.node, "training"))
+        elif line.kind == "learner" and line.reason.startswith(("ended", "lost")):
+            self.acts.append(StateChange(line.mono, line.node, "learner-down"))
+
+    def sort(self) -> None:
+        """Bring everything into the order of time: nodes' logs arrive one after the other."""
+        self.acts.sort(key=lambda act: act.at_s)
+        for lines in (self.log.merges, self.log.held, self.log.published):
+            lines.sort(key=lambda line: line.mono)
+
+
+class StateSpan(Struct, frozen=True):
+    """Time in which a node was in one state."""
+
+    from_s: float
+    to_s: float
+    state: State
+
+
+def spans(acts: Sequence[StateChange], node: str, ends_s: float) -> list[StateSpan]:
+    """List the node's states, one after the other, from its start on. `acts` in the order of time.
+
+    While a node is stopped or cut, what its learner does counts only afterwards; what a dead node logged
+    (a line may be timed after its death was) does not count.
+    """
+    found: list[StateSpan] = []
+    state: State | None = None
+    beneath: State = "starting"
+    since_s = 0.0
+    for act in acts:
+        if act.node != node or (state in DEAD and act.state != "starting"):
+            continue
+        new: State = act.state
+        if state in HELD:
+            if new in ("training", "learner-down"):
+                beneath = new
+                continue
+            new = beneath if new == "resumed" else new
+        elif new in HELD:
+            beneath = state or "starting"
+        elif new == "resumed":
+            continue
+        if new == state:
+            continue
+        if state is not None:
+            found.append(StateSpan(since_s, act.at_s, state))
+        state, since_s = new, act.at_s
+    if state is not None:
+        found.append(StateSpan(since_s, max(ends_s, since_s), state))
+    return found
+
+
+# Verdict.
 
 LATE_SHARE = 0.4
 """Losses are compared on the line through the points of the last part of the common tokens: single
@@ -96,7 +396,7 @@ def alive_at(lines: Iterable[Sequence[StateSpan]], at_s: float) -> int:
 
 
 def participation(merges: Sequence[Line], lines: dict[str, list[StateSpan]]) -> float | None:
-    """See `Figures.participation`. `merges` in the order of time."""
+    """Compute `Figures.participation`. `merges` in the order of time."""
     edges = sorted({edge for line in lines.values() for span in line for edge in (span.from_s, span.to_s)})
     counts = [alive_at(lines.values(), edge) for edge in edges]
     took_part = alive = 0
@@ -280,301 +580,7 @@ def compare(faulty: Facts, free: Facts) -> Comparison:
     )
 
 
-# Facts of one run of a swarm: what its nodes logged, and what was done to them. No processes here.
-#
-# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
-
-State = Literal[
-    "starting",
-    "training",
-    "learner-down",
-    "stopped",
-    "resumed",
-    "cut",
-    "killed",
-    "left",
-    "gone",
-]
-"""State of a node. "resumed" goes back to what it was before it was stopped or cut."""
-HELD = ("stopped", "cut")
-DEAD = ("killed", "left", "gone")
-WARM_UP_S = 3.0
-"""Time after a learner's first inner step in which its pace says nothing."""
-
-
-class Act(Struct, frozen=True):
-    """Change of a node's state: the supervisor changed it, or the node's log says so."""
-
-    at_s: float
-    node: str
-    state: State
-
-
-class Facts:
-    """Record of one run: `log` of the nodes, and `acts`, which were done to them or which they logged."""
-
-    def __init__(self, log: Chronicle, began_s: float = 0.0, ended_s: float = 0.0) -> None:
-        self.log = log
-        self.began_s = began_s
-        self.ended_s = ended_s
-        self.acts: list[Act] = []
-
-    def feed(self, line: Line) -> None:
-        """Take in one line of a node's event log."""
-        self.log.feed(line)
-        if line.kind == "learner" and line.reason == "running":
-            self.acts.append(Act(line.mono, line.node, "training"))
-        elif line.kind == "learner" and line.reason.startswith(("ended", "lost")):
-            self.acts.append(Act(line.mono, line.node, "learner-down"))
-
-    def sort(self) -> None:
-        """Bring everything into the order of time: nodes' logs arrive one after the other."""
-        self.acts.sort(key=lambda act: act.at_s)
-        for lines in (self.log.merges, self.log.held, self.log.published):
-            lines.sort(key=lambda line: line.mono)
-
-
-class StateSpan(Struct, frozen=True):
-    """Time in which a node was in one state."""
-
-    from_s: float
-    to_s: float
-    state: State
-
-
-def spans(acts: Sequence[Act], node: str, ends_s: float) -> list[StateSpan]:
-    """List the node's states, one after the other, from its start on. `acts` in the order of time.
-
-    While a node is stopped or cut, what its learner does counts only afterwards; what a dead node logged
-    (a line may be timed after its death was) does not count.
-    """
-    found: list[StateSpan] = []
-    state: State | None = None
-    beneath: State = "starting"
-    since_s = 0.0
-    for act in acts:
-        if act.node != node or (state in DEAD and act.state != "starting"):
-            continue
-        new: State = act.state
-        if state in HELD:
-            if new in ("training", "learner-down"):
-                beneath = new
-                continue
-            new = beneath if new == "resumed" else new
-        elif new in HELD:
-            beneath = state or "starting"
-        elif new == "resumed":
-            continue
-        if new == state:
-            continue
-        if state is not None:
-            found.append(StateSpan(since_s, act.at_s, state))
-        state, since_s = new, act.at_s
-    if state is not None:
-        found.append(StateSpan(since_s, max(ends_s, since_s), state))
-    return found
-
-
-# Schedule of faults of a chaos run: drawn from a seed before anything starts. Pure.
-
-Kind = Literal[
-    "kill-syncer",
-    "kill-daemon",
-    "kill-learner",
-    "kill-p2pd",
-    "stop-daemon",
-    "stop-node",
-    "disk-full",
-    "leave",
-    "newcomer",
-    "kill-bootstraps",
-    "cut-link",
-    "slow-link",
-]
-WEIGHTS: dict[Kind, float] = {
-    "kill-syncer": 5,
-    "kill-daemon": 3,
-    "kill-learner": 3,
-    "kill-p2pd": 2,
-    "stop-daemon": 2,
-    "stop-node": 2,
-    "disk-full": 1,
-    "leave": 2,
-    "newcomer": 1,
-    "kill-bootstraps": 1,
-}
-LINK_WEIGHTS: dict[Kind, float] = {"cut-link": 2, "slow-link": 1}
-"""Only where every node has a network namespace of its own."""
-LASTS_S: dict[Kind, tuple[float, float]] = {
-    "kill-syncer": (2.0, 15.0),
-    "kill-daemon": (2.0, 15.0),
-    "stop-daemon": (1.0, 8.0),
-    "stop-node": (1.0, 8.0),
-    "disk-full": (5.0, 15.0),
-    "leave": (2.0, 15.0),
-    "newcomer": (2.0, 15.0),
-    "kill-bootstraps": (10.0, 30.0),
-    "cut-link": (2.0, 12.0),
-    "slow-link": (5.0, 20.0),
-}
-"""Bounds of the time until a fault is mended: the victim started again or continued, disk or link restored.
-
-The daemon itself mends what is not listed.
-"""
-QUIET = 0.15
-"""The last part of a run without new faults, at most `QUIET_S`: all have to be back at its end."""
-QUIET_S = 45.0
-
-
-class Fault(Struct, frozen=True):
-    """One fault of the schedule."""
-
-    at_s: float
-    """Seconds after all nodes train."""
-    kind: Kind
-    target: int
-    """Index of the node; for kill-syncer the fragment whose syncer is meant. If that one is disturbed
-    already, the next one in order is taken."""
-    lasts_s: float
-    """Until it is mended; 0: nothing to mend."""
-
-
-def draw(
-    seed: int, nodes: int, fragments: int, seconds: float, per_hour: float, links: bool
-) -> tuple[Fault, ...]:
-    """The schedule: at least `per_hour` faults an hour over `seconds`, one in each of as many equal parts
-    of the time in which faults come; every kind comes before the first one comes twice as often as its
-    weight says. Same arguments, same schedule."""
-    rng = random.Random(f"chaos/{seed}/{nodes}/{fragments}/{float(seconds)}/{float(per_hour)}/{links}")
-    count = max(1, -int(-per_hour * seconds // 3600))
-    faulty_s = seconds - min(QUIET_S, QUIET * seconds)
-    found = []
-    for index, kind in enumerate(_kinds(rng, count, links)):
-        at_s = (index + rng.random()) * faulty_s / count
-        target = rng.randrange(fragments if kind == "kill-syncer" else nodes)
-        low_s, high_s = LASTS_S.get(kind, (0.0, 0.0))
-        longest_s = max(low_s, min(high_s, seconds / 8))
-        found.append(Fault(round(at_s, 3), kind, target, round(rng.uniform(low_s, longest_s), 3)))
-    return tuple(found)
-
-
-def _kinds(rng: random.Random, count: int, links: bool) -> list[Kind]:
-    """Draw so many kinds, spread by weight: each next one is the kind that is furthest behind its share.
-
-    So short runs see different kinds too; ties and the starting points are drawn.
-    """
-    weights = WEIGHTS | (LINK_WEIGHTS if links else {})
-    total = sum(weights.values())
-    debt = {kind: rng.random() for kind in weights}
-    kinds = []
-    for _ in range(count):
-        for kind, weight in weights.items():
-            debt[kind] += weight / total
-        kind = max(debt, key=lambda k: debt[k])
-        debt[kind] -= 1
-        kinds.append(kind)
-    return kinds
-
-
-# The report of a chaos run: figures against their goals, in JSON and for people.
-
-
-class ChaosReport(Struct, kw_only=True, frozen=True):
-    """report.json. Shares are fractions; what could not be measured is null."""
-
-    nodes: int
-    preset: str
-    seed: int
-    load: float
-    """Share of the processors that all learners together were asked to use."""
-    min_step_s: float
-    """Least time of an inner step, which follows from the load; 0: as short as may be."""
-    seconds: float
-    faults: int
-    """Carried out."""
-    skipped: int
-    faults_per_hour: float
-    faulty: Figures
-    fault_free: Figures | None
-    comparison: Comparison | None
-    settled_s: float | None
-    digests_agree: bool
-    failures: tuple[str, ...]
-    """Reasons of exit status 1; empty: nobody stuck, digests equal, no unexpected exit."""
-    goals: dict[str, bool]
-    """Figure -> whether it reaches the goal of a long run (docs/lab/chaos.md); no part of the exit status."""
-
-
-def goals(faulty: Figures, comparison: Comparison | None) -> dict[str, bool]:
-    """Judge which of the goals are reached, as far as they were measured."""
-    found = {}
-    if faulty.participation is not None:
-        found["participation >= 95 %"] = faulty.participation >= 0.95
-    if faulty.t_resume.median_s is not None:
-        found["T_resume < 3 s median"] = faulty.t_resume.median_s < 3
-    if faulty.t_back.median_s is not None:
-        found["T_back < 15 s median"] = faulty.t_back.median_s < 15
-    if comparison is not None:
-        found["merges per fragment >= 99 %"] = comparison.merges >= 0.99
-        if comparison.inner_steps_per_cpu_s is not None:
-            found["inner steps per CPU-second within 3 %"] = comparison.inner_steps_per_cpu_s >= 0.97
-        if comparison.loss_ratio is not None:
-            found["loss within 1 % at equal tokens"] = comparison.loss_ratio <= 1.01
-    return found
-
-
-def table(report: ChaosReport) -> Table:
-    """Make the table for a terminal."""
-    shown = Table(show_header=False, box=None)
-    for name, value in _rows(report):
-        shown.add_row(name, value)
-    return shown
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.1f} %"
-
-
-def _rows(report: ChaosReport) -> list[tuple[str, str]]:
-    ours, than = report.faulty, report.comparison
-    least = min(ours.merges.values(), default=0)
-    rows = [
-        ("faults", f"{report.faults} in {report.seconds:.0f} s: {report.faults_per_hour:.0f} an hour"),
-        ("merges", f"{sum(ours.merges.values())}, at least {least} of every fragment"),
-        ("participation of live learners", _percent(ours.participation)),
-        ("  of those that syncers counted on", _percent(ours.participation_by_core)),
-        ("T_resume, median / worst", _seconds(ours.t_resume.median_s, ours.t_resume.worst_s)),
-        ("T_back, median / worst", _seconds(ours.t_back.median_s, ours.t_back.worst_s)),
-        ("tokens merged / trained", _percent(ours.tokens_merged / max(1, ours.tokens_trained))),
-    ]
-    if than is not None:
-        rows += [
-            ("against the run without faults:", ""),
-            ("  merges per fragment, at least", _percent(than.merges)),
-            ("  inner steps per CPU-second", _percent(than.inner_steps_per_cpu_s)),
-            ("  goodput", _percent(than.goodput)),
-            ("  held-out loss at equal tokens", _losses(than)),
-        ]
-    settled = "never" if report.settled_s is None else f"after {report.settled_s:.1f} s"
-    rows.append(("all nodes equal at the end", settled))
-    rows.append(("digests agree", "yes" if report.digests_agree else "NO"))
-    rows += [("goal " + ("reached" if reached else "MISSED"), name) for name, reached in report.goals.items()]
-    rows += [("FAILED", words) for words in report.failures]
-    return rows
-
-
-def _seconds(median_s: float | None, worst_s: float | None) -> str:
-    return "nothing measured" if median_s is None else f"{median_s:.2f} s / {worst_s:.2f} s"
-
-
-def _losses(than: Comparison) -> str:
-    if than.loss_faulty is None or than.loss_fault_free is None:
-        return "unknown"
-    words = f"{than.loss_faulty:.3f} against {than.loss_fault_free:.3f}"
-    return f"{words} at {than.loss_at_tokens / 1e6:.2f} M tokens"
-
-
-# The PNG of a chaos run: one row per node, coloured by state; loss and contributors beneath.
+# PNG: one row per node, coloured by state; loss and contributors beneath.
 
 COLOURS: dict[State, str] = {
     "training": "#228833",
@@ -643,7 +649,7 @@ def draw_run(path: Path, facts: Facts, free: Facts | None, title: str, unit: str
     quorum.set_xlabel("seconds of training")
     for axes in (loss, quorum):
         axes.grid(alpha=0.25)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _contributors(axes, facts: Facts) -> None:  # type: ignore[no-untyped-def]

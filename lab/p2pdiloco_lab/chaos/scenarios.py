@@ -1,4 +1,10 @@
-"""`p2pdiloco chaos --scenario`: one survivor, a split that heals."""
+"""`p2pdiloco chaos --scenario`: one fixed course of events with real processes, and its verdict.
+
+survivor: all nodes but one are killed at once, later all are started again. split: the network falls into two
+parts, later it is whole again. As in a chaos run, no node is told anything and nothing is repaired. The
+verdicts (`survived`, `healed`) are pure: they ask a chronicle, whose times are seconds of the machine's
+monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +24,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.demo.demo import write
+from p2pdiloco.demo.demo import write_file
 from p2pdiloco.demo.judge import loss_unit, paced
 from p2pdiloco.demo.swarm import Chronicle, Line, SwarmNode
 from p2pdiloco.errors import UserError
-from p2pdiloco_lab.chaos import chaos_verdict as chaos_plot
+from p2pdiloco_lab.chaos import chaos_verdict
 from p2pdiloco_lab.chaos.chaos_run import (
     EXIT_VERDICT,
+    ChaosCourse,
+    ChaosOutcome,
     ChaosRun,
     ChaosSettings,
-    Course,
-    Outcome,
-    Taped,
+    FaultLine,
     line_of,
 )
 from p2pdiloco_lab.chaos.chaos_verdict import Facts, Fault
 from p2pdiloco_lab.namespaces import Links, LinksRefused
-
-# `p2pdiloco chaos --scenario`: one fixed course of events with real processes, and its verdict.
-#
-# survivor: all nodes but one are killed at once, later all are started again. split: the network falls into
-# two parts, later it is whole again. As in a chaos run, no node is told anything and nothing is repaired.
 
 BEFORE_S = 20.0
 """Training before anything happens, unless --seconds says otherwise."""
@@ -61,11 +62,11 @@ class ScenarioRun(ChaosRun):
         folder: Path,
         links: Links | None,
         tell: Callable[[str], None],
-        tape: Callable[[Taped], None],
+        tape: Callable[[FaultLine], None],
         stop: threading.Event,
     ) -> None:
         """Raises: StorageError, LinksRefused."""
-        course = Course(
+        course = ChaosCourse(
             manifest=manifest,
             nodes=settings.nodes,
             seconds=settings.seconds,
@@ -91,7 +92,7 @@ class ScenarioRun(ChaosRun):
         """Let it happen, and wait until all are one swarm again or the time for that is over."""
 
     @abstractmethod
-    def verdict(self, outcome: Outcome) -> Survived | Healed:
+    def verdict(self, outcome: ChaosOutcome) -> SurvivorReport | SplitReport:
         """After `play`."""
 
     def _until(self, reached: Callable[[], bool], limit_s: float) -> None:
@@ -140,8 +141,8 @@ class SurvivorRun(ScenarioRun):
     def _others(self) -> list[SwarmNode]:
         return [node for node in self._nodes() if node is not self._survivor]
 
-    def verdict(self, outcome: Outcome) -> Survived:
-        """Judge the run (`outcome.survived`)."""
+    def verdict(self, outcome: ChaosOutcome) -> SurvivorReport:
+        """Judge the run (`survived`)."""
         return survived(
             self.facts,
             self._survivor.name,
@@ -180,8 +181,8 @@ class SplitRun(ScenarioRun):
         done = all(merged_again(self.facts.log, one) is not None for one in again)
         return done and self._one_swarm(self._healed_s)
 
-    def verdict(self, outcome: Outcome) -> Healed:
-        """Judge the run (`outcome.healed`)."""
+    def verdict(self, outcome: ChaosOutcome) -> SplitReport:
+        """Judge the run (`healed`)."""
         return healed(
             self.facts,
             self._sides,
@@ -209,9 +210,9 @@ def run(
     links = _links() if split else None
     lines: list[bytes] = []
 
-    def tape(taped: Taped) -> None:
+    def tape(taped: FaultLine) -> None:
         lines.append(line_of(taped))
-        write(settings.out / "faults.jsonl", b"".join(lines))
+        write_file(settings.out / "faults.jsonl", b"".join(lines))
 
     def tell(words: str) -> None:
         console.print(escape(words), highlight=False)
@@ -238,26 +239,28 @@ def _links() -> Links:
         ) from error
 
 
-def _show(settings: ChaosSettings, play: ScenarioRun, verdict: Survived | Healed, unit: str) -> None:
+def _show(
+    settings: ChaosSettings, play: ScenarioRun, verdict: SurvivorReport | SplitReport, unit: str
+) -> None:
     out = settings.out
     data = msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"
-    write(out / "report.json", data)
+    write_file(out / "report.json", data)
     title = f"p2pdiloco chaos --scenario {settings.scenario}: {settings.nodes} nodes"
-    chaos_plot.draw_run(out / "chaos.png", play.facts, None, title, unit)
+    chaos_verdict.draw_run(out / "chaos.png", play.facts, None, title, unit)
     stdout = Console(soft_wrap=not os.isatty(1))
     if settings.json:
         stdout.print(data.decode(), markup=False, highlight=False, end="")
         return
     shown = Table(show_header=False, box=None)
-    for name, value in rows(verdict):
+    for name, value in report_rows(verdict):
         shown.add_row(name, escape(value))
     stdout.print(shown)
     stdout.print(f"written: report.json, faults.jsonl, chaos.png in {out}/", markup=False)
 
 
-def rows(verdict: Survived | Healed) -> list[tuple[str, str]]:
+def report_rows(verdict: SurvivorReport | SplitReport) -> list[tuple[str, str]]:
     """The report for people."""
-    if isinstance(verdict, Survived):
+    if isinstance(verdict, SurvivorReport):
         found = [
             (f"{verdict.nodes - 1} of {verdict.nodes} killed, left", verdict.survivor),
             ("its next version", _after(verdict.next_version_s)),
@@ -289,10 +292,10 @@ def _after(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.1f} s"
 
 
-# The verdicts on the scenarios of `p2pdiloco chaos`. Pure: no processes, no clock.
+# Verdicts.
 
 
-class Survived(Struct, kw_only=True, frozen=True):
+class SurvivorReport(Struct, kw_only=True, frozen=True):
     """report.json of `survivor`. Durations in seconds; what did not happen is null."""
 
     scenario: str = "survivor"
@@ -317,7 +320,7 @@ class Survived(Struct, kw_only=True, frozen=True):
     failures: tuple[str, ...]
 
 
-class Side(Struct, kw_only=True, frozen=True):
+class SplitSide(Struct, kw_only=True, frozen=True):
     """One side of a split, while it lasted."""
 
     nodes: tuple[str, ...]
@@ -330,7 +333,7 @@ class Side(Struct, kw_only=True, frozen=True):
     """Tokens by which the side's chain grew; the least fragment."""
 
 
-class Healed(Struct, kw_only=True, frozen=True):
+class SplitReport(Struct, kw_only=True, frozen=True):
     """report.json of `split`. Durations in seconds; what did not happen is null."""
 
     scenario: str = "split"
@@ -338,7 +341,7 @@ class Healed(Struct, kw_only=True, frozen=True):
     min_step_s: float = 0.0
     """Least time of an inner step; 0: as short as may be."""
     split_s: float
-    sides: tuple[Side, Side]
+    sides: tuple[SplitSide, SplitSide]
     equal_s: float | None
     """Time from the healing until all held one and the same version of every fragment, made after it."""
     sent_again: int
@@ -356,7 +359,7 @@ class Healed(Struct, kw_only=True, frozen=True):
     failures: tuple[str, ...]
 
 
-def side_of(facts: Facts, nodes: tuple[str, ...], since_s: float, until_s: float) -> Side:
+def side_of(facts: Facts, nodes: tuple[str, ...], since_s: float, until_s: float) -> SplitSide:
     """Sum up one side between the split and the healing."""
     log = facts.log
     fragments = range(log.fragments)
@@ -367,7 +370,7 @@ def side_of(facts: Facts, nodes: tuple[str, ...], since_s: float, until_s: float
             versions[made.fragment] += 1
     grown = [chain_tokens(log, nodes, f, until_s) - chain_tokens(log, nodes, f, since_s) for f in fragments]
     whole = len(first) == log.fragments
-    return Side(
+    return SplitSide(
         nodes=nodes,
         versions=versions,
         first_version_s=round(max(first.values()) - since_s, 3) if whole else None,
@@ -384,7 +387,7 @@ def survived(
     others: Sequence[str],
     wrong: Sequence[str],
     agree: bool,
-) -> Survived:
+) -> SurvivorReport:
     """The verdict on `survivor`: it was alone from `killed_s` to `back_at_s`. `wrong`: what else failed."""
     log = facts.log
     first = first_rounds(log, (survivor,), killed_s, back_at_s)
@@ -406,7 +409,7 @@ def survived(
     failures += [f"{node}: nothing of it was merged after it returned" for node in others if node not in back]
     if equal_s is None:
         failures.append("not all nodes came to hold one new version of every fragment")
-    return Survived(
+    return SurvivorReport(
         nodes=1 + len(others),
         survivor=survivor,
         next_version_s=round(min(first.values()) - killed_s, 3) if first else None,
@@ -428,7 +431,7 @@ def healed(
     healed_s: float,
     wrong: Sequence[str],
     agree: bool,
-) -> Healed:
+) -> SplitReport:
     """The verdict on `split`, which lasted from `split_s` to `healed_s`. `wrong`: what else failed."""
     log, nodes = facts.log, (*sides[0], *sides[1])
     made = side_of(facts, sides[0], split_s, healed_s), side_of(facts, sides[1], split_s, healed_s)
@@ -457,7 +460,7 @@ def healed(
     if equal_s is not None and in_all - merged > min(side.tokens_trained for side in made) / 2:
         failures.append(f"{in_all} tokens were trained, only {merged} are merged")
     times = [at_s for at_s in done if at_s is not None]
-    return Healed(
+    return SplitReport(
         nodes=len(nodes),
         split_s=round(healed_s - split_s, 3),
         sides=made,
@@ -474,9 +477,7 @@ def healed(
     )
 
 
-# Questions that the verdicts of scenarios (`chaos --scenario`) ask of a chronicle. No processes, no clock.
-#
-# All times are seconds of the machine's monotonic clock, which all processes of one machine share.
+# Questions that the verdicts ask of a chronicle.
 
 
 def split_of(names: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,7 +1,8 @@
 """Tensors without numbers: a fragment's state is the history of what was merged into it.
 
-A learner's inner steps are numbered once and for ever, so a pseudo-gradient is the half-open range of
-steps that it carries, and "nothing lost, nothing twice" can be checked exactly.
+A learner's inner steps are numbered once and for ever, so a pseudo-gradient is the half-open range of steps
+that it carries, and "nothing lost, nothing twice" can be checked exactly. `Substance` says what is done with
+the bytes beside the lineage, by default nothing. `HashCrypto` and `Clock` stand in for signatures and time.
 """
 
 from __future__ import annotations
@@ -19,11 +20,7 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import MergeLimits, Stamp
 from p2pdiloco.core.api.versions import Mean
 
-# Substance of simulated payloads and states: bytes beside their lineage, by default none.
-#
-# The simulator moves *matter*, opaque bytes, wherever a real node would move a payload or a state.
-# `Substance` says what is done with them; `p2pdiloco_lab.vectors` has one that trains a small model with the
-# real tensors code. Matter is never changed in place.
+# Substance.
 
 Work = tuple[bytes, int, int, int]
 """A contribution that was merged: its payload, tokens, inner steps, trust weight."""
@@ -43,7 +40,7 @@ class Losses(Struct, frozen=True):
     """The data's entropy: nothing can be better."""
 
 
-class Given(NamedTuple):
+class MergeContribution(NamedTuple):
     """A contribution to a merge. What its learner is trusted with follows from the mean and its score."""
 
     matter: bytes
@@ -55,7 +52,7 @@ class Given(NamedTuple):
     votes: bool = False
 
 
-class Made(Struct, frozen=True):
+class MergeOutcome(Struct, frozen=True):
     """Result of a merge, or of adding up a group's contributions."""
 
     matter: bytes
@@ -67,11 +64,11 @@ class Made(Struct, frozen=True):
     """Length of an update; None: nobody knows."""
 
 
-class Tree(Struct, frozen=True):
+class MergeTree(Struct, frozen=True):
     """Everything that is added up in a merge of groups, as its groups do it."""
 
     inputs: tuple[Work, ...]
-    below: tuple[Tree, ...] = ()
+    below: tuple[MergeTree, ...] = ()
     """Trees of its partial merges."""
 
     def flat(self) -> tuple[Work, ...]:
@@ -129,7 +126,12 @@ class FalseWork(NamedTuple):
 
 
 class Substance:
-    """Arithmetic of a whole world. Equal arguments give equal bytes."""
+    """Arithmetic of a whole world. Equal arguments give equal bytes.
+
+    The simulator moves *matter*, opaque bytes, wherever a real node would move a payload or a state. A
+    substance says what is done with them; `p2pdiloco_lab.vectors` has one that trains a small model with the
+    real tensors code. Matter is never changed in place.
+    """
 
     liars: frozenset[str] = frozenset()
     """Learners that lie about their work."""
@@ -157,27 +159,32 @@ class Substance:
         return None
 
     def partial(
-        self, fragment: int, inputs: list[Given], partials: list[bytes], limits: MergeLimits, seed: bytes
-    ) -> Made:
+        self,
+        fragment: int,
+        inputs: list[MergeContribution],
+        partials: list[bytes],
+        limits: MergeLimits,
+        seed: bytes,
+    ) -> MergeOutcome:
         """A group's contributions, and partial merges from below, added up. Raises: UnusableMatter."""
-        return Made(b"", _invented(inputs))
+        return MergeOutcome(b"", _invented_scores(inputs))
 
     def merge(
         self,
         fragment: int,
         number: int,
         state: bytes,
-        inputs: list[Given],
+        inputs: list[MergeContribution],
         partials: list[bytes],
         longest_steps: int,
         limits: MergeLimits,
         seed: bytes,
-    ) -> Made:
+    ) -> MergeOutcome:
         """The outer update that makes version `number` of `state`; `longest_steps`: of the longest
         contribution in it. Raises: UnusableMatter."""
-        return Made(b"", _invented(inputs))
+        return MergeOutcome(b"", _invented_scores(inputs))
 
-    def grouped_error(self, fragment: int, tree: Tree) -> float:
+    def grouped_error(self, fragment: int, tree: MergeTree) -> float:
         """Distance of a merge of groups from that of all its contributions in one, where nothing is cut.
 
         As a share of the contributions' mean length.
@@ -195,7 +202,7 @@ class Substance:
         return None
 
 
-def _invented(inputs: list[Given]) -> tuple[Measured, ...]:
+def _invented_scores(inputs: list[MergeContribution]) -> tuple[Measured, ...]:
     """Make findings up, of those that honest learners have: anything that can be."""
     return tuple(Measured(0.5 + given.digest[0] / 512, 48 + given.digest[1] % 32) for given in inputs)
 
@@ -268,7 +275,7 @@ class PartialSum:
     parts: tuple[MergedPart, ...]
     matter: bytes = field(default=b"", repr=False)
     """The sums, encoded."""
-    tree: Tree = field(default=Tree(()), compare=False, repr=False)
+    tree: MergeTree = field(default=MergeTree(()), compare=False, repr=False)
     """Every contribution in `matter`, so that it can be checked what the root makes of it."""
     false: bool = False
     """True: it is not the sum of its parts, though it says so."""
@@ -408,7 +415,7 @@ def missing_spans(spans: Spans, first: int, end: int) -> Spans:
     return tuple(gaps)
 
 
-# Signatures that cost a hash: nobody in the simulated world forges one, but mixing them up is caught.
+# Signatures.
 
 LONG_BYTES = 4096
 _LAST: list[tuple[bytes, str, bytes, bool] | None] = [None]
@@ -437,7 +444,7 @@ class HashCrypto:
         return hashlib.blake2b(message, digest_size=16, key=peer.encode()).digest() == signature
 
 
-# Virtual time: one heap of callbacks, ordered by (time, sequence), and nothing else that moves.
+# Virtual time.
 
 Action = Callable[..., None]
 

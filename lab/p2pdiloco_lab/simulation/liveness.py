@@ -1,6 +1,7 @@
-"""Goals that must be reached once faults have stopped for a core: equal heads, new versions, all merged.
+"""Goals that must be reached once faults have stopped: equal heads, new versions, all merged (`Liveness`).
 
-Rules: docs/protocol/simulator.md, section 1.
+`Backing` watches that no full member copies a state that only liars stand on. Rules:
+docs/protocol/simulator.md, section 1; docs/protocol/trust.md, section 4.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from p2pdiloco.core.api.effects import CommitVersion
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
-from p2pdiloco_lab.simulation.violation import Violation
+from p2pdiloco_lab.simulation.seed_report import Violation
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_host import Host
@@ -161,11 +162,6 @@ class Liveness:
             self.lost_to_forks += sum(end - first for first, end in gaps)
             return f"steps {gaps[0][0]}..{gaps[0][1]} of {host.peer} are lost"
         return ""
-
-
-# Rule about support: no full member copies a state that only liars stand on.
-#
-# Rules: docs/protocol/trust.md, section 4.
 
 
 class Backing:

@@ -20,7 +20,7 @@ from p2pdiloco.core.api.events import PresenceSeen
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.types import Wire, signed_bytes
 from p2pdiloco.core.api.versions import Roster, VersionHeader, level_sizes
-from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
+from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, random_stream
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
 
@@ -128,7 +128,7 @@ class ScaleWorld(World):
     # --- what is measured ----------------------------------------------------------------------------
 
     def control(self, source: str, target: str, size_bytes: int, message: Message) -> None:
-        """A control message leaves (`network.TrafficMeter`)."""
+        """A control message leaves (`Network.meter`)."""
         if self._measuring:
             load = self._loads[source]
             load.messages += 1
@@ -149,7 +149,7 @@ class ScaleWorld(World):
             load.lately.clear()
 
     def streamed(self, source: str, target: str, label: Wire | None, payload_bytes: int) -> None:
-        """A part of a stream leaves (`network.TrafficMeter`)."""
+        """A part of a stream leaves (`Network.meter`)."""
         if self._measuring:
             load = self._loads[source]
             load.label_bytes += len(signed_bytes("version", label)) if label is not None else 0
@@ -218,7 +218,7 @@ class ScaleWorld(World):
 
 def scale_plan(nodes: int, seed: int = 0, group_size: int = GROUP_SIZE) -> WorldPlan:
     """A run of one fragment among so many equals, on wide-area links."""
-    rng = stream(seed, "scale")
+    rng = random_stream(seed, "scale")
     groups = 1 if nodes <= group_size else -(-nodes // group_size)
     config = CoreConfig(
         run=RUN,

@@ -56,14 +56,14 @@ class Mix:
     lasts: float = 1.0
     """Times that cuts and standstills last, of what is usual."""
     strangers: int = 0
-    """Number of peers that boast of heads which they never give (`world.stranger`)."""
+    """Number of peers that boast of heads which they never give (`sim_liars.Stranger`)."""
     liars: int = 0
-    """Number of members that lie with numbers (`world.liar`), among at least three times as many."""
+    """Number of members that lie with numbers (`sim_liars.Liar`), among at least three times as many."""
 
     perjurers: int = 0
-    """Number of members whose lies can be proved (`world.perjurer`), a third of all at most."""
+    """Number of members whose lies can be proved (`sim_liars.Perjurer`), a third of all at most."""
     old: bool = False
-    """True: the run is older than its founding when the world begins (`world.past`)."""
+    """True: the run is older than its founding when the world begins (`sim_disk.Past`)."""
 
     @property
     def calm(self) -> bool:
@@ -198,7 +198,7 @@ class WorldPlan:
         return max(self.joins_s) + 10.0 if self.mix.calm else math.inf
 
 
-def stream(seed: int, purpose: str) -> random.Random:
+def random_stream(seed: int, purpose: str) -> random.Random:
     """An independent random stream; the same in every process."""
     return random.Random(f"{seed}/{purpose}")
 
@@ -237,7 +237,7 @@ def draw_config(rng: random.Random, nodes: int, budget_bytes: float) -> CoreConf
 def draw_groups(seed: int, config: CoreConfig, nodes: int) -> CoreConfig:
     """Three seeds of five have groups so small that there are several, on one level or more; some from the
     first version on."""
-    rng = stream(seed, "groups")
+    rng = random_stream(seed, "groups")
     if rng.random() < 0.4:
         return config
     size = rng.randint(2, 4)
@@ -252,7 +252,7 @@ def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
     Only where they are one group: members of a group in which nobody can be dialled have no links, and wait
     until groups rotate.
     """
-    rng = stream(seed, "hidden 5")
+    rng = random_stream(seed, "hidden 5")
     if len(peers) < 2 or rng.random() >= 0.2:
         return ()
     exposed = rng.choice(peers)
@@ -264,7 +264,7 @@ def draw_thin(seed: int, mix_name: str) -> float:
 
     A contribution then takes several sync intervals, and the thinnest uplinks carry no office.
     """
-    rng = stream(seed, "thin links")
+    rng = random_stream(seed, "thin links")
     return rng.uniform(4.0, 40.0) if mix_name == "wan" and rng.random() < 0.4 else 1.0
 
 
@@ -317,7 +317,7 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
 
 
 def one_withholds(seed: int) -> bool:
-    """Tell whether one of the liars of that world withholds in place of lying (`world.withholder`)."""
+    """Tell whether one of the liars of that world withholds in place of lying (`sim_liars.Withholder`)."""
     return seed % 4 == 2
 
 
@@ -328,7 +328,7 @@ def draw_weather(seed: int, name: str) -> Mix:
     mix = MIXES[name]
     if not mix.old:
         return mix
-    rng = stream(seed, "old run")
+    rng = random_stream(seed, "old run")
     weather, liars = MIXES[rng.choice(OLD_WEATHERS)], rng.randint(0, mix.perjurers)
     if liars:
         weather = dataclasses.replace(weather, leave=0.0, replace=0.0, full_disk=0.0)
@@ -337,7 +337,7 @@ def draw_weather(seed: int, name: str) -> Mix:
 
 def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> WorldPlan:
     """The plan of a seed. Mix and number of nodes are drawn too unless they are given."""
-    rng = stream(seed, "plan")
+    rng = random_stream(seed, "plan")
     drawn_mix = rng.choice(DRAWN)
     name = mix_name or drawn_mix
     mix = draw_weather(seed, name)
@@ -347,14 +347,14 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_config(rng, count, min(budget_bytes, 1e6))
-    config = replace(config, audited=stream(seed, "audits").random() < 0.5)
-    # Who hides its updates withholds them, too.
+    config = replace(config, audited=random_stream(seed, "audits").random() < 0.5)
+    # A liar that hides its updates withholds them, too.
     withholds = bool(mix.perjurers) and (mix.old or one_withholds(seed))
     # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
     if not (mix.perjurers and (mix.old or config.audited)):
         config = draw_groups(seed, config, count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
-        config = replace(config, admits=stream(seed, "admission").random() < 0.5)
+        config = replace(config, admits=random_stream(seed, "admission").random() < 0.5)
     if mix.perjurers and not withholds:
         # Candidates cross each other's path often: else nobody could vote twice. But who makes a term's last
         # version knows first that it is over: it would follow itself for ever, and leave out for ever.

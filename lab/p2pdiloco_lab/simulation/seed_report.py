@@ -1,4 +1,7 @@
-"""The verdict of one seed, and what many seeds did together."""
+"""The verdict of one seed, what many seeds did together, and the trace of a seed.
+
+A trace is one digest of all that happened and, when asked for, lines for people.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,14 @@ from msgspec import Struct, field, to_builtins
 from p2pdiloco.core.api.events import Event, LearnerStatus, MessageReceived, Tick
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco_lab.simulation.lineage import Losses
+
+
+class Violation(Exception):
+    """An invariant of the protocol does not hold. `rule` names it; one bug has one rule."""
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
+        self.rule = rule
 
 
 class SeedResult(Struct, frozen=True, kw_only=True):
@@ -166,7 +177,7 @@ def replay_command(result: SeedResult, nodes: int | None, mix: str | None) -> st
     return f"p2pdiloco simulate --seed {result.seed}{options} --trace"
 
 
-# Trace of a seed: one digest of all that happened and, when asked for, lines for people.
+# Trace.
 
 TAIL_LINES = 30
 """Decisions that are kept for the report of a failed seed."""

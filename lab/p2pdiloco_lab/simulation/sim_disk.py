@@ -1,4 +1,8 @@
-"""A node's disk: it outlives the node's crashes; writes that were under way at a crash are lost."""
+"""A node's disk, its copies of fragments in memory, and the past with which the disks of an old run begin.
+
+The disk outlives the node's crashes; writes that were under way at a crash are lost. A `Store` is one
+fragment in host memory: its state, the spare copy that the next version is prepared in, and the log.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from p2pdiloco_lab.simulation.lineage import (
     Resumed,
     Substance,
 )
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan, stream
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
 
 LoggedUpdate = tuple[SignedVersion, OuterUpdate]
 
@@ -135,7 +139,7 @@ def restored_from(disk: Disk, fragments: list[Checkpoint], config: CoreConfig) -
     return Restored(fragments=tuple(parts), votes=votes, proofs=disk.proofs, saved=saved)
 
 
-# A node's copy of one fragment: its state, the spare copy that the next version is prepared in, the log.
+# Copies of fragments.
 
 
 class Store:
@@ -201,11 +205,7 @@ class Store:
         return Checkpoint(self.version, self.state, self.watermarks, dict(self.log))
 
 
-# Past of a run that is older than its founding: what its members have on their disks as the world begins.
-#
-# Of each fragment there is one version that all of them have saved, hundreds of versions old, with a table in
-# which most have voted for long. The nodes start as after the death of all. Who is not among these members
-# comes with nothing.
+# Past.
 
 MEMBER_SHARE, VOTER_SHARE = 0.85, 0.9
 """Shares of the other nodes that are old members, and of these that vote by a fragment's chain."""
@@ -226,10 +226,15 @@ def old_liars(plan: WorldPlan) -> list[str]:
 
 
 class Past:
-    """Past of one world: versions, and who has saved them."""
+    """Past of a run that is older than its founding: versions, and who has saved them.
+
+    Of each fragment there is one version that all members have saved, hundreds of versions old, with a table
+    in which most have voted for long. The nodes start as after the death of all. A node that is not among
+    these members comes with nothing.
+    """
 
     def __init__(self, plan: WorldPlan, genesis: tuple[FragmentLineage, ...]) -> None:
-        self._plan, self._rng = plan, stream(plan.seed, "past")
+        self._plan, self._rng = plan, random_stream(plan.seed, "past")
         peers = [spec.peer for spec in plan.nodes]
         liars = old_liars(plan)
         self._voters = {*peers[: 1 + 2 * len(liars)], *liars}

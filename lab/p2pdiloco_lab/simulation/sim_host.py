@@ -1,4 +1,9 @@
-"""One run of one node: the production core, and a simulated daemon that carries its effects out."""
+"""One run of one node: the production core, and a simulated daemon that carries its effects out.
+
+`LearnerSide` is the daemon towards its learner: it starts and restarts it, encodes its copies, tells it of
+versions. `DiskWriter` makes durable writes: one at a time, in order, lost or half done when the node is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,8 @@ from p2pdiloco.core.capacity import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMete
 from p2pdiloco.core.node import Core
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
-from p2pdiloco_lab.simulation.seed_plan import NodeSpec, stream
+from p2pdiloco_lab.simulation.seed_plan import NodeSpec, random_stream
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_disk import Checkpoint, Disk, ResumeNote, Store, restored_from
 from p2pdiloco_lab.simulation.sim_worker import (
     Callbacks,
@@ -30,7 +36,6 @@ from p2pdiloco_lab.simulation.sim_worker import (
     TicketBuffers,
     Worker,
 )
-from p2pdiloco_lab.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_world import World
@@ -44,7 +49,7 @@ TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
 
 
-def _as_it_is(_peer: str, message: Message) -> Message | None:
+def _unchanged(_peer: str, message: Message) -> Message | None:
     return message
 
 
@@ -61,7 +66,7 @@ class Host:
         self.config = world.plan.config
         self.tickets = TicketBuffers(self.peer, self.config.fragments, self.config.group_size)
         self.liar = world.perjurers.get(self.peer)
-        self.outgoing: Callable[[str, Message], Message | None] = self.liar.says if self.liar else _as_it_is
+        self.outgoing: Callable[[str, Message], Message | None] = self.liar.says if self.liar else _unchanged
         """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None
         """Set while leaving: it comes back after so long."""
@@ -77,12 +82,12 @@ class Host:
         self.stores = [Store(c.version, c.state, c.watermarks, c.log) for c in found]
         for store in self.stores:
             world.watch.restored(store.version, store.state)
-        rng = stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
+        rng = random_stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
         self.learner = LearnerSide(self, rng, first_step)
         self.writer = DiskWriter(self, rng)
         self.worker = Worker(self, rng)
         restored = restored_from(disk, found, self.config)
-        crypto, rng = HashCrypto(self.peer), stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
+        crypto, rng = HashCrypto(self.peer), random_stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
         self.core = Core(self.config, self.peer, incarnation, crypto, rng, restored, genesis, self.local_now)
         sent = partial(world.network.sent_bytes, self.peer)
         least_bytes = min(LEAST_BYTES, max(self.config.max_payload_bytes) // 2)
@@ -107,7 +112,7 @@ class Host:
             fx.Release: lambda e: self.tickets.free(e.ticket),
             fx.Merge: self.worker.merge,
             fx.MergePartial: self.worker.merge_partial,
-            fx.FetchUpdate: lambda e: bulk.fetch_update(self, e),
+            fx.FetchUpdate: lambda e: bulk.fetch(self, e),
             fx.FetchState: self.worker.fetch_state,
             fx.ApplyUpdate: self.worker.apply_update,
             fx.Audit: self.worker.audit,
@@ -299,7 +304,7 @@ class Host:
         self.world.bulk.answer(effect.transfer, effect.verdict, head)
 
 
-# A node's daemon towards its learner: starts and restarts it, encodes its copies, tells it of versions.
+# Towards the learner.
 
 STATUS_EVERY_S = 1.0
 
@@ -391,9 +396,11 @@ class LearnerSide:
             counters = self.model.fragments[fragment]
             rest_from = counters.slot.end if counters.slot else counters.unmerged_from
             if self.model.running:
-                saved = self.model.trainer.saved(fragment)
+                displacement, rest = self.model.trainer.saved(fragment)
                 left = host.core.fragments[fragment].own.unmerged()
-                host.disk.resume[fragment] = ResumeNote(left, counters.unmerged_from, rest_from, *saved)
+                host.disk.resume[fragment] = ResumeNote(
+                    left, counters.unmerged_from, rest_from, displacement, rest
+                )
 
     def report(self) -> None:
         """Tell the core where the learner is, every second."""
@@ -465,7 +472,7 @@ class LearnerSide:
         self._host.world.trace.decision(self._host.now, self._host.peer, text, fragment)
 
 
-# A node's durable writes: one at a time, in order, lost or half done when the node is killed.
+# Durable writes.
 
 
 class DiskWriter:

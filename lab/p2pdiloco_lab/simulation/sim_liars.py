@@ -1,4 +1,9 @@
-"""Draws which members of a world lie so that it can be proved, or withhold, and how."""
+"""Members that lie or withhold, and strangers that say anything.
+
+`Liar` lies with numbers, within what can be said. Lies of `Perjurer` can be proved, or found out by
+everybody. `Withholder` signs nothing that is false, and does less than its office asks. `Stranger` is no
+member.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import SignedOffer, SignedVersion, VersionHeader
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, HashCrypto, OuterUpdate
-from p2pdiloco_lab.simulation.seed_plan import MAX_JOINS, one_withholds, stream
+from p2pdiloco_lab.simulation.seed_plan import MAX_JOINS, one_withholds, random_stream
 from p2pdiloco_lab.simulation.sim_disk import old_liars
 
 if TYPE_CHECKING:
@@ -51,11 +56,11 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     peers = [spec.peer for spec in plan.nodes]
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
     if plan.mix.old:
-        return {peer: Perjurer(world, peer, LieTold.HISTORIES) for peer in old_liars(plan)}
+        return {peer: Perjurer(world, peer, LieKind.HISTORIES) for peer in old_liars(plan)}
     kind = plan.config.audited, len(peers)
     # Of two groups' syncers one that withholds is no minority: nobody could be elected in its place.
     one_group = len(peers) + MAX_JOINS <= plan.config.group_size
-    withheld = list(Kept)[plan.seed // 4 % len(Kept)] if one_group else Kept.WORK
+    withheld = list(WithheldKind)[plan.seed // 4 % len(WithheldKind)] if one_group else WithheldKind.WORK
     return {
         peer: Withholder(withheld, victim=peers[0])
         if one_withholds(plan.seed) and peer == lying[-1]
@@ -64,14 +69,14 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     }
 
 
-# A member that lies with numbers: its work is honest, its labels are at the ends of what can be said.
-
 LIES = 0.6
 """Share of labels that lie."""
 
 
 class Liar:
-    """Author of false labels, each rightly signed."""
+    """Author of false labels, each rightly signed: its work is honest, its labels are at the ends of what can
+    be said.
+    """
 
     def __init__(self, config: CoreConfig, rng: random.Random) -> None:
         self._config = config
@@ -99,19 +104,11 @@ class Liar:
         )
 
 
-# A member whose lies can be proved, or found out by everybody. Its core is honest; what it signs beside that
-# is not.
-#
-# Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and gives
-# them to one half of its peers each, one puts a false label into its versions. Where merges can be made
-# again, there are three more: one makes false merges, one states false states, one accuses an honest syncer
-# of the first. In old runs one states false states and gives no updates, which nobody can find out.
-
 MOST_TWINS = 256
 
 
-class LieTold(Enum):
-    """Lies of lies."""
+class LieKind(Enum):
+    """Kinds of lies."""
 
     VOTES = "votes"
     VERSIONS = "versions"
@@ -120,11 +117,11 @@ class LieTold(Enum):
     STATES = "states"
     HISTORIES = "histories"
     """False states of which it gives no update: they show nothing of how they were made. Only old runs have
-    it: in young ones they are copied (`core.following.support`)."""
+    it: in young ones they are copied (`core.fork_choice`)."""
     ACCUSATIONS = "accusations"
 
 
-PROVABLE = (LieTold.VOTES, LieTold.VERSIONS, LieTold.LABELS)
+PROVABLE = (LieKind.VOTES, LieKind.VERSIONS, LieKind.LABELS)
 FEWEST = 5
 """Number of members from which on some make false merges or states, or accuse falsely. Of fewer, one that
 comes late may meet a single voter beside the liar, and nobody can tell which of two lies."""
@@ -134,29 +131,35 @@ ACCUSED_FROM = 4
 """First number of a version that a false accuser accuses: members count by their work by then."""
 
 
-def lie_of(seed: int, place: int, audited: bool, members: int) -> LieTold:
+def lie_of(seed: int, place: int, audited: bool, members: int) -> LieKind:
     """Choose what the liar at this place tells. Every other maker of false merges makes false states."""
     if not audited or members < FEWEST:
         return PROVABLE[(seed + place) % len(PROVABLE)]
-    merges = LieTold.STATES if seed % 2 else LieTold.MERGES
-    kinds = *PROVABLE, merges, LieTold.ACCUSATIONS
+    merges = LieKind.STATES if seed % 2 else LieKind.MERGES
+    kinds = *PROVABLE, merges, LieKind.ACCUSATIONS
     return kinds[(seed + place) % len(kinds)]
 
 
 class Perjurer:
-    """Liar of one kind; it goes on when it is found out."""
+    """Liar of one kind; it goes on when found out. Its core is honest; what it signs beside that is not.
 
-    def __init__(self, world: World, peer: str, kind: LieTold) -> None:
+    Three kinds can be proved: one votes for everybody who asks, one makes two versions of each parent and
+    gives them to one half of its peers each, one puts a false label into its versions. Where merges can be
+    made again, there are three more: one makes false merges, one states false states, one accuses an honest
+    syncer of the first. In old runs one states false states and gives no updates, which nobody can find out.
+    """
+
+    def __init__(self, world: World, peer: str, kind: LieKind) -> None:
         self.kind = kind
         self._world = world
         self._peer = peer
         self._twins: dict[bytes, tuple[SignedVersion, OuterUpdate, FragmentLineage]] = {}
         """Digest of a version of ours -> the other one of the same parent."""
-        self._accuses = kind is LieTold.ACCUSATIONS
-        if kind is LieTold.MERGES:
+        self._accuses = kind is LieKind.ACCUSATIONS
+        if kind is LieKind.MERGES:
             world.clock.at(FALSE_FROM_S, world.false_syncers.add, peer)
             world.clock.at(FALSE_FROM_S, world.false_groups.add, peer)
-        if kind in (LieTold.STATES, LieTold.HISTORIES):
+        if kind in (LieKind.STATES, LieKind.HISTORIES):
             world.clock.at(FALSE_FROM_S, world.false_states.add, peer)
 
     def _signed(self, header: VersionHeader) -> SignedVersion:
@@ -166,7 +169,7 @@ class Perjurer:
         """Look at what its own core wants: of a version that it is about to save, another one is made."""
         if self._accuses and isinstance(effect, CommitVersion):
             self._accuse(host, effect.version)
-        if self.kind is not LieTold.VERSIONS or not isinstance(effect, Persist):
+        if self.kind is not LieKind.VERSIONS or not isinstance(effect, Persist):
             return
         if not isinstance(effect.record, UpdateRecord):
             return
@@ -182,7 +185,6 @@ class Perjurer:
             self._twins[version.header.digest()] = self._signed(header), other, state
 
     def _accuse(self, host: Host, version: SignedVersion) -> None:
-        """Accuse the syncer of that version before everybody, once."""
         header = version.header
         if header.number < ACCUSED_FROM or header.syncer in self._world.perjurers:
             return
@@ -196,7 +198,7 @@ class Perjurer:
 
     def says(self, peer: str, message: Message) -> Message:
         """Change what its core says to that peer."""
-        if self.kind is LieTold.VOTES and isinstance(message, VoteRefused):
+        if self.kind is LieKind.VOTES and isinstance(message, VoteRefused):
             run, group = self._world.plan.config.run, message.group
             body = VoteBody(run, group, message.fragment, message.term, peer, self._peer)
             return VoteGranted(Vote(body, HashCrypto(self._peer).sign(signed_bytes("vote", body))))
@@ -216,7 +218,7 @@ class Perjurer:
     def hides(self, found: LoggedUpdate) -> bool:
         """Tell whether it does as if that update were gone."""
         ours = found[0].header.syncer == self._peer
-        return ours and self.kind is LieTold.HISTORIES and self._world.clock.now >= FALSE_FROM_S
+        return ours and self.kind is LieKind.HISTORIES and self._world.clock.now >= FALSE_FROM_S
 
     def gives(self, peer: str, found: LoggedUpdate) -> LoggedUpdate:
         """Change an update that a peer pulls."""
@@ -224,7 +226,7 @@ class Perjurer:
         header = version.header
         if header.syncer != self._peer:
             return found
-        if self.kind is LieTold.LABELS and header.contributors:
+        if self.kind is LieKind.LABELS and header.contributors:
             false = replace(header.contributors[0], signature=b"false")
             return self._signed(replace(header, contributors=(false, *header.contributors[1:]))), update
         twin = self._twins.get(header.digest())
@@ -240,14 +242,8 @@ class Perjurer:
         return twin[0], twin[2]
 
 
-# A member that does less than its office asks. Nothing that it signs is false, so nothing can be proved.
-#
-# Two kinds: one makes versions and gives them to nobody, one takes a learner's contributions and leaves them
-# out of everything that it makes.
-
-
-class Kept(Enum):
-    """Things that it keeps from others."""
+class WithheldKind(Enum):
+    """Kinds of withholding."""
 
     VERSIONS = "versions"
     """Updates and states: it names its heads, and is busy whenever it is asked for them."""
@@ -256,20 +252,25 @@ class Kept(Enum):
 
 
 class Withholder:
-    """Member that withholds, from a moment on or from the start."""
+    """Member that withholds, from a moment on or from the start. Nothing that it signs is false, so nothing
+    can be proved.
 
-    def __init__(self, kind: Kept, victim: str = "", from_s: float = 0.0) -> None:
+    One kind makes versions and gives them to nobody, the other takes a learner's contributions and leaves
+    them out of everything that it makes.
+    """
+
+    def __init__(self, kind: WithheldKind, victim: str = "", from_s: float = 0.0) -> None:
         self.kind, self.victim, self.from_s = kind, victim, from_s
         self.swallowed = 0
         """Contributions that it threw away."""
 
     def withholds(self, now: float) -> bool:
         """Tell whether it gives no version now."""
-        return self.kind is Kept.VERSIONS and now >= self.from_s
+        return self.kind is WithheldKind.VERSIONS and now >= self.from_s
 
     def swallows(self, sender: str, now: float) -> bool:
         """Tell whether it throws away what came from that learner."""
-        swallowed = self.kind is Kept.WORK and sender == self.victim and now >= self.from_s
+        swallowed = self.kind is WithheldKind.WORK and sender == self.victim and now >= self.from_s
         self.swallowed += swallowed
         return swallowed
 
@@ -295,10 +296,6 @@ class Withholder:
         return version, state
 
 
-# A stranger that says anything: heavier heads which it never gives, a vote which it never casts, a learner
-# which answers no call, offices and candidacies. It begins once somebody votes by the chain: before,
-# everybody's word counts (`core.members.standing`).
-
 EVERY_S = 0.5
 FAR_AHEAD = 1000
 """Versions by which some of its heads are ahead: those are asked for as states, the others as updates."""
@@ -306,14 +303,19 @@ FROM_S = 8.0
 
 
 class Stranger:
-    """Peer whose words are all that there is of it. An endpoint of the network, and no host."""
+    """Peer whose words are all that there is of it. An endpoint of the network, and no host.
+
+    It tells of heavier heads which it never gives, a vote which it never casts, a learner which answers no
+    call, offices and candidacies. It begins once somebody votes by the chain: before, everybody's word counts
+    (`core.standing`).
+    """
 
     up = True
 
     def __init__(self, world: World, number: int) -> None:
         self.peer = f"stranger{number}"
         self._world = world
-        self._rng: random.Random = stream(world.plan.seed, self.peer)
+        self._rng: random.Random = random_stream(world.plan.seed, self.peer)
         world.network.endpoints[self.peer] = self
         world.bulk.boasters.add(self.peer)
         world.clock.at(FROM_S + self._rng.uniform(0.0, EVERY_S), self._boast)

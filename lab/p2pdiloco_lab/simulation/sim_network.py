@@ -1,4 +1,8 @@
-"""The network: latency, loss, duplication, reordering, cuts, and shared uplinks for bulk transfers."""
+"""The network: latency, loss, duplication, reordering, cuts, and shared uplinks for bulk transfers.
+
+`Network` delivers messages. `Bulk` has the streams between nodes: contributions pushed, updates and states
+pulled. Any of them can break.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ from p2pdiloco_lab.simulation.seed_plan import Mix
 from p2pdiloco_lab.simulation.sim_liars import Withholder
 
 if TYPE_CHECKING:
+    from p2pdiloco_lab.simulation.scale import ScaleWorld
     from p2pdiloco_lab.simulation.sim_host import Host
     from p2pdiloco_lab.simulation.sim_liars import Liar
 
@@ -46,16 +51,6 @@ class SimulatedEndpoint(Protocol):
 
     def send_failed(self, peer: str) -> None:
         """A control message to that peer was not delivered."""
-
-
-class TrafficMeter(Protocol):
-    """Hears of everything that is sent; for measurements."""
-
-    def control(self, source: str, target: str, size_bytes: int, message: Message) -> None:
-        """A control message leaves."""
-
-    def streamed(self, source: str, target: str, label: Wire | None, payload_bytes: int) -> None:
-        """The label or the payload of a stream leaves."""
 
 
 class Network:
@@ -83,7 +78,8 @@ class Network:
         self._sent_bytes: dict[str, int] = {}
         """Bytes of bulk that each source has sent completely."""
         self._last: tuple[Message, Message, int] | None = None
-        self.meter: TrafficMeter | None = None
+        self.meter: ScaleWorld | None = None
+        """Hears of everything that is sent; for measurements."""
         self.hidden: frozenset[str] = frozenset()
         """Behind routers that let nothing in but what belongs to connections from inside."""
         self._opened: set[tuple[str, str]] = set()
@@ -245,7 +241,7 @@ class Network:
             source.send_failed(target)
 
 
-# Bulk streams between nodes: contributions pushed, updates and states pulled. Any of them can break.
+# Bulk streams.
 
 OFFER_TIMEOUT_S = 12.0
 """A sender that has no last word so long after its payload should be there gives the transfer up."""
@@ -416,15 +412,8 @@ class Bulk:
 
     # --- pulls ---------------------------------------------------------------------------------------
 
-    def fetch_update(self, asker: Host, effect: FetchUpdate) -> None:
-        """Pull one update from a holder's log."""
-        self._dial(asker, effect)
-
-    def fetch_state(self, asker: Host, effect: FetchState, generation: int) -> None:
-        """Pull a fragment's newest state into the asker's spare copy."""
-        self._dial(asker, effect, generation)
-
-    def _dial(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
+    def fetch(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
+        """Pull an update, or a fragment's newest state into the asker's spare copy of that generation."""
         if effect.peer in self.boasters:
             back_s = 2 * self._network.latency_s(asker.peer, effect.peer)
             self._failed(asker, effect, FetchFailure.BUSY, back_s, generation)

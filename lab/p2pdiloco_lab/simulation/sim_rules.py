@@ -1,6 +1,8 @@
 """Rules that must hold at every instant, whatever the weather. A broken one ends the seed.
 
-Rules: docs/protocol/simulator.md, section 3.
+`InvariantWatch` sees everything that nodes do. `too_large` searches a core: every table and queue inside
+stays below a bound, whatever it is called. `Exclusion` watches that liars whose lies can be proved are
+excluded, by everybody, in time, and nobody else. Rules: docs/protocol/simulator.md, section 3.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from p2pdiloco.core.chain import (
 from p2pdiloco.core.pending import KEPT_MAX
 from p2pdiloco.core.proofs import FEWEST
 from p2pdiloco_lab.simulation.lineage import Displacement, FragmentLineage, MergedPart
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_liars import PROVABLE
-from p2pdiloco_lab.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_host import Host
@@ -147,7 +149,7 @@ class InvariantWatch:
     def _in_scale(self, header: VersionHeader, parent: VersionHeader, where: str) -> None:
         """Check that nobody's numbers move the chain's: neither its tokens, nor what it takes for usual."""
         unit, gain = parent.unit or self._first_unit, header.tokens - parent.tokens
-        # Who is not trusted counts nothing, nor do copies; where nobody does, the version counts one token.
+        # Untrusted work counts nothing, nor do copies; where nothing counts, the version counts one token.
         payloads = [part.payload_digest for part in header.contributors]
         counts = [
             part.trust > LEAST_TRUST and payloads.count(payload) == 1 and payload not in self._payloads
@@ -352,7 +354,7 @@ class InvariantWatch:
         self.elections += 1
 
 
-# Every table and queue inside a core stays below a bound, whatever it is called: all of it is searched.
+# Bounds of tables and queues.
 
 BASE = 32
 PER_NODE = 2
@@ -396,9 +398,7 @@ def _attributes(value: object) -> list[str]:
     return names
 
 
-# Rules about lies that can be proved: the liars are excluded, by everybody, in time, and nobody else.
-#
-# Rules: docs/protocol/simulator.md, section 3.
+# Exclusion of liars.
 
 WITHIN_S = 20.0
 """Virtual time after which everybody excludes who has lied in a way that others must have seen. A member that
@@ -423,14 +423,14 @@ class Exclusion:
         if host.peer in self._world.perjurers or header.syncer != host.peer:
             return
         digest = header.digest()
-        if self._kept.setdefault(_of(header), digest) != digest:
+        if self._kept.setdefault(_origin_of(header), digest) != digest:
             where = f"{host.peer} fragment {header.fragment} version {header.number} term {header.term}"
             raise Violation("one-version", f"{where}: two of one parent")
 
     def takes(self, host: Host, header: VersionHeader) -> None:
         """A node makes a version its own: of two by one liar, two honest nodes have one each."""
         if header.syncer in self._world.perjurers and host.peer not in self._world.perjurers:
-            taken = self._taken.setdefault(_of(header), set())
+            taken = self._taken.setdefault(_origin_of(header), set())
             taken.add(header.digest())
             if len(taken) > 1:
                 self._must_be_seen(header.syncer)
@@ -485,10 +485,10 @@ class Exclusion:
             return trusting  # a proof holds for everybody
         known = [host.core.shared.excluded.proof_of(liar) for host in self._world.up_hosts()]
         authors = {statement.author() for statement in known if isinstance(statement, Statement)}
-        return [host for host in trusting if _believes(host, liar, authors)]
+        return [host for host in trusting if _must_believe(host, liar, authors)]
 
 
-def _believes(host: Host, liar: str, authors: set[str]) -> bool:
+def _must_believe(host: Host, liar: str, authors: set[str]) -> bool:
     """Tell whether so many state it that who cannot find out any more is to believe them, whatever the
     fragment: the contributions are gone where a syncer dies while others make its merge again."""
     shared = host.core.shared
@@ -506,5 +506,5 @@ def _still_count(liar: str, trusting: list[Host]) -> str:
     return f"{','.join(host.peer for host in trusting)} still count {liar}"
 
 
-def _of(header: VersionHeader) -> tuple[str, int, bytes, int]:
+def _origin_of(header: VersionHeader) -> tuple[str, int, bytes, int]:
     return header.syncer, header.fragment, header.parent, header.term

@@ -1,4 +1,9 @@
-"""Work of a node with "tensors": merging, outer steps, states, and going over to a version."""
+"""Work of a node with "tensors", and its learner.
+
+`Worker` merges, makes outer steps and states, and goes over to versions. `LearnerModel` makes inner steps at
+its own pace, with counters and slots of every fragment. `TicketBuffers` have contributions and updates by
+ticket; wrong use of one is a bug of the core.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +41,20 @@ from p2pdiloco.core.pending import KEPT_MAX
 from p2pdiloco_lab.simulation.lineage import (
     Displacement,
     FragmentLineage,
-    Given,
-    Made,
+    MergeContribution,
     MergedPart,
+    MergeOutcome,
+    MergeTree,
     Mode,
     OuterUpdate,
     PartialSum,
     Resumed,
     Trainer,
-    Tree,
     UnusableMatter,
     combine,
 )
-from p2pdiloco_lab.simulation.sim_liars import LieTold
-from p2pdiloco_lab.simulation.violation import Violation
+from p2pdiloco_lab.simulation.seed_report import Violation
+from p2pdiloco_lab.simulation.sim_liars import LieKind
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_host import Host
@@ -101,7 +106,7 @@ class Worker:
         state = before.apply(update, host.world.substance)
         if host.peer in host.world.false_states and effect.number >= FALSE_FROM:
             state = state.miscomputed()
-            if host.liar is not None and host.liar.kind is LieTold.STATES:  # it shows how it was made
+            if host.liar is not None and host.liar.kind is LieKind.STATES:  # it shows how it was made
                 host.world.states_told.add(state.digest)
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
@@ -138,24 +143,26 @@ class Worker:
             parts += below.parts
         return tuple(parts)
 
-    def _matter(self, effect: Merge | MergePartial) -> tuple[list[Given], list[bytes]]:
+    def _matter(self, effect: Merge | MergePartial) -> tuple[list[MergeContribution], list[bytes]]:
         """Payloads of contributions, with their labels, and of partial merges."""
         tickets, inputs = self._host.tickets, []
         for part in effect.inputs:
             who, matter = part.contributor, tickets.contribution(part.ticket).matter
             inputs.append(
-                Given(matter, who.tokens, who.inner_steps, part.mean, who.payload_digest, who.votes)
+                MergeContribution(
+                    matter, who.tokens, who.inner_steps, part.mean, who.payload_digest, who.votes
+                )
             )
         return inputs, [below.matter for below in self._below(effect)]
 
-    def _tree(self, effect: Merge | MergePartial, made: Made) -> Tree:
+    def _tree(self, effect: Merge | MergePartial, made: MergeOutcome) -> MergeTree:
         """Note what was added up, and with which trust weights."""
         inputs = zip(self._matter(effect)[0], made.found, strict=True)
         works = [(g.matter, g.tokens, g.inner_steps, g.mean.trust(found.score)) for g, found in inputs]
         below = [partial.tree for partial in self._below(effect)]
-        return Tree(tuple(works), tuple(below))
+        return MergeTree(tuple(works), tuple(below))
 
-    def _made(self, effect: Merge, before: FragmentLineage) -> Made | None:
+    def _made(self, effect: Merge, before: FragmentLineage) -> MergeOutcome | None:
         """Make a merge; None: it fails.
 
         Raises:
@@ -167,7 +174,7 @@ class Worker:
         try:
             made = substance.merge(fragment, number, before.matter, inputs, partials, steps, limits, seed)
         except UnusableMatter as error:
-            failed = MergeFailed(fragment, effect.term, number, str(error), _unusable(effect, error))
+            failed = MergeFailed(fragment, effect.term, number, str(error), _faulty_inputs(effect, error))
             self._host.later(self._work_s(), self._host.feed, failed)
             return None
         if effect.partials:
@@ -177,12 +184,20 @@ class Worker:
                 raise Violation("global-merge", f"{where}: off by {error_share:.2g} of the mean length")
         return made
 
-    def _update(self, effect: Merge, made: Made) -> OuterUpdate:
+    def _update(self, effect: Merge, made: MergeOutcome) -> OuterUpdate:
         """Make the update that the syncer publishes."""
         false = self._host.peer in self._host.world.false_syncers
-        key = effect.fragment, effect.number, self._parts(effect), made.matter, effect.longest_steps
         repairs = effect.repairs.header.digest() if self._repairs(effect) and effect.repairs else b""
-        return OuterUpdate.of(*key, false, repairs, self._below(effect))
+        return OuterUpdate.of(
+            effect.fragment,
+            effect.number,
+            self._parts(effect),
+            matter=made.matter,
+            longest_steps=effect.longest_steps,
+            false=false,
+            repairs=repairs,
+            partials=self._below(effect),
+        )
 
     def _repairs(self, effect: Merge) -> bool:
         """Tell whether the merge takes a false version back: the true update is here, and the false one."""
@@ -202,24 +217,25 @@ class Worker:
         try:
             made = host.world.substance.partial(fragment, *self._matter(effect), effect.limits, seed)
         except UnusableMatter as error:
-            key = fragment, effect.group, effect.attempt
-            failed = PartialFailed(*key, str(error), _unusable(effect, error))
+            unusable = _faulty_inputs(effect, error)
+            failed = PartialFailed(fragment, effect.group, effect.attempt, str(error), unusable)
             host.later(self._work_s(), host.feed, failed)
             return
         tree, false = self._tree(effect, made), host.peer in host.world.false_groups
         whole = PartialSum(fragment, self._parts(effect), made.matter, tree, false, self._below(effect))
         host.later(self._work_s(), self._partial_merged, effect, whole, made)
 
-    def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: Made) -> None:
+    def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: MergeOutcome) -> None:
         host, faults = self._host, self._host.world.faults
-        key = (effect.fragment, effect.group, effect.attempt)
+        fragment, group, attempt = effect.fragment, effect.group, effect.attempt
         if faults.chance(host.world.plan.mix.merge_fails):
-            host.feed(PartialFailed(*key, "worker failed"))
+            host.feed(PartialFailed(fragment, group, attempt, "worker failed"))
             return
-        size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
-        ticket = host.tickets.new(whole)
-        learners = _learners(effect, made)
-        host.feed(PartialMerged(*key, ticket, whole.digest(), size, learners, made.found))
+        size = host.max_payload_bytes(fragment) * PARTIAL_PER_UPDATE_BYTES
+        ticket, cut = host.tickets.new(whole), _cut_learners(effect, made)
+        host.feed(
+            PartialMerged(fragment, group, attempt, ticket, whole.digest(), size, cut, measured=made.found)
+        )
 
     def combine(self, effect: Combine) -> None:
         """Add several contributions of ours up."""
@@ -243,7 +259,7 @@ class Worker:
         effect: Merge,
         update: OuterUpdate,
         state: FragmentLineage,
-        made: Made,
+        made: MergeOutcome,
         generation: int,
     ) -> None:
         host, fragment = self._host, effect.fragment
@@ -252,11 +268,21 @@ class Worker:
         size = host.max_payload_bytes(fragment)
         invented = update.digest[0] / 256 * min(1.0, effect.limits.longest)
         norm = invented if made.norm is None else made.norm
-        key = (fragment, effect.term, effect.number)
-        learners = _learners(effect, made)
-        found = learners, made.found, bool(update.repairs)
-        done = Merged(*key, ticket, update.digest, size, state.digest, norm, *found)
-        host.feed(done)
+        host.feed(
+            Merged(
+                fragment,
+                effect.term,
+                effect.number,
+                ticket,
+                update_digest=update.digest,
+                update_bytes=size,
+                state_digest=state.digest,
+                norm=norm,
+                cut=_cut_learners(effect, made),
+                measured=made.found,
+                repaired=bool(update.repairs),
+            )
+        )
 
     def apply_update(self, effect: ApplyUpdate) -> None:
         """The outer step of a fetched update."""
@@ -274,8 +300,8 @@ class Worker:
         if host.world.faults.chance(host.world.plan.mix.miscompute):
             state, certain = state.miscomputed(), False
         cosine = float(update.has_truly(host.peer)) if effect.own is not None else None
-        key = effect.fragment, effect.number, effect.ticket
-        applied = UpdateApplied(*key, state.digest, cosine=cosine, certain=certain)
+        fragment, number, ticket = effect.fragment, effect.number, effect.ticket
+        applied = UpdateApplied(fragment, number, ticket, state.digest, cosine=cosine, certain=certain)
         host.later(self._work_s(), self._applied, applied, state, generation)
 
     def _applied(self, applied: UpdateApplied, state: FragmentLineage, generation: int) -> None:
@@ -315,7 +341,7 @@ class Worker:
 
     def fetch_state(self, effect: FetchState) -> None:
         """Pull a whole fragment into the spare copy."""
-        self._host.world.bulk.fetch_state(self._host, effect, self._take_spare(effect.fragment))
+        self._host.world.bulk.fetch(self._host, effect, self._take_spare(effect.fragment))
 
     def state_arrived(
         self,
@@ -359,21 +385,18 @@ class Worker:
             host.writer.write(store.checkpoint())
 
 
-def _learners(effect: Merge | MergePartial, made: Made) -> tuple[str, ...]:
+def _cut_learners(effect: Merge | MergePartial, made: MergeOutcome) -> tuple[str, ...]:
     """Name those whose contributions were cut."""
     return tuple(effect.inputs[index].contributor.learner for index in made.cut)
 
 
-def _unusable(effect: Merge | MergePartial, error: UnusableMatter) -> tuple[tuple[Ticket, Verdict], ...]:
+def _faulty_inputs(effect: Merge | MergePartial, error: UnusableMatter) -> tuple[tuple[Ticket, Verdict], ...]:
     """List the inputs that are at fault, by ticket."""
     tickets = [*(part.ticket for part in effect.inputs), *(below.ticket for below in effect.partials)]
     return tuple((tickets[index], verdict) for index, verdict in error.faults.items())
 
 
-# A simulated learner: inner steps at its own pace, and the counters and slots of every fragment.
-#
-# Steps are never simulated one by one: their number follows from the clock, and the learner wakes only at
-# those step boundaries at which something is due, so nothing that the network does can slow it down.
+# The learner.
 
 TINY_S = 1e-7
 """Tolerance when a time is turned into a step number."""
@@ -432,7 +455,11 @@ class Callbacks:
 
 
 class LearnerModel:
-    """The learner of one node. `step_time_s` is fixed; freezes shift its clock, crashes end a life."""
+    """The learner of one node. `step_time_s` is fixed; freezes shift its clock, crashes end a life.
+
+    Steps are never simulated one by one: their number follows from the clock, and the learner wakes only at
+    those step boundaries at which something is due, so nothing that the network does can slow it down.
+    """
 
     def __init__(
         self,
@@ -664,7 +691,7 @@ class LearnerModel:
         counters.installs.clear()
 
 
-# A node's buffers: contributions and updates by ticket. Wrong use of one is a bug of the core.
+# Buffers.
 
 Content = Displacement | OuterUpdate | PartialSum
 

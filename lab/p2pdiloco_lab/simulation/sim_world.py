@@ -1,4 +1,8 @@
-"""A simulated swarm: clock, network, disks and nodes of one seed, from the first start to the verdict."""
+"""A simulated swarm: clock, network, disks and nodes of one seed, from the first start to the verdict.
+
+`World` has everything; `run_seed` plays one. `Faults` are drawn per seed within what the protocol promises to
+survive.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +33,15 @@ from p2pdiloco_lab.simulation.seed_plan import (
     WorldPlan,
     draw_plan,
     draw_spec,
+    random_stream,
     stated_lengths,
-    stream,
 )
-from p2pdiloco_lab.simulation.seed_report import SeedResult, Trace
+from p2pdiloco_lab.simulation.seed_report import SeedResult, Trace, Violation
 from p2pdiloco_lab.simulation.sim_disk import FORMER_LIFE, Disk, Past
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_liars import Liar, Stranger, lying_members
 from p2pdiloco_lab.simulation.sim_network import Bulk, Network
 from p2pdiloco_lab.simulation.sim_rules import Exclusion, InvariantWatch, too_large
-from p2pdiloco_lab.simulation.violation import Violation
 
 PRESENCE_EVERY_S = 2.0
 PRESENCE_TTLS = 6
@@ -64,7 +67,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         """The newest run of every node that ever started."""
         self.specs: dict[str, NodeSpec] = {}
-        self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
+        self.network = Network(self.clock, random_stream(plan.seed, "network"), plan.mix, RUN)
         self.network.hidden = frozenset(plan.hidden)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
         self.false_syncers: set[str] = set()
@@ -89,7 +92,7 @@ class World:
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
-        self.auditing = stream(plan.seed, "auditing")
+        self.auditing = random_stream(plan.seed, "auditing")
         self.full: set[str] = set()
         """Nodes of the healed core whose disk is full for ever."""
         self.genesis = tuple(
@@ -110,7 +113,7 @@ class World:
         self.faults = Faults(self, plan)
         self.strangers = [Stranger(self, number) for number in range(plan.mix.strangers)]
         for spec in plan.nodes[-plan.mix.liars :] if len(plan.nodes) >= 3 * plan.mix.liars > 0 else ():
-            self.bulk.liars[spec.peer] = Liar(plan.config, stream(plan.seed, f"liar/{spec.peer}"))
+            self.bulk.liars[spec.peer] = Liar(plan.config, random_stream(plan.seed, f"liar/{spec.peer}"))
         self.clock.at(0.0, self._presence_round)
 
     def _begin_with(self, past: Past) -> None:
@@ -330,7 +333,7 @@ class World:
                 raise Violation("bounded", f"{host.peer}: {text}")
 
 
-# Faults of a world: drawn per seed within what the protocol promises to survive.
+# Faults.
 
 NOT_BEFORE_THE_END_S = 1e9
 """Faults end long before; what is still down is started again then."""
@@ -373,11 +376,11 @@ class Faults:
     def __init__(self, world: World, plan: WorldPlan) -> None:
         self._world = world
         self._plan = plan
-        self._rng = stream(plan.seed, "faults")
+        self._rng = random_stream(plan.seed, "faults")
         self.trap: type[Any] | None = None
         self.counts: dict[str, int] = {}
         minutes = (plan.faults_until_s - plan.faults_from_s) / 60.0
-        self._hardware = stream(plan.seed, "hardware")
+        self._hardware = random_stream(plan.seed, "hardware")
         for kind in (*KINDS, *PER_SEED):
             rate: float = getattr(plan.mix, kind)
             if kind in KINDS:
@@ -434,7 +437,7 @@ class Faults:
         Nor one through which alone the others know of each other: they would be majorities of one, and work
         alone.
         """
-        world, rng = self._world, stream(self._plan.seed, "full disks")
+        world, rng = self._world, random_stream(self._plan.seed, "full disks")
         if not self._plan.mix.full_disk or not self._plan.faults or rng.random() >= FULL_SHARE:
             return set()
         leaving = {host.peer for host in world.up_hosts() if host.leaving}
@@ -666,7 +669,7 @@ def poisson(rng: random.Random, mean: float) -> int:
     return count
 
 
-# Plays seeds one after another and sums them up.
+# Seeds.
 
 
 def run_seed(

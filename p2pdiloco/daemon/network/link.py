@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import CodecName, Manifest
-from p2pdiloco.config.presets import doubts
+from p2pdiloco.config.presets import warnings_about
 from p2pdiloco.config.values import rate_text
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Timing
@@ -333,7 +333,7 @@ def _advice(chosen: Manifest, found: Demand, numel: int) -> Advice:
         delay_steps=sync.delay_steps,
         codec=chosen.codec.contribution,
         demand=found,
-        doubts=tuple(doubts(msgspec.structs.replace(chosen, sync=sync), numel)),
+        doubts=tuple(warnings_about(msgspec.structs.replace(chosen, sync=sync), numel)),
     )
 
 

@@ -27,7 +27,7 @@ from p2pdiloco.config.manifest import (
     sign_manifest,
     verify,
 )
-from p2pdiloco.config.presets import doubts
+from p2pdiloco.config.presets import warnings_about
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -88,7 +88,7 @@ class Run(PublishedRun, frozen=True, kw_only=True):
 
     def doubts(self) -> list[str]:
         """List what its owner and members are warned of."""
-        return doubts(self.manifest, sum(layout.numel for layout in self.layouts))
+        return warnings_about(self.manifest, sum(layout.numel for layout in self.layouts))
 
 
 @contextlib.contextmanager

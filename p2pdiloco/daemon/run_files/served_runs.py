@@ -473,10 +473,10 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
 
 
 def _warn(path: Path, manifest: Manifest) -> None:
-    from p2pdiloco.config.presets import doubts
+    from p2pdiloco.config.presets import warnings_about
     from p2pdiloco.tasks.registry import task_of
 
-    for doubt in doubts(manifest, sum(spec.numel for spec in task_of(manifest).specs())):
+    for doubt in warnings_about(manifest, sum(spec.numel for spec in task_of(manifest).specs())):
         logger.warning("%s: %s", path, doubt)
 
 

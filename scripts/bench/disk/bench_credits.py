@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from benchkit import arguments, finish, processor_s
 from p2pdiloco.core.api.types import NEVER, WHOLE_RUN, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
-from p2pdiloco.credits import HistoryRecord, HistoryStore, Signatures, Tip, count
+from p2pdiloco.credits import HeadRef, HistoryRecord, HistoryStore, Signatures, count_line
 from p2pdiloco.identity import Identity, verify
 
 RUN = secrets.token_hex(32)
@@ -70,10 +70,12 @@ def measure(learners: int, labels: int) -> dict[str, float]:
             header = version.header
             history.append(HistoryRecord(BEGAN_S + VERSION_S * header.number, version))
         nbytes = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-        tip, counted = Tip.of(header.head()), versions * learners
-        plain_s = processor_s(lambda: count(HistoryStore(Path(folder)), RUN, 0, tip))
+        tip, counted = HeadRef.of(header.head()), versions * learners
+        plain_s = processor_s(lambda: count_line(HistoryStore(Path(folder)), RUN, 0, tip))
         signatures = Signatures(RUN, 0, verify)
-        checked_s = processor_s(lambda: count(HistoryStore(Path(folder)), RUN, 0, tip, signatures=signatures))
+        checked_s = processor_s(
+            lambda: count_line(HistoryStore(Path(folder)), RUN, 0, tip, signatures=signatures)
+        )
     return {
         "labels": counted,
         "bytes_per_label": nbytes / counted,

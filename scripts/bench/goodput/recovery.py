@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect, Record
 from p2pdiloco_lab.simulation.lineage import missing_spans
-from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
+from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, random_stream
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
 
@@ -100,7 +100,7 @@ class Ward(World):
     """A calm world in which nodes die on schedule."""
 
     def __init__(self, learners: int, seed: int, deaths: int) -> None:
-        rng = stream(seed, "recovery/specs")
+        rng = random_stream(seed, "recovery/specs")
         end_s = WARM_UP_S + (deaths + 1) * SPACING_S
         mix = replace(MIXES["datacentre"], crash=0.0, learner_crash=0.0)
         nodes = tuple(machine(f"d{i}", rng.random()) for i in range(learners))
@@ -110,7 +110,7 @@ class Ward(World):
         self.quiet: list[tuple[float, int]] = []
         self.made: list[list[float]] = [[] for _ in range(FRAGMENTS)]
         """Per fragment: when its versions were made."""
-        self._rng = stream(seed, "recovery/deaths")
+        self._rng = random_stream(seed, "recovery/deaths")
         self._end_s = end_s
         super().__init__(plan)
         self.on_effect = self._see

@@ -19,10 +19,10 @@ from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
-from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
+from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, random_stream
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
-from p2pdiloco_lab.simulation.violation import Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Home:
 
     def plan(self, seed: int) -> WorldPlan:
         """Plan a world: all nodes start within seconds; faults are sessions and the weather of `wan`."""
-        rng = stream(seed, "home/specs")
+        rng = random_stream(seed, "home/specs")
         return WorldPlan(
             seed=seed,
             mix_name="wan",
@@ -158,7 +158,7 @@ class Sessions(World):
     def __init__(self, home: Home, seed: int) -> None:
         self.home = home
         self.outcome = Outcome()
-        self._rng = stream(seed, "home/sessions")
+        self._rng = random_stream(seed, "home/sessions")
         self._open: dict[str, Session] = {}
         self._closed: list[Session] = []
         self._machines = home.nodes

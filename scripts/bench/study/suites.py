@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.presets import EQUALS, FEW_STEPS, USUAL, Rule, momentum_warmup, rule_for
+from p2pdiloco.config.presets import EQUALS, FEW_STEPS, USUAL, OuterRule, momentum_warmup, rule_for
 from study.setting import Setting
 
 replace = msgspec.structs.replace
@@ -95,7 +95,7 @@ def every(base: Setting, inner_steps: int) -> Setting:
     return by(replace(base, inner_steps=inner_steps, momentum_warmup=warmup), rule)
 
 
-def by(base: Setting, rule: Rule) -> Setting:
+def by(base: Setting, rule: OuterRule) -> Setting:
     """Change a setting to that outer step."""
     return replace(base, outer_rate=rule.learning_rate, momentum=rule.momentum, merge=rule.merge)
 
@@ -147,11 +147,13 @@ def outer(base: Setting) -> list[Case]:
     """Outer learning rate, momentum, and its warm-up; H is the base's."""
     merges = base.steps / base.inner_steps
     middle = momentum_warmup(round(merges))
-    tried = [(Rule(0.5, 0.9, "rda"), warm) for warm in sorted({0, round(merges / 3), middle, round(merges)})]
+    tried = [
+        (OuterRule(0.5, 0.9, "rda"), warm) for warm in sorted({0, round(merges / 3), middle, round(merges)})
+    ]
     others = [(0.35, 0.9), (0.7, 0.9), (1.0, 0.9), (0.5, 0.8), (0.7, 0.8), (0.9, 0.8)]
-    tried += [(Rule(*numbers, "rda"), middle) for numbers in others]
+    tried += [(OuterRule(*numbers, "rda"), middle) for numbers in others]
     tried += [
-        (Rule(*numbers, "mean"), middle) for numbers in ((1.0, 0.8), (1.2, 0.8), (1.5, 0.8), (1.2, 0.9))
+        (OuterRule(*numbers, "mean"), middle) for numbers in ((1.0, 0.8), (1.2, 0.8), (1.5, 0.8), (1.2, 0.9))
     ]
     return [Case("data parallel", parallel(base))] + [
         Case(

@@ -16,9 +16,9 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.types import LEAST_TRUST
 from p2pdiloco_lab.simulation.seed_plan import NodeSpec, WorldPlan, draw_plan, genesis_version
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
-from p2pdiloco_lab.simulation.violation import Violation
 from worlds.kinds import Lie
 from worlds.lying import LyingVectors
 

@@ -18,9 +18,9 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.types import FULL_TRUST, LEAST_SCORE, LEAST_TRUST
 from p2pdiloco_lab.simulation.seed_plan import Mix, WorldPlan, draw_plan, genesis_version
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
-from p2pdiloco_lab.simulation.violation import Violation
 from p2pdiloco_lab.vectors import LARGER
 from worlds.cells import SLOWEST
 from worlds.lying import LyingVectors

@@ -17,9 +17,9 @@ from torch import Tensor
 from p2pdiloco.config.presets import USUAL
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.tensors.codecs import codec
-from p2pdiloco_lab.simulation.lineage import FalseWork, Given, Made
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan, stream
-from p2pdiloco_lab.vectors import ALL, LARGE, MarkovChain, Share, Size, Vectors
+from p2pdiloco_lab.simulation.lineage import FalseWork, MergeContribution, MergeOutcome
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
+from p2pdiloco_lab.vectors import LARGE, WHOLE, MarkovChain, Share, Size, Vectors
 from worlds.kinds import Lie
 from worlds.telling import Known, tell
 
@@ -71,12 +71,12 @@ class LyingVectors(Vectors):
         tokens = self.size.tokens
         if self._parted:
             seen = sorted(
-                stream(self.seed, f"data/{peer}").sample(range(tokens), round(PARTED_SHARE * tokens))
+                random_stream(self.seed, f"data/{peer}").sample(range(tokens), round(PARTED_SHARE * tokens))
             )
             contexts = np.array(seen)
         if self._lie is Lie.LABELS and peer in self.liars:
             targets = np.random.default_rng([self.seed, COMMON_SEED]).permutation(tokens)
-        return ALL if contexts is None and targets is None else Share(contexts, targets)
+        return WHOLE if contexts is None and targets is None else Share(contexts, targets)
 
     def copied(self, peer: str, fragment: int, payload: bytes) -> None:
         if not self.liars:
@@ -92,12 +92,12 @@ class LyingVectors(Vectors):
         fragment: int,
         number: int,
         state: bytes,
-        inputs: list[Given],
+        inputs: list[MergeContribution],
         partials: list[bytes],
         longest_steps: int,
         limits: MergeLimits,
         seed: bytes,
-    ) -> Made:
+    ) -> MergeOutcome:
         self._radius[fragment] = limits.longest
         if self._turns and number > self._newest:
             self._newest = number

@@ -11,7 +11,7 @@ import pytest
 from p2pdiloco.adapters.result_file import save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import AVERAGE, GENTLE, MICRO, TINY, USUAL, Rule, expected_merges, rule_of
+from p2pdiloco.config.presets import AVERAGE, GENTLE, MICRO, TINY, USUAL, OuterRule, expected_merges, rule_of
 from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
 from p2pdiloco.daemon.run_files.saved_state import result_of
 from p2pdiloco.identity import Identity
@@ -79,7 +79,7 @@ def test_settings_follow_from_the_model_and_the_length(
     decay: float,
     steps: int,
     merges: int,
-    rule: Rule,
+    rule: OuterRule,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_of = made(folder, "--from", "HERE/llama", *flags.split())

@@ -49,7 +49,7 @@ def run_node(settings: NodeSettings) -> int:
 
 
 if __name__ == "__main__":
-    guide.look_at = look_at  # type: ignore[assignment]
+    guide.manifest_to_join = look_at  # type: ignore[assignment]
     guide.look_nearby = lambda: [NEARBY]  # type: ignore[assignment]
     module = types.ModuleType("p2pdiloco.daemon.start")
     module.run_node = run_node  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
     """`p2pdiloco join` for the folder `my node`, in this process, as it is to somebody at a terminal: gives
     these answers, each to the question with these words, and returns the status, and what was shown."""
     monkeypatch.setattr(guide, "at_terminal", lambda: True)
-    monkeypatch.setattr(guide, "look_at", look_at)
+    monkeypatch.setattr(guide, "manifest_to_join", look_at)
     monkeypatch.setattr(guide, "look_nearby", lambda: [NEARBY])
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

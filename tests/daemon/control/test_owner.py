@@ -24,8 +24,8 @@ from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import FILE
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.web.sources import Starting
-from p2pdiloco.web.view import Control, NodeWord
+from p2pdiloco.web.sources import StartingSource
+from p2pdiloco.web.view import Control, NodeCondition
 
 
 class FakeReins:
@@ -167,8 +167,10 @@ async def test_a_budget_that_is_used_up_sends_it_away_until_the_month_turns(
     owner.controls.detach()
     assert caplog.text.count("of transfer for 2027-01 are used") == 1
     assert owner.controls.state().state == "away"
-    own = Starting("node", "ada", "peer", owner.controls).view("").own
-    assert own.state is NodeWord.AWAY and "100 kB of transfer are used up" in own.rest, "on its page, too"
+    own = StartingSource("node", "ada", "peer", owner.controls).view("").own
+    assert own.state is NodeCondition.AWAY and "100 kB of transfer are used up" in own.rest, (
+        "on its page, too"
+    )
     assert own.controls == (Control.PAUSE, Control.FINISH, Control.LIMITS), "it may be raised there"
     assert own.limits["max-transfer"] == "100kB/month"
     waiting = asyncio.ensure_future(owner.controls.may_join())

@@ -11,7 +11,6 @@ import pytest
 
 from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.cli import group, result_commands
-from p2pdiloco.cli.status_command import status_json
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.daemon.display.snapshot import StatusReport
@@ -46,7 +45,7 @@ def test_status_log_lines_and_events_as_json(tmp_path: Path) -> None:
     log = EventsLog(tmp_path / "events.jsonl")
     log.write("refusal", None, EVIL, [("peer", EVIL)])
     log.close()
-    for line in (status_json(report), JsonFormatter().format(record), log.path.read_text()):
+    for line in (json_line(report), JsonFormatter().format(record), log.path.read_text()):
         assert_harmless(line)
         assert EVIL in json.dumps(json.loads(line), ensure_ascii=False) or EVIL in json.loads(line).values()
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
 
 from p2pdiloco.adapters.data_dir import EventsLog
-from p2pdiloco.cli.status_command import render_status, status_json
+from p2pdiloco.cli.status_command import render_status
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display import snapshot as snapshot_module
@@ -29,7 +29,7 @@ from p2pdiloco.daemon.display.snapshot import (
 )
 from p2pdiloco.daemon.display.terminal import age_text, render
 from p2pdiloco.daemon.network.discovery import Names
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.errors import RemoteError, json_line
 from p2pdiloco.learner import channel as ch
 
 
@@ -89,7 +89,7 @@ def test_status_of_an_empty_run_and_hostile_words() -> None:
 
 def test_status_json_is_the_whole_report() -> None:
     report = status_of(replace(snapshot(), heldout_loss=float("nan")))
-    parsed = json.loads(status_json(report))
+    parsed = json.loads(json_line(report))
     assert [member["name"] for member in parsed["members"]] == ["ann", "node-0", "node-1", "node-2"]
     assert parsed["members"][0]["offices"] == 2 and parsed["answered_by"] == ME
     assert parsed["fragments"][5] == {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from daemon_kit import Neighbourhood, until
 
-from p2pdiloco.cli.owner_notice import reach
+from p2pdiloco.cli.owner_notice import reach_members
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.network.discovery import LATELY_S, MAX_NAMED, Names
 from p2pdiloco.errors import RemoteError
@@ -46,7 +46,9 @@ async def test_members_say_who_took_a_name_off_again(tmp_path: Path) -> None:
             record = wire.Presence(WIRE_VERSION, 1, name, ("/memory/p2p/x",))
             await rogue.transport.put_record(key, wire.encode(record), 60.0)
             await until(lambda n=name: a.presence.names.get(rogue.id) == n, "it to be seen")
-        reached = await reach(owner.transport, swarm.run.id, [a.transport.peer_id], "bob")
+        reached = await reach_members(owner.transport, swarm.run.id, [a.transport.peer_id], "bob")
         assert reached.names[rogue.id] == "somebody" and reached.lately == {rogue.id}
         for name in ("", "x" * 64):
-            assert not (await reach(owner.transport, swarm.run.id, [a.transport.peer_id], name)).lately
+            assert not (
+                await reach_members(owner.transport, swarm.run.id, [a.transport.peer_id], name)
+            ).lately

@@ -14,7 +14,7 @@ from kit import RUN, child
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.credits import HistoryRecord, HistoryStore, Tip, VersionLine
+from p2pdiloco.credits import HeadRef, HistoryRecord, HistoryStore, VersionLine
 from p2pdiloco.daemon import history, wire
 from p2pdiloco.daemon.history import FalseHistory, Filling, HistoryKeeper, check_page
 from p2pdiloco.daemon.wire import PullHistory
@@ -175,7 +175,7 @@ async def test_who_has_others_to_serve_is_asked_again(
     store, head = HistoryStore(tmp_path), versions[-1].header
 
     class Into:
-        async def line(self, fragment: int, tip: Tip) -> VersionLine:
+        async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
             return store.line(fragment, tip.number, tip.digest)
 
         async def add(self, records: Sequence[HistoryRecord]) -> None:
@@ -183,6 +183,6 @@ async def test_who_has_others_to_serve_is_asked_again(
                 store.append(one)
 
     filling = Filling(RUN, pull, ["gone", "good"])
-    assert await filling.fill(Into(), 0, Tip(head.number, head.digest())) == 1 and not busy
+    assert await filling.fill(Into(), 0, HeadRef(head.number, head.digest())) == 1 and not busy
     busy = history.TRIES
-    assert await Filling(RUN, pull, ["good"]).fill(Into(), 0, Tip(9, b"x" * 32)) > 1, "not for ever"
+    assert await Filling(RUN, pull, ["good"]).fill(Into(), 0, HeadRef(9, b"x" * 32)) > 1, "not for ever"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from daemon_kit import Neighbourhood, QuickMember, until
 
-from p2pdiloco.credits import HistoryStore, Signatures, Tip, count
+from p2pdiloco.credits import HeadRef, HistoryStore, Signatures, count_line
 from p2pdiloco.daemon import history, wire
 from p2pdiloco.daemon.budgets import HISTORY_BYTES
 from p2pdiloco.daemon.history import LEAST_BYTES, MAX_GIVEN, pull_page
@@ -45,8 +45,8 @@ def _id(member: QuickMember) -> str:
     return member.core.shared.me
 
 
-def tip_of(member: QuickMember, fragment: int = 0) -> Tip:
-    return Tip.of(member.core.fragments[fragment].chain.head)
+def tip_of(member: QuickMember, fragment: int = 0) -> HeadRef:
+    return HeadRef.of(member.core.fragments[fragment].chain.head)
 
 
 async def test_whoever_keeps_the_history_tells_anybody_who_did_what(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_a_stranger_reads_and_checks_the_history_itself(tmp_path: Path) ->
         for record in page:
             history.append(record)
         signatures = Signatures(one.run.id, 0, verify)
-        ledger = count(history, one.run.id, 0, tip, signatures=signatures)
+        ledger = count_line(history, one.run.id, 0, tip, signatures=signatures)
         assert ledger.tokens == one.core.fragments[0].chain.head.tokens and not ledger.doubts
         assert signatures.checked == sum(1 + len(r.version.header.contributors) for r in page)
         for unknown in (

@@ -28,10 +28,10 @@ from p2pdiloco.errors import StorageError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
 from p2pdiloco.tasks.registry import load_manifest, render_toml
-from p2pdiloco.web.sources import Starting, Views
+from p2pdiloco.web.sources import StartingSource, Views
 from p2pdiloco_lab.memory_net import MemoryNetwork
 
-VIEWS = Views(Starting("bootstrap", "", ""))
+VIEWS = Views(StartingSource("bootstrap", "", ""))
 
 
 @pytest.fixture

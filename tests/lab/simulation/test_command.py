@@ -13,8 +13,7 @@ from p2pdiloco.core.base import Outbox
 from p2pdiloco.errors import UserError
 from p2pdiloco_lab.lab_commands import simulate
 from p2pdiloco_lab.simulation.scale import ScaleReport
-from p2pdiloco_lab.simulation.seed_report import SeedsSummary
-from p2pdiloco_lab.simulation.violation import Violation
+from p2pdiloco_lab.simulation.seed_report import SeedsSummary, Violation
 
 
 def test_json_has_the_promised_keys() -> None:

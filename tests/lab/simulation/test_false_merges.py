@@ -17,7 +17,7 @@ from p2pdiloco_lab.simulation.lineage import genesis_state
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan
 from p2pdiloco_lab.simulation.sim_disk import Past, old_liars
 from p2pdiloco_lab.simulation.sim_host import Host
-from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieTold, Perjurer
+from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieKind, Perjurer
 from p2pdiloco_lab.simulation.sim_world import World
 
 UNTIL_S = 60.0
@@ -36,7 +36,7 @@ def audited_plan(nodes: int = 5) -> WorldPlan:
 class Seen:
     """What happened in a world with a member that lies, or without."""
 
-    def __init__(self, plan: WorldPlan, kind: LieTold | None) -> None:
+    def __init__(self, plan: WorldPlan, kind: LieKind | None) -> None:
         world = World(plan)
         if kind is not None:
             world.perjurers = {LIAR: Perjurer(world, LIAR, kind)}
@@ -76,7 +76,7 @@ def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_excluded_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(audits, "DRAWN", 0.0)
-    seen = Seen(audited_plan(), LieTold.MERGES)
+    seen = Seen(audited_plan(), LieKind.MERGES)
     lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
     assert lied and seen.false >= 2, "more than one makes the merge again"
     assert max(lied) < min(lied) + 5.0
@@ -87,8 +87,8 @@ def test_a_syncer_of_false_merges_is_found_by_those_whom_they_harm_and_excluded_
         assert seen.names[repaired] == LIAR and len(by) == 1 and seen.names[by.pop()] != LIAR
 
 
-@pytest.mark.parametrize("kind", [LieTold.MERGES, LieTold.STATES, LieTold.ACCUSATIONS])
-def test_who_comes_when_all_is_over_hears_of_it(kind: LieTold, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [LieKind.MERGES, LieKind.STATES, LieKind.ACCUSATIONS])
+def test_who_comes_when_all_is_over_hears_of_it(kind: LieKind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "DRAWN", 0.0)
     plan = audited_plan()
     joins = tuple(
@@ -99,7 +99,7 @@ def test_who_comes_when_all_is_over_hears_of_it(kind: LieTold, monkeypatch: pyte
 
 
 def test_nobody_takes_a_false_state_and_its_syncer_is_excluded_by_all() -> None:
-    seen = Seen(audited_plan(), LieTold.STATES)
+    seen = Seen(audited_plan(), LieKind.STATES)
     lied = [at_s for at_s, peer in seen.made if peer == LIAR and at_s > LIES_FROM_S]
     assert lied and not seen.taken
     assert [peer for at_s, peer in seen.made if peer != LIAR and at_s > min(lied) + 15.0], "others go on"
@@ -108,7 +108,7 @@ def test_nobody_takes_a_false_state_and_its_syncer_is_excluded_by_all() -> None:
 
 def test_a_false_accuser_is_excluded_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "DRAWN", 0.0)
-    seen = Seen(audited_plan(), LieTold.ACCUSATIONS)
+    seen = Seen(audited_plan(), LieKind.ACCUSATIONS)
     assert set(seen.excluded.values()) == {(LIAR,)} and not seen.false and seen.audits >= 4
 
 
@@ -120,7 +120,7 @@ def test_honest_syncers_are_never_found_false_and_audits_are_rare() -> None:
 def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "SUSPICIOUS", -1.0)
     monkeypatch.setattr(audits, "DRAWN", 100.0)
-    assert Seen(audited_plan(), LieTold.MERGES).false >= 2
+    assert Seen(audited_plan(), LieKind.MERGES).false >= 2
 
 
 # --- states of which nobody gives the update ----------------------------------------------------------

@@ -12,7 +12,7 @@ from sim_kit import Commits, calm_plan
 from p2pdiloco.core import audits
 from p2pdiloco.core.api.effects import Audit, Effect, Record
 from p2pdiloco_lab.simulation.sim_host import Host
-from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieTold, Perjurer
+from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieKind, Perjurer
 from p2pdiloco_lab.simulation.sim_world import World
 
 UNTIL_S = 60.0
@@ -28,7 +28,7 @@ class Seen:
         config = msgspec.structs.replace(plan.config, audited=True, group_size=3)
         world = World(dataclasses.replace(plan, config=config))
         liars = {*group_syncers, *roots}
-        world.perjurers = {liar: Perjurer(world, liar, LieTold.MERGES) for liar in liars}
+        world.perjurers = {liar: Perjurer(world, liar, LieKind.MERGES) for liar in liars}
         for liar in liars.difference(roots):
             world.clock.at(FALSE_FROM_S, world.false_syncers.discard, liar)
         for liar in liars.difference(group_syncers):

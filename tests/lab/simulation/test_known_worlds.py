@@ -23,7 +23,7 @@ from p2pdiloco_lab.simulation.seed_plan import WorldPlan
 from p2pdiloco_lab.simulation.seed_report import SeedResult
 from p2pdiloco_lab.simulation.sim_disk import LoggedUpdate
 from p2pdiloco_lab.simulation.sim_host import Host
-from p2pdiloco_lab.simulation.sim_liars import LieTold, Perjurer
+from p2pdiloco_lab.simulation.sim_liars import LieKind, Perjurer
 from p2pdiloco_lab.simulation.sim_world import World
 
 
@@ -42,7 +42,7 @@ class Usurper(Perjurer):
     of its own, and never two of one parent: that would be a proof."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, LIAR, LieTold.LABELS)
+        super().__init__(world, LIAR, LieKind.LABELS)
         self._parents: set[bytes] = set()
         self._steps = 0
         self.made: set[bytes] = set()

@@ -10,11 +10,11 @@ import pytest
 from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseVersion, Refutation, short_of
 from p2pdiloco_lab.simulation.lineage import Clock
 from p2pdiloco_lab.simulation.seed_plan import draw_plan, genesis_version
+from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_host import Host
-from p2pdiloco_lab.simulation.sim_liars import LieTold
+from p2pdiloco_lab.simulation.sim_liars import LieKind
 from p2pdiloco_lab.simulation.sim_rules import WITHIN_S, Exclusion
 from p2pdiloco_lab.simulation.sim_world import World
-from p2pdiloco_lab.simulation.violation import Violation
 
 LIAR = "n9"
 VOTERS = ("n0", "n1", "n2", "n3")
@@ -24,7 +24,7 @@ SEEDS = (7, 40, 98, 113)
 
 
 def test_every_kind_of_lie_is_seen_through() -> None:
-    seen: set[LieTold] = set()
+    seen: set[LieKind] = set()
     for seed in SEEDS:
         world = World(draw_plan(seed, "liars"))
         result = world.run()
@@ -34,7 +34,7 @@ def test_every_kind_of_lie_is_seen_through() -> None:
         for host in world.core_hosts():
             assert set(host.core.shared.excluded.peers) == found
             assert {proof.culprit() for proof in host.disk.proofs} == found
-    assert seen == {*LieTold} - {LieTold.HISTORIES}, "which nobody can prove"
+    assert seen == {*LieKind} - {LieKind.HISTORIES}, "which nobody can prove"
 
 
 class Excluding(dict[str, Evidence]):
@@ -60,7 +60,7 @@ def host_that_knows(peer: str, evidence: Evidence | None) -> SimpleNamespace:
     return SimpleNamespace(peer=peer, core=core, frozen=False, confirmed_at_s=0.0, local_now=0.0)
 
 
-def world_of(hosts: list[SimpleNamespace], kind: LieTold, clock: Clock) -> World:
+def world_of(hosts: list[SimpleNamespace], kind: LieKind, clock: Clock) -> World:
     liars, here = {LIAR: SimpleNamespace(kind=kind)}, lambda: hosts
     return cast(World, SimpleNamespace(clock=clock, perjurers=liars, core_hosts=here, up_hosts=here))
 
@@ -73,7 +73,7 @@ def test_who_cannot_find_out_has_to_believe_most_of_those_who_vote(stating: int)
         for place, peer in enumerate(VOTERS)
     ]
     hosts = [host_that_knows(peer, known) for peer, known in zip(VOTERS, refuted, strict=True)]
-    watch = Exclusion(world_of(hosts, LieTold.ACCUSATIONS, clock))
+    watch = Exclusion(world_of(hosts, LieKind.ACCUSATIONS, clock))
     watch.excluded(cast(Host, hosts[0]), LIAR)
     if stating < 3:
         clock.run_until(2 * WITHIN_S)
@@ -87,7 +87,7 @@ def test_who_was_confirmed_a_moment_ago_has_as_long_as_the_others() -> None:
     clock = Clock()
     newcomer = host_that_knows("n0", None)
     newcomer.confirmed_at_s = WITHIN_S - 1
-    Exclusion(world_of([newcomer], LieTold.VOTES, clock)).excluded(cast(Host, newcomer), LIAR)
+    Exclusion(world_of([newcomer], LieKind.VOTES, clock)).excluded(cast(Host, newcomer), LIAR)
     clock.run_until(2 * WITHIN_S - 2)
     with pytest.raises(Violation, match="n0 still count n9"):
         clock.run_until(2 * WITHIN_S)

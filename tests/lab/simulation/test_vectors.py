@@ -26,7 +26,14 @@ from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
 from p2pdiloco_lab.lab_commands import simulate
 from p2pdiloco_lab.simulation import sim_world
-from p2pdiloco_lab.simulation.lineage import NOTHING, FragmentLineage, Losses, Made, OuterUpdate, Substance
+from p2pdiloco_lab.simulation.lineage import (
+    NOTHING,
+    FragmentLineage,
+    Losses,
+    MergeOutcome,
+    OuterUpdate,
+    Substance,
+)
 from p2pdiloco_lab.simulation.seed_plan import draw_plan
 from p2pdiloco_lab.simulation.seed_report import SeedResult
 from p2pdiloco_lab.simulation.sim_world import World, run_seed
@@ -202,10 +209,10 @@ def test_groups_that_average_their_means_are_found(monkeypatch: pytest.MonkeyPat
 
 def test_merges_are_made_by_what_headers_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits and scores reach the merge, and lengths come from it: as in a node."""
-    given: list[tuple[MergeLimits, Made]] = []
+    given: list[tuple[MergeLimits, MergeOutcome]] = []
     merge = Vectors.merge
 
-    def noted(self: Vectors, *arguments: object) -> Made:
+    def noted(self: Vectors, *arguments: object) -> MergeOutcome:
         made = merge(self, *arguments)  # type: ignore[arg-type]
         given.append((arguments[6], made))  # type: ignore[arg-type]
         return made

@@ -19,7 +19,7 @@ from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.election import Turn
 from p2pdiloco_lab.simulation.sim_host import Host
-from p2pdiloco_lab.simulation.sim_liars import Kept, Withholder
+from p2pdiloco_lab.simulation.sim_liars import WithheldKind, Withholder
 from p2pdiloco_lab.simulation.sim_world import World
 
 pytestmark = pytest.mark.long
@@ -32,7 +32,7 @@ LIAR, VICTIM = "n1", "n0"
 class Seen:
     """What happened in a calm world of five, one of which withholds when it is a syncer."""
 
-    def __init__(self, kind: Kept | None, term_versions: int, seed: int = 8) -> None:
+    def __init__(self, kind: WithheldKind | None, term_versions: int, seed: int = 8) -> None:
         plan = calm_plan(5, until_s=UNTIL_S, seed=seed)
         config = msgspec.structs.replace(plan.config, group_size=64, term_versions=term_versions)
         world = World(dataclasses.replace(plan, config=config))
@@ -64,14 +64,14 @@ class Seen:
 
 
 def test_a_syncer_that_gives_its_versions_to_nobody_costs_one_patience() -> None:
-    calm, seen = Seen(None, 6), Seen(Kept.VERSIONS, 6)
+    calm, seen = Seen(None, 6), Seen(WithheldKind.VERSIONS, 6)
     assert seen.made_by_the_liar() and calm.longest_s < 4.0
     assert seen.longest_s < calm.longest_s + 7.0, "5 s of patience, and an election"
     assert len(seen.made) > 0.85 * len(calm.made)
 
 
 def test_a_learner_whose_work_is_left_out_finds_that_and_loses_nothing() -> None:
-    seen = Seen(Kept.WORK, 16)
+    seen = Seen(WithheldKind.WORK, 16)
     assert seen.liar is not None and seen.liar.swallowed > 2 and seen.made_by_the_liar() > 4
     assert (VICTIM, str(Suspicion.LEFT_OUT)) in seen.suspicions
     assert {peer for peer, why in seen.suspicions if why == str(Suspicion.LEFT_OUT)} == {VICTIM}
@@ -90,7 +90,7 @@ class TwoFaces(Withholder):
     """Member with a face for each half of the others; it withholds nothing."""
 
     def __init__(self, face: dict[str, Any]) -> None:
-        super().__init__(Kept.WORK, from_s=1e9)
+        super().__init__(WithheldKind.WORK, from_s=1e9)
         self._face, self._now = face, 0.0
 
     def sees(self, host: Host, effect: Effect) -> None:
@@ -155,7 +155,7 @@ def test_who_stands_out_of_turn_does_not_keep_a_learner_out_for_ever(
             host.core.fragments[effect.version.header.fragment].office.lay_down("it wants a new term")
 
     monkeypatch.setattr(Turn, "look", hurried)
-    seen = OfTen(Withholder(Kept.WORK, VICTIM, from_s=SINCE_S), 100.0, act)
+    seen = OfTen(Withholder(WithheldKind.WORK, VICTIM, from_s=SINCE_S), 100.0, act)
     versions = seen.made.total()
     assert 0 < seen.made[TENTH] < 0.4 * versions, "before, more than nine of ten"
     assert seen.merged[VICTIM] > 0.6 * versions, "before, one of ten"

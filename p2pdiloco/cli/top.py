@@ -1,4 +1,10 @@
-"""`p2pdiloco top`: the whole swarm, live, as several members see it."""
+"""`p2pdiloco top`: the whole swarm, live, as several members see it.
+
+A visit goes on until somebody has seen enough (`Watch`). `AskedMembers` asks a few members in turn, each as
+often as its budget for strangers allows (`daemon.budgets`), so none ever refuses. A member that does not
+answer is replaced by another one that the DHT lists. `SwarmPicture` puts the answers together, `Happenings`
+are sentences from what changed between two pictures, and `SwarmView` draws.
+"""
 
 from __future__ import annotations
 
@@ -65,607 +71,7 @@ from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.errors import RemoteError, TransportError, clean, invariant
 from p2pdiloco.ports import Transport
 
-# Asking members: some members of a run that are asked again and again how it is doing.
-#
-# A few members are asked in turn, each as often as its budget for strangers allows (`daemon.budgets`), so
-# none ever refuses. Who does not answer is replaced by another member, of those that the DHT lists.
-
-WITNESSES = 4
-LEAST_S, SHARE = 2.0, 0.5
-"""Shortest pause between two questions to one member, and the part of its budget that is used."""
-BYTES_PER_S = SHARE * REPORT_BYTES / LISTING_S
-LOOK_AGAIN_S, LOOK_SOON_S = 20.0, 3.0
-"""Pause between two looks at the list of members; and while witnesses are missing."""
-DOUBT_S, MOST_DOUBT_S = 4.0, 60.0
-"""Time for which who did not answer is left alone: twice as long each time."""
-TICK_S = 0.25
-MAX_KNOWN = 256
-
-
-class HeardReport(Struct, frozen=True):
-    """Word of one member."""
-
-    report: StatusReport
-    at_s: float
-
-
-class _Known(Struct):
-    """State of a member that can be asked."""
-
-    addresses: tuple[str, ...] = ()
-    next_s: float = 0.0
-    doubt_s: float = DOUBT_S
-    is_asked: bool = False
-    why: str = ""
-    """Reason why it does not answer; empty: it does, or was not asked."""
-
-
-class AskedMembers:
-    """Members that are asked, and what they said last."""
-
-    def __init__(self, search: Search, run: str, now: Callable[[], float]) -> None:
-        """`run`: id of the run."""
-        self._search, self._run, self._now = search, run, now
-        self._known: dict[str, _Known] = {peer: _Known() for peer in search.joined}
-        self._chosen: list[str] = []
-        self._look_s = 0.0
-        self.answers: dict[str, HeardReport] = {}
-        """Last answers, of those too that do not answer any more."""
-
-    @property
-    def silent(self) -> dict[str, str]:
-        """Members that answered once and do not now, and why."""
-        return {peer: self._known[peer].why for peer in self.answers if self._known[peer].why}
-
-    def take(self, report: StatusReport, size_bytes: int = 0) -> None:
-        """Take an answer in."""
-        peer, now = report.answered_by, self._now()
-        known = self._known.setdefault(peer, _Known())
-        pause_s = max(LEAST_S, size_bytes / BYTES_PER_S) * random.uniform(1.0, 1.3)  # each at its own time
-        known.next_s, known.why, known.doubt_s = now + pause_s, "", DOUBT_S
-        self.answers[peer] = HeardReport(report, now)
-        if peer not in self._chosen:
-            self._chosen.append(peer)
-
-    async def watch(self, transport: Transport) -> None:
-        """Ask for ever."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                if self._now() >= self._look_s:
-                    self._look_s = self._now() + LOOK_AGAIN_S
-                    group.create_task(self._look(transport))
-                for peer in self._due():
-                    self._known[peer].is_asked = True
-                    group.create_task(self._ask(transport, peer))
-                await asyncio.sleep(TICK_S)
-
-    def _due(self) -> list[str]:
-        """Choose whom to ask now: the witnesses, in place of those that fail others that may be asked."""
-        now = self._now()
-        self._chosen = [peer for peer in self._chosen if not self._known[peer].why]
-        free = [
-            peer
-            for peer, known in self._known.items()
-            if peer not in self._chosen and not known.is_asked and now >= known.next_s
-        ]
-        # Those that failed come last.
-        free.sort(key=lambda peer: bool(self._known[peer].why))
-        asked = sum(known.is_asked for peer, known in self._known.items() if peer not in self._chosen)
-        more = free[: max(0, WITNESSES - len(self._chosen) - asked)]
-        due = [p for p in self._chosen if not self._known[p].is_asked and now >= self._known[p].next_s]
-        return [*due, *more]
-
-    async def _ask(self, transport: Transport, peer: str) -> None:
-        known = self._known[peer]
-        try:
-            if known.addresses:
-                await transport.connect(peer, known.addresses)
-            self.take(*await ask_status(transport, peer, self._run))
-        except (RemoteError, TransportError) as error:
-            # What p2pd says of a dial is longer than a line, and tells nobody more.
-            known.why = "not reached" if isinstance(error, TransportError) else str(error)[:120]
-            known.next_s = self._now() + known.doubt_s
-            known.doubt_s = min(2 * known.doubt_s, MOST_DOUBT_S)
-            self._look_s = min(self._look_s, self._now() + LOOK_SOON_S)
-        finally:
-            known.is_asked = False
-
-    async def _look(self, transport: Transport) -> None:
-        with contextlib.suppress(TransportError):
-            for peer, addresses in (await self._search.members(transport, self._run)).items():
-                if peer in self._known or len(self._known) < MAX_KNOWN:
-                    self._known.setdefault(peer, _Known()).addresses = addresses
-
-
-# Picture of a swarm, put together from what several members say of it.
-#
-# What a member says of itself counts before what others say of it, and newer before older. Who is expelled by
-# one that was asked is said to be. Anybody can claim to be a member: of three or more that say how far a
-# fragment is, the one that claims most is not believed.
-
-KEEP_S = 20.0
-"""Age from which an answer says nothing of others any more."""
-MOST_HISTORY = 120
-
-
-class MemberRow(Struct, frozen=True):
-    """Row of one member."""
-
-    row: PeerRow
-    age_s: float | None
-    """Seconds since anybody heard of it; None: nobody ever did directly."""
-    state: NodeState | None = None
-    """State by its own word; None: it was not asked."""
-    behind: int | None = None
-    """Versions that it is behind, of all fragments together; None: it was not asked."""
-
-
-class SwarmPicture(Struct, frozen=True, kw_only=True):
-    """Picture of a run at one moment."""
-
-    run_name: str
-    run_id: str
-    members: tuple[MemberRow, ...] = ()
-    """Members, those that worked most first."""
-    members_total: int = 0
-    fragments: tuple[FragmentRow, ...] = ()
-    run_tokens: int = 0
-    run_versions: int = 0
-    loss: float | None = None
-    heldout_loss: float | None = None
-    heldout_age_s: float | None = None
-    course: CourseRow = CourseRow()
-    asked: tuple[str, ...] = ()
-    """Peers whose answers these are."""
-    age_s: float = 0.0
-    """Age of the newest answer."""
-    loss_history: tuple[float, ...] = ()
-    merged_age_s: float | None = None
-    """Time since the newest version came, as far as it was watched; None: none came yet."""
-    watched_s: float = 0.0
-    happened: tuple[str, ...] = ()
-    """Sentences on what happened, oldest first."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens that the members that are shown train on in a second."""
-        return sum(member.row.tokens_per_s for member in self.members)
-
-
-def picture_of(answers: Mapping[str, HeardReport], now: float) -> SwarmPicture | None:
-    """Put answers together. None: there are none."""
-    ordered = sorted(answers.values(), key=lambda answer: -answer.at_s)
-    if not ordered:
-        return None
-    fresh = [answer for answer in ordered if now - answer.at_s <= KEEP_S] or ordered[:1]
-    reports = [answer.report for answer in fresh]
-    fragments = _fragments(reports)
-    members = _members(fresh, fragments, now)
-    losses = [loss for m in members if m.row.confirmed and (loss := sane_loss(m.row.loss)) is not None]
-    measured = [r for r in reports if r.heldout_loss is not None]
-    heldout = min(measured, key=lambda r: r.heldout_age_s or 0.0, default=None)
-    first = reports[0]
-    return SwarmPicture(
-        run_name=first.run_name,
-        run_id=first.run_id,
-        members=members,
-        members_total=max(len(members), median_high(report.members_total for report in reports)),
-        fragments=fragments,
-        run_tokens=sum(row.tokens for row in fragments) // max(1, len(fragments)),
-        run_versions=sum(row.number for row in fragments),
-        loss=fmean(losses) if losses else None,
-        heldout_loss=heldout.heldout_loss if heldout else None,
-        heldout_age_s=heldout.heldout_age_s if heldout else None,
-        course=first.course,
-        asked=tuple(report.answered_by for report in reports),
-        age_s=now - fresh[0].at_s,
-    )
-
-
-def _fragments(reports: Sequence[StatusReport]) -> tuple[FragmentRow, ...]:
-    rows: dict[int, list[tuple[FragmentRow, StatusReport]]] = {}
-    for report in reports:
-        for row in report.fragments:
-            rows.setdefault(row.index, []).append((row, report))
-    return tuple(_fragment(rows[index]) for index in sorted(rows))
-
-
-def _fragment(rows: Sequence[tuple[FragmentRow, StatusReport]]) -> FragmentRow:
-    """Choose the newest, but not what one of three claims alone; a round is as its syncer says."""
-    ordered = sorted(rows, key=lambda pair: (-pair[0].tokens, -pair[0].number))
-    row = ordered[1 if len(ordered) >= 3 else 0][0]
-    own = next((other for other, report in rows if report.answered_by == row.syncer), None)
-    state = own.state if own is not None and own.syncer == row.syncer else row.state
-    return structs.replace(row, state=state, pending="")
-
-
-def _members(
-    answers: Sequence[HeardReport], fragments: Sequence[FragmentRow], now: float
-) -> tuple[MemberRow, ...]:
-    heads = {row.index: row.number for row in fragments}
-    found: dict[str, MemberRow] = {}
-    for answer in answers:
-        age = now - answer.at_s
-        for row in answer.report.members:
-            if row.peer == answer.report.answered_by:
-                continue
-            seen = None if row.last_seen_s is None else row.last_seen_s + age
-            other = found.get(row.peer)
-            if other is None or _older(other.age_s) > _older(seen):
-                found[row.peer] = MemberRow(row, seen)
-    for answer in answers:
-        report, age = answer.report, now - answer.at_s
-        own = next((row for row in report.members if row.peer == report.answered_by), None)
-        if own is not None:
-            lag = [max(0, heads.get(row.index, 0) - row.number) for row in report.fragments]
-            heard = found.get(own.peer)
-            seen = min(age, _older(heard.age_s)) if heard is not None else age
-            found[own.peer] = MemberRow(own, seen, report.state, sum(lag))
-    for row in (row for answer in answers for row in answer.report.members if row.expelled is not None):
-        whole = found[row.peer]
-        found[row.peer] = structs.replace(whole, row=structs.replace(whole.row, expelled=row.expelled))
-    return tuple(sorted(found.values(), key=lambda m: (-m.row.tokens_total, m.row.peer)))
-
-
-def _older(age_s: float | None) -> float:
-    return float("inf") if age_s is None else age_s
-
-
-# Happenings in a swarm: sentences from what changed between two pictures.
-
-SILENT_S = 5.0
-"""Silence from which on a member is said to be silent. Members count on nobody any more after three."""
-MOST = 200
-
-
-def silent(member: MemberRow) -> bool:
-    """Tell whether nobody has heard of a member for long."""
-    return member.age_s is not None and member.age_s > SILENT_S
-
-
-class Happenings:
-    """Sentences on what changed, with the time; and what was watched over time."""
-
-    def __init__(self, now: float) -> None:
-        self._began_s = now
-        self._before: SwarmPicture | None = None
-        self._names: dict[str, str] = {}
-        self._lines: deque[str] = deque(maxlen=MOST)
-        self._losses: list[float] = []
-        self._merged_s: float | None = None
-        self._silent: dict[str, str] = {}
-
-    def add(self, picture: SwarmPicture, silent_witnesses: Mapping[str, str], now: float) -> list[str]:
-        """Take a picture in; list the sentences on what is new."""
-        rows = [member.row for member in picture.members]
-        self._names |= peer_names("", "-", rows)
-        before, self._before = self._before, picture
-        new = list(self._changes(before, picture)) if before is not None else []
-        for peer in silent_witnesses.keys() - self._silent.keys():
-            new.append(f"{self._name(peer)} does not answer us: {clean(silent_witnesses[peer])}")
-        for peer in self._silent.keys() - silent_witnesses.keys():
-            new.append(f"{self._name(peer)} answers us again")
-        self._silent = dict(silent_witnesses)
-        if before is not None and picture.run_versions > before.run_versions:
-            self._merged_s = now - picture.age_s
-        if picture.loss is not None and (before is None or picture.run_versions != before.run_versions):
-            self._losses = [*self._losses, picture.loss][-MOST_HISTORY:]
-        clock = time.strftime("%H:%M:%S")
-        self._lines.extend(f"{clock} {text}" for text in new)
-        return new
-
-    def told(self, picture: SwarmPicture, now: float) -> SwarmPicture:
-        """Make the picture with what was watched over time."""
-        return structs.replace(
-            picture,
-            happened=tuple(self._lines),
-            loss_history=tuple(self._losses),
-            merged_age_s=None if self._merged_s is None else now - self._merged_s,
-            watched_s=now - self._began_s,
-        )
-
-    def _name(self, peer: str) -> str:
-        return self._names.get(peer) or short_peer(peer)
-
-    def _changes(self, before: SwarmPicture, now: SwarmPicture) -> Iterator[str]:
-        yield from self._of_members(before, now)
-        yield from self._of_offices(before, now)
-        if now.course.rests != before.course.rests:
-            words = {"no": "the run goes on", "paused": "the run is paused", "ended": "the run has ended"}
-            yield words[now.course.rests]
-        if (owner := owner_text(now.course)) and owner != owner_text(before.course):
-            yield owner
-
-    def _of_members(self, before: SwarmPicture, now: SwarmPicture) -> Iterator[str]:
-        old = {member.row.peer: member for member in before.members}
-        here = {member.row.peer: member for member in now.members}
-        for peer, member in here.items():
-            name, earlier = self._name(peer), old.get(peer)
-            if earlier is None:
-                yield f"{name} is here" + ("" if member.row.confirmed else ", catching up")
-                continue
-            if silent(member) and not silent(earlier):
-                yield f"{name} is silent, for {duration(member.age_s)}"
-            elif silent(earlier) and not silent(member):
-                yield f"{name} is heard again"
-            if member.row.confirmed and not earlier.row.confirmed:
-                yield f"{name} is a full member"
-            if member.row.votes != earlier.row.votes:
-                yield f"{name} {'can save votes again' if member.row.votes else 'cannot save: no vote'}"
-            if member.state != earlier.state and None not in (member.state, earlier.state):
-                yield f"{name}: {member.state}"
-        for peer in old.keys() - here.keys():
-            yield f"{self._name(peer)} is gone"
-
-    def _of_offices(self, before: SwarmPicture, now: SwarmPicture) -> Iterator[str]:
-        old = {row.index: row for row in before.fragments}
-        moved: dict[tuple[str, str], list[int]] = {}
-        for row in now.fragments:
-            earlier = old.get(row.index)
-            if earlier is not None and earlier.syncer != row.syncer:
-                moved.setdefault((earlier.syncer, row.syncer), []).append(row.index)
-        for (was, syncer), indices in moved.items():
-            which = f"fragment{'s' if len(indices) > 1 else ''} {ranges(indices)}"
-            if not syncer:
-                yield f"{which}: the office of {self._name(was)} is open, an election is due"
-            elif was:
-                yield f"{which}: {self._name(syncer)} is syncer, after {self._name(was)}"
-            else:
-                yield f"{which}: {self._name(syncer)} was elected syncer"
-
-
-# Terminal view of a swarm: pure functions of a `SwarmPicture` and of what a person chose to see.
-
-LETTERS = string.ascii_lowercase + string.ascii_uppercase
-CURVE_CELLS = 12
-LEAST_HAPPENED, MOST_STRIP = 2, 6
-"""Lines of what happened that members make room for; most lines of the strip of fragments."""
-WIDE = 78
-"""Columns from which on a member has its loss and its step."""
-EXPLAINED = (
-    "q or Ctrl-C: leave. Arrows, page up and down, home, end: the list of members. s: another order of it. "
-    "?: back.",
-    "This is the run as the members say that were asked; a letter stands for a member. heard: when "
-    "anybody heard of it last. behind: versions that a member lacks that was asked itself.",
-    "loss: of training, the mean of the members. held-out: of the run's parameters, on data that nobody "
-    "trains on, with its age. In per cent: of the run's schedule.",
-    "tokens/s: of the members that are listed, by their own word.",
-    "fragments, one column each: · idle, w waiting for contributions, c closing a round, m merging, a taking "
-    "an update, ! without a syncer, * anything else; below it the letter of its syncer, ? if not listed.",
-    "A line of events begins with the time at which it was seen here.",
-)
-
-
-SIGNS = {"idle": "·", "waiting:": "w", "closing:": "c", "merging": "m", "applying": "a", "copying": "a"}
-"""First word on a fragment's state -> its sign in the strip."""
-
-
-class ListOrder(Enum):
-    """Orders of the list of members."""
-
-    WORK = "by work"
-    TROUBLE = "trouble first"
-    SPEED = "by speed"
-    NAME = "by name"
-
-    def next(self) -> ListOrder:
-        """Name the order after this one."""
-        orders = list(ListOrder)
-        return orders[(orders.index(self) + 1) % len(orders)]
-
-
-class Chosen(Struct, frozen=True):
-    """Choice of a person: what to see of the picture."""
-
-    picture: SwarmPicture
-    order: ListOrder = ListOrder.WORK
-    first: int = 0
-    """First member that is shown."""
-    silence: str = ""
-    """Words on why nothing is new; empty: it is."""
-
-
-class SwarmView:
-    """Rich renderable of a swarm, with at most one line less than the terminal has."""
-
-    def __init__(self, chosen: Chosen, explained: bool) -> None:
-        self._chosen, self._explained = chosen, explained
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height, width = options.height or console.size.height, options.max_width
-        if self._explained:
-            lines = [Text(line) for text in EXPLAINED for line in folded(text, width)][: max(1, height - 1)]
-        else:
-            lines = swarm_lines(self._chosen, width, height)
-        yield Text("\n").join(lines)
-
-
-def swarm_lines(chosen: Chosen, width: int, height: int) -> list[Text]:
-    """Draw at most height - 1 lines of at most `width` columns."""
-    picture = chosen.picture
-    top = packed(_header(picture, chosen.silence), width)[: max(2, height // 3)]
-    strip = _strip(picture, width)
-    happened = [line for text in picture.happened[-height:] for line in folded(clean(text), width)]
-    room = max(3, height - 1 - len(top) - 2 - len(strip))
-    least = min(LEAST_HAPPENED, len(happened))
-    members = min(max(1, len(picture.members)), max(1, room - least))
-    newest = happened[-max(0, room - members) :] if room > members else []
-    lines = [
-        *top,
-        title(_members_title(chosen, members), width, HELP),
-        *_member_lines(chosen, members, width),
-        *strip,
-        title("events", width),
-        *(Text(line) for line in newest or ["none so far"]),
-    ]
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-    return lines[: max(1, height - 1)]
-
-
-def page_rows(picture: SwarmPicture, width: int, height: int) -> int:
-    """Count the members that fit."""
-    top = packed(_header(picture, ""), width)[: max(2, height // 3)]
-    return max(1, height - 3 - len(top) - len(_strip(picture, width)) - LEAST_HAPPENED)
-
-
-def plain_line(picture: SwarmPicture) -> str:
-    """Say it in one line, where there is no terminal."""
-    parts = [
-        f"run {clean(picture.run_name)}",
-        f"members {picture.members_total}",
-        f"tokens/s {count(picture.tokens_per_s)}",
-        f"loss {loss_text(picture.loss, 3)}",
-        f"held-out {loss_text(picture.heldout_loss, 3)}{age_text(picture.heldout_age_s)}",
-        f"versions {versions_text(picture.fragments)}",
-    ]
-    if picture.course.schedule_tokens:
-        parts.append(progress_text(picture.course))
-    trouble = [f"{_name(member)} {words}" for member in picture.members if (words := trouble_text(member))]
-    if trouble:
-        parts.append(f"not well: {', '.join(trouble[:8])}" + (" and others" if len(trouble) > 8 else ""))
-    return "  ".join(parts)
-
-
-def trouble_text(member: MemberRow) -> str:
-    """Word what keeps a member from more, and how far it is behind; empty: nothing."""
-    words = [f"silent {duration(member.age_s)}"] if silent(member) else []
-    if member.age_s is None:
-        words.append("never heard")
-    if member.state not in (None, "training", "catching up"):
-        words.append(str(member.state))
-    if member.behind:
-        words.append(f"{member.behind} behind")
-    roles = [word for word in role_text(member.row).split(", ") if word and "syncer of" not in word]
-    if member.state is not None and "not training" in roles:
-        roles.remove("not training")
-    if member.row.reach not in ("", "direct"):
-        roles.append(clean(member.row.reach))
-    return ", ".join(words + roles)
-
-
-def ordered(chosen: Chosen) -> list[MemberRow]:
-    """Put the members into the order that was chosen."""
-    members = list(chosen.picture.members)
-    if chosen.order is ListOrder.TROUBLE:
-        members.sort(key=lambda m: (not silent(m), not m.behind, not trouble_text(m)))
-    elif chosen.order is ListOrder.SPEED:
-        members.sort(key=lambda m: -m.row.tokens_per_s)
-    elif chosen.order is ListOrder.NAME:
-        members.sort(key=lambda m: (_name(m).lower(), m.row.peer))
-    return members
-
-
-def _name(member: MemberRow) -> str:
-    return clean(member.row.name) or f"…{short_peer(member.row.peer)}"
-
-
-def _header(picture: SwarmPicture, silence: str) -> list[Text]:
-    course = picture.course
-    merged, asked = "no new version", len(picture.asked)
-    if picture.merged_age_s is not None:
-        merged = f"newest version {duration(picture.merged_age_s)} ago"
-    elif picture.watched_s >= OLD_S:
-        merged = f"no new version for {duration(picture.watched_s)}"
-    parts = [
-        Text.assemble("run ", (clean(picture.run_name), "bold"), f" {clean(picture.run_id[:8])}"),
-        Text(progress_text(course) if course.schedule_tokens else "", "bold"),
-        Text(f"{count(picture.tokens_per_s)} tokens/s", "bold"),
-        Text.assemble(
-            "loss ",
-            (loss_text(picture.loss, 3), "bold"),
-            (f" {sparkline(picture.loss_history, CURVE_CELLS)}", "cyan"),
-        ),
-        Text(
-            ""
-            if picture.heldout_loss is None
-            else f"held-out {loss_text(picture.heldout_loss, 3)}{age_text(picture.heldout_age_s)}"
-        ),
-        Text(f"{count(picture.run_tokens)} tokens in {count(picture.run_versions)} versions"),
-        Text(merged, "" if picture.merged_age_s is not None and picture.merged_age_s < 60 else "yellow"),
-        Text(f"as {asked} of them say{'s' if asked == 1 else ''}, {duration(picture.age_s)} ago", "dim"),
-        Text(owner_text(course), "yellow"),
-        Text(clean(silence), "bold red"),
-    ]
-    return [part for part in parts if part.plain]
-
-
-def _members_title(chosen: Chosen, rows: int) -> str:
-    picture, shown = chosen.picture, len(chosen.picture.members)
-    words = f"members ({picture.members_total}"
-    if rows < shown:
-        first = _first(chosen, rows)
-        words += f", {first + 1}-{min(shown, first + rows)} shown"
-    elif shown < picture.members_total:
-        words += f", {shown} known"
-    return f"{words}) {chosen.order.value}"
-
-
-def _first(chosen: Chosen, rows: int) -> int:
-    return max(0, min(chosen.first, len(chosen.picture.members) - rows))
-
-
-def _letters(picture: SwarmPicture) -> dict[str, str]:
-    """Give each member a letter, by its work, whatever the order on the screen."""
-    return {member.row.peer: letter for member, letter in zip(picture.members, LETTERS, strict=False)}
-
-
-def _member_lines(chosen: Chosen, rows: int, width: int) -> list[Text]:
-    members = ordered(chosen)
-    if not members:
-        return [Text("nobody says who is here", style="dim")]
-    letters, first = _letters(chosen.picture), _first(chosen, rows)
-    return [_member_line(m, letters.get(m.row.peer, " "), width) for m in members[first : first + rows]]
-
-
-def _member_line(member: MemberRow, letter: str, width: int) -> Text:
-    row = member.row
-    seen = "-" if member.age_s is None else duration(member.age_s)
-    figures = (
-        f"{letter} {fit(row.name or '-', 12)} …{short_peer(row.peer):<6} {count(row.tokens_per_s):>5} tok/s "
-    )
-    if width >= WIDE:
-        figures += f"loss {loss_text(row.loss):>5} step {row.inner_step:<6} "
-    figures += f"{seen:>6} "
-    office = f"syncer of {row.offices}" if row.offices else ""
-    trouble = trouble_text(member)
-    words = ", ".join(word for word in (trouble, office) if word)
-    style = "red" if silent(member) else "yellow" if trouble else ""
-    return Text(fit(f"{figures} {words}", width).rstrip(), style=style)
-
-
-def _strip(picture: SwarmPicture, width: int) -> list[Text]:
-    """Draw fragments, a column each: what goes on, and whose it is."""
-    fragments, letters = picture.fragments, _letters(picture)
-    words = f"fragments ({len(fragments)}), versions {versions_text(fragments)}{groups_text(fragments)}"
-    lines = [title(words, width)]
-    if not fragments:
-        return [*lines, Text("no state yet", style="dim")]
-    label = f"{fragments[-1].index}"
-    cells = max(1, width - len(label) - 1)
-    newest = max(row.number for row in fragments)
-    shown = min(MOST_STRIP // 2, math.ceil(len(fragments) / cells))
-    for part in range(shown):
-        rows = fragments[part * cells : (part + 1) * cells]
-        states, syncers = Text(f"{rows[0].index:>{len(label)}} "), Text(" " * (len(label) + 1))
-        for row in rows:
-            sign = _sign(row)
-            style = "bold red" if sign == "!" else "yellow" if row.number < newest - 1 else "cyan"
-            states.append(sign, style if sign != "·" or style == "yellow" else "dim")
-            syncers.append(letters.get(row.syncer, "?" if row.syncer else " "), "dim")
-        lines += [states, syncers]
-    left = len(fragments) - shown * cells
-    return [*lines, Text(f"and {left} more", style="dim")] if left > 0 else lines
-
-
-def _sign(row: FragmentRow) -> str:
-    if not row.syncer:
-        return "!"
-    word = row.state.partition(" ")[0]
-    return SIGNS.get(word, "*")
-
-
-# `p2pdiloco top`: a visit of a run that goes on until somebody has seen enough.
+# The visit.
 
 PERIOD_S = 0.25
 VIEW_OLD_S = 8.0
@@ -676,7 +82,7 @@ def run(settings: TopSettings) -> int:
     """Show the swarm until told to stop. Returns the exit status.
 
     Raises:
-        UserError: as `cli.status.run`.
+        UserError: as `status_command.run`.
     """
     if not settings.join:
         settings = structs.replace(settings, join=local_addresses(settings.data_dir))
@@ -757,7 +163,7 @@ async def _live(watch: Watch, _settings: TopSettings) -> None:
     loop = asyncio.get_running_loop()
     console = Console()
     view, keys = LiveView(console, draw=lambda chosen, explained: SwarmView(chosen, explained)), Keys()
-    chosen = Chosen(watch.look()[0])
+    chosen = ViewChoice(watch.look()[0])
     view.start()
     keys.start()
     loop.add_signal_handler(signal.SIGTSTP, suspend, view, keys)
@@ -770,7 +176,7 @@ async def _live(watch: Watch, _settings: TopSettings) -> None:
                     return
                 if key == "?":
                     view.explain()
-                chosen = obeyed(chosen, key, *console.size)
+                chosen = after_key(chosen, key, *console.size)
             view.update(chosen)
             await asyncio.sleep(PERIOD_S)
     finally:
@@ -779,7 +185,7 @@ async def _live(watch: Watch, _settings: TopSettings) -> None:
         view.stop()
 
 
-def obeyed(chosen: Chosen, key: Move | str, width: int, height: int) -> Chosen:
+def after_key(chosen: ViewChoice, key: Move | str, width: int, height: int) -> ViewChoice:
     """Do what a key says to the list of members."""
     if isinstance(key, Move):
         page = page_rows(chosen.picture, width, height)
@@ -787,3 +193,601 @@ def obeyed(chosen: Chosen, key: Move | str, width: int, height: int) -> Chosen:
     if key in ("s", "S"):
         return structs.replace(chosen, order=ListOrder.next(chosen.order), first=0)
     return chosen
+
+
+# Members that are asked.
+
+WITNESSES = 4
+LEAST_S, SHARE = 2.0, 0.5
+"""Shortest pause between two questions to one member, and the part of its budget that is used."""
+BYTES_PER_S = SHARE * REPORT_BYTES / LISTING_S
+LOOK_AGAIN_S, LOOK_SOON_S = 20.0, 3.0
+"""Pause between two looks at the list of members; and while witnesses are missing."""
+DOUBT_S, MOST_DOUBT_S = 4.0, 60.0
+"""Time for which who did not answer is left alone: twice as long each time."""
+TICK_S = 0.25
+MAX_KNOWN = 256
+
+
+class HeardReport(Struct, frozen=True):
+    """Word of one member."""
+
+    report: StatusReport
+    at_s: float
+
+
+class _KnownMember(Struct):
+    """State of a member that can be asked."""
+
+    addresses: tuple[str, ...] = ()
+    next_s: float = 0.0
+    doubt_s: float = DOUBT_S
+    is_asked: bool = False
+    why: str = ""
+    """Reason why it does not answer; empty: it does, or was not asked."""
+
+
+class AskedMembers:
+    """Members that are asked, and what they said last."""
+
+    def __init__(self, search: Search, run: str, now: Callable[[], float]) -> None:
+        """`run`: id of the run."""
+        self._search, self._run, self._now = search, run, now
+        self._known: dict[str, _KnownMember] = {peer: _KnownMember() for peer in search.joined}
+        self._chosen: list[str] = []
+        self._look_s = 0.0
+        self.answers: dict[str, HeardReport] = {}
+        """Last answers, of those too that do not answer any more."""
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Members that answered once and do not now, and why."""
+        return {peer: self._known[peer].why for peer in self.answers if self._known[peer].why}
+
+    def take(self, report: StatusReport, size_bytes: int = 0) -> None:
+        """Take an answer in."""
+        peer, now = report.answered_by, self._now()
+        known = self._known.setdefault(peer, _KnownMember())
+        pause_s = max(LEAST_S, size_bytes / BYTES_PER_S) * random.uniform(1.0, 1.3)  # each at its own time
+        known.next_s, known.why, known.doubt_s = now + pause_s, "", DOUBT_S
+        self.answers[peer] = HeardReport(report, now)
+        if peer not in self._chosen:
+            self._chosen.append(peer)
+
+    async def watch(self, transport: Transport) -> None:
+        """Ask for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                if self._now() >= self._look_s:
+                    self._look_s = self._now() + LOOK_AGAIN_S
+                    group.create_task(self._look(transport))
+                for peer in self._due():
+                    self._known[peer].is_asked = True
+                    group.create_task(self._ask(transport, peer))
+                await asyncio.sleep(TICK_S)
+
+    def _due(self) -> list[str]:
+        """Choose whom to ask now: the witnesses, in place of those that fail others that may be asked."""
+        now = self._now()
+        self._chosen = [peer for peer in self._chosen if not self._known[peer].why]
+        free = [
+            peer
+            for peer, known in self._known.items()
+            if peer not in self._chosen and not known.is_asked and now >= known.next_s
+        ]
+        # Those that failed come last.
+        free.sort(key=lambda peer: bool(self._known[peer].why))
+        asked = sum(known.is_asked for peer, known in self._known.items() if peer not in self._chosen)
+        more = free[: max(0, WITNESSES - len(self._chosen) - asked)]
+        due = [p for p in self._chosen if not self._known[p].is_asked and now >= self._known[p].next_s]
+        return [*due, *more]
+
+    async def _ask(self, transport: Transport, peer: str) -> None:
+        known = self._known[peer]
+        try:
+            if known.addresses:
+                await transport.connect(peer, known.addresses)
+            self.take(*await ask_status(transport, peer, self._run))
+        except (RemoteError, TransportError) as error:
+            # What p2pd says of a dial is longer than a line, and tells nobody more.
+            known.why = "not reached" if isinstance(error, TransportError) else str(error)[:120]
+            known.next_s = self._now() + known.doubt_s
+            known.doubt_s = min(2 * known.doubt_s, MOST_DOUBT_S)
+            self._look_s = min(self._look_s, self._now() + LOOK_SOON_S)
+        finally:
+            known.is_asked = False
+
+    async def _look(self, transport: Transport) -> None:
+        with contextlib.suppress(TransportError):
+            for peer, addresses in (await self._search.members(transport, self._run)).items():
+                if peer in self._known or len(self._known) < MAX_KNOWN:
+                    self._known.setdefault(peer, _KnownMember()).addresses = addresses
+
+
+# The picture.
+
+KEEP_S = 20.0
+"""Age from which an answer says nothing of others any more."""
+MOST_HISTORY = 120
+
+
+class MemberRow(Struct, frozen=True):
+    """Row of one member."""
+
+    row: PeerRow
+    age_s: float | None
+    """Seconds since anybody heard of it; None: nobody ever did directly."""
+    state: NodeState | None = None
+    """State by its own word; None: it was not asked."""
+    behind: int | None = None
+    """Versions that it is behind, of all fragments together; None: it was not asked."""
+
+
+class SwarmPicture(Struct, frozen=True, kw_only=True):
+    """Picture of a run at one moment."""
+
+    run_name: str
+    run_id: str
+    members: tuple[MemberRow, ...] = ()
+    """Members, those that worked most first."""
+    members_total: int = 0
+    fragments: tuple[FragmentRow, ...] = ()
+    run_tokens: int = 0
+    run_versions: int = 0
+    loss: float | None = None
+    heldout_loss: float | None = None
+    heldout_age_s: float | None = None
+    course: CourseRow = CourseRow()
+    asked: tuple[str, ...] = ()
+    """Peers whose answers these are."""
+    age_s: float = 0.0
+    """Age of the newest answer."""
+    loss_history: tuple[float, ...] = ()
+    merged_age_s: float | None = None
+    """Time since the newest version came, as far as it was watched; None: none came yet."""
+    watched_s: float = 0.0
+    happened: tuple[str, ...] = ()
+    """Sentences on what happened, oldest first."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that the members that are shown train on in a second."""
+        return sum(member.row.tokens_per_s for member in self.members)
+
+
+def picture_of(answers: Mapping[str, HeardReport], now: float) -> SwarmPicture | None:
+    """Put answers together. None: there are none.
+
+    What a member says of itself counts before what others say of it, and newer before older. A member that
+    one of those asked calls expelled is shown so. Anybody can claim to be a member: of three or more that say
+    how far a fragment is, the one that claims most is not believed.
+    """
+    ordered = sorted(answers.values(), key=lambda answer: -answer.at_s)
+    if not ordered:
+        return None
+    fresh = [answer for answer in ordered if now - answer.at_s <= KEEP_S] or ordered[:1]
+    reports = [answer.report for answer in fresh]
+    fragments = _fragments(reports)
+    members = _members(fresh, fragments, now)
+    losses = [loss for m in members if m.row.confirmed and (loss := sane_loss(m.row.loss)) is not None]
+    measured = [r for r in reports if r.heldout_loss is not None]
+    heldout = min(measured, key=lambda r: r.heldout_age_s or 0.0, default=None)
+    first = reports[0]
+    return SwarmPicture(
+        run_name=first.run_name,
+        run_id=first.run_id,
+        members=members,
+        members_total=max(len(members), median_high(report.members_total for report in reports)),
+        fragments=fragments,
+        run_tokens=sum(row.tokens for row in fragments) // max(1, len(fragments)),
+        run_versions=sum(row.number for row in fragments),
+        loss=fmean(losses) if losses else None,
+        heldout_loss=heldout.heldout_loss if heldout else None,
+        heldout_age_s=heldout.heldout_age_s if heldout else None,
+        course=first.course,
+        asked=tuple(report.answered_by for report in reports),
+        age_s=now - fresh[0].at_s,
+    )
+
+
+def _fragments(reports: Sequence[StatusReport]) -> tuple[FragmentRow, ...]:
+    rows: dict[int, list[tuple[FragmentRow, StatusReport]]] = {}
+    for report in reports:
+        for row in report.fragments:
+            rows.setdefault(row.index, []).append((row, report))
+    return tuple(_fragment(rows[index]) for index in sorted(rows))
+
+
+def _fragment(rows: Sequence[tuple[FragmentRow, StatusReport]]) -> FragmentRow:
+    """Choose the newest, but not what one of three claims alone; a round is as its syncer says."""
+    ordered = sorted(rows, key=lambda pair: (-pair[0].tokens, -pair[0].number))
+    row = ordered[1 if len(ordered) >= 3 else 0][0]
+    own = next((other for other, report in rows if report.answered_by == row.syncer), None)
+    state = own.state if own is not None and own.syncer == row.syncer else row.state
+    return structs.replace(row, state=state, pending="")
+
+
+def _members(
+    answers: Sequence[HeardReport], fragments: Sequence[FragmentRow], now: float
+) -> tuple[MemberRow, ...]:
+    heads = {row.index: row.number for row in fragments}
+    found: dict[str, MemberRow] = {}
+    for answer in answers:
+        age = now - answer.at_s
+        for row in answer.report.members:
+            if row.peer == answer.report.answered_by:
+                continue
+            seen = None if row.last_seen_s is None else row.last_seen_s + age
+            other = found.get(row.peer)
+            if other is None or _older(other.age_s) > _older(seen):
+                found[row.peer] = MemberRow(row, seen)
+    for answer in answers:
+        report, age = answer.report, now - answer.at_s
+        own = next((row for row in report.members if row.peer == report.answered_by), None)
+        if own is not None:
+            lag = [max(0, heads.get(row.index, 0) - row.number) for row in report.fragments]
+            heard = found.get(own.peer)
+            seen = min(age, _older(heard.age_s)) if heard is not None else age
+            found[own.peer] = MemberRow(own, seen, report.state, sum(lag))
+    for row in (row for answer in answers for row in answer.report.members if row.expelled is not None):
+        whole = found[row.peer]
+        found[row.peer] = structs.replace(whole, row=structs.replace(whole.row, expelled=row.expelled))
+    return tuple(sorted(found.values(), key=lambda m: (-m.row.tokens_total, m.row.peer)))
+
+
+def _older(age_s: float | None) -> float:
+    return float("inf") if age_s is None else age_s
+
+
+# Happenings.
+
+SILENT_S = 5.0
+"""Silence from which on a member is said to be silent. Members count on nobody any more after three."""
+MOST_HAPPENINGS = 200
+
+
+def is_silent(member: MemberRow) -> bool:
+    """Tell whether nobody has heard of a member for long."""
+    return member.age_s is not None and member.age_s > SILENT_S
+
+
+class Happenings:
+    """Sentences on what changed, with the time; and what was watched over time."""
+
+    def __init__(self, now: float) -> None:
+        self._began_s = now
+        self._before: SwarmPicture | None = None
+        self._names: dict[str, str] = {}
+        self._lines: deque[str] = deque(maxlen=MOST_HAPPENINGS)
+        self._losses: list[float] = []
+        self._merged_s: float | None = None
+        self._silent: dict[str, str] = {}
+
+    def add(self, picture: SwarmPicture, silent_witnesses: Mapping[str, str], now: float) -> list[str]:
+        """Take a picture in; list the sentences on what is new."""
+        rows = [member.row for member in picture.members]
+        self._names |= peer_names("", "-", rows)
+        before, self._before = self._before, picture
+        new = list(self._changes(before, picture)) if before is not None else []
+        for peer in silent_witnesses.keys() - self._silent.keys():
+            new.append(f"{self._name(peer)} does not answer us: {clean(silent_witnesses[peer])}")
+        for peer in self._silent.keys() - silent_witnesses.keys():
+            new.append(f"{self._name(peer)} answers us again")
+        self._silent = dict(silent_witnesses)
+        if before is not None and picture.run_versions > before.run_versions:
+            self._merged_s = now - picture.age_s
+        if picture.loss is not None and (before is None or picture.run_versions != before.run_versions):
+            self._losses = [*self._losses, picture.loss][-MOST_HISTORY:]
+        clock = time.strftime("%H:%M:%S")
+        self._lines.extend(f"{clock} {text}" for text in new)
+        return new
+
+    def told(self, picture: SwarmPicture, now: float) -> SwarmPicture:
+        """Make the picture with what was watched over time."""
+        return structs.replace(
+            picture,
+            happened=tuple(self._lines),
+            loss_history=tuple(self._losses),
+            merged_age_s=None if self._merged_s is None else now - self._merged_s,
+            watched_s=now - self._began_s,
+        )
+
+    def _name(self, peer: str) -> str:
+        return self._names.get(peer) or short_peer(peer)
+
+    def _changes(self, before: SwarmPicture, now: SwarmPicture) -> Iterator[str]:
+        yield from self._of_members(before, now)
+        yield from self._of_offices(before, now)
+        if now.course.rests != before.course.rests:
+            words = {"no": "the run goes on", "paused": "the run is paused", "ended": "the run has ended"}
+            yield words[now.course.rests]
+        if (owner := owner_text(now.course)) and owner != owner_text(before.course):
+            yield owner
+
+    def _of_members(self, before: SwarmPicture, now: SwarmPicture) -> Iterator[str]:
+        old = {member.row.peer: member for member in before.members}
+        here = {member.row.peer: member for member in now.members}
+        for peer, member in here.items():
+            name, earlier = self._name(peer), old.get(peer)
+            if earlier is None:
+                yield f"{name} is here" + ("" if member.row.confirmed else ", catching up")
+                continue
+            if is_silent(member) and not is_silent(earlier):
+                yield f"{name} is silent, for {duration(member.age_s)}"
+            elif is_silent(earlier) and not is_silent(member):
+                yield f"{name} is heard again"
+            if member.row.confirmed and not earlier.row.confirmed:
+                yield f"{name} is a full member"
+            if member.row.votes != earlier.row.votes:
+                yield f"{name} {'can save votes again' if member.row.votes else 'cannot save: no vote'}"
+            if member.state != earlier.state and None not in (member.state, earlier.state):
+                yield f"{name}: {member.state}"
+        for peer in old.keys() - here.keys():
+            yield f"{self._name(peer)} is gone"
+
+    def _of_offices(self, before: SwarmPicture, now: SwarmPicture) -> Iterator[str]:
+        old = {row.index: row for row in before.fragments}
+        moved: dict[tuple[str, str], list[int]] = {}
+        for row in now.fragments:
+            earlier = old.get(row.index)
+            if earlier is not None and earlier.syncer != row.syncer:
+                moved.setdefault((earlier.syncer, row.syncer), []).append(row.index)
+        for (was, syncer), indices in moved.items():
+            which = f"fragment{'s' if len(indices) > 1 else ''} {ranges(indices)}"
+            if not syncer:
+                yield f"{which}: the office of {self._name(was)} is open, an election is due"
+            elif was:
+                yield f"{which}: {self._name(syncer)} is syncer, after {self._name(was)}"
+            else:
+                yield f"{which}: {self._name(syncer)} was elected syncer"
+
+
+# Terminal view: pure functions of a `SwarmPicture` and of what a person chose to see.
+
+LETTERS = string.ascii_lowercase + string.ascii_uppercase
+CURVE_CELLS = 12
+LEAST_HAPPENED, MOST_STRIP = 2, 6
+"""Lines of what happened that members make room for; most lines of the strip of fragments."""
+WIDE = 78
+"""Columns from which on a member has its loss and its step."""
+EXPLAINED = (
+    "q or Ctrl-C: leave. Arrows, page up and down, home, end: the list of members. s: another order of it. "
+    "?: back.",
+    "This is the run as the members say that were asked; a letter stands for a member. heard: when "
+    "anybody heard of it last. behind: versions that a member lacks that was asked itself.",
+    "loss: of training, the mean of the members. held-out: of the run's parameters, on data that nobody "
+    "trains on, with its age. In per cent: of the run's schedule.",
+    "tokens/s: of the members that are listed, by their own word.",
+    "fragments, one column each: · idle, w waiting for contributions, c closing a round, m merging, a taking "
+    "an update, ! without a syncer, * anything else; below it the letter of its syncer, ? if not listed.",
+    "A line of events begins with the time at which it was seen here.",
+)
+
+
+SIGNS = {"idle": "·", "waiting:": "w", "closing:": "c", "merging": "m", "applying": "a", "copying": "a"}
+"""First word on a fragment's state -> its sign in the strip."""
+
+
+class ListOrder(Enum):
+    """Orders of the list of members."""
+
+    WORK = "by work"
+    TROUBLE = "trouble first"
+    SPEED = "by speed"
+    NAME = "by name"
+
+    def next(self) -> ListOrder:
+        """Name the order after this one."""
+        orders = list(ListOrder)
+        return orders[(orders.index(self) + 1) % len(orders)]
+
+
+class ViewChoice(Struct, frozen=True):
+    """Choice of a person: what to see of the picture."""
+
+    picture: SwarmPicture
+    order: ListOrder = ListOrder.WORK
+    first: int = 0
+    """First member that is shown."""
+    silence: str = ""
+    """Words on why nothing is new; empty: it is."""
+
+
+class SwarmView:
+    """Rich renderable of a swarm, with at most one line less than the terminal has."""
+
+    def __init__(self, chosen: ViewChoice, explained: bool) -> None:
+        self._chosen, self._explained = chosen, explained
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height, width = options.height or console.size.height, options.max_width
+        if self._explained:
+            lines = [Text(line) for text in EXPLAINED for line in folded(text, width)][: max(1, height - 1)]
+        else:
+            lines = swarm_lines(self._chosen, width, height)
+        yield Text("\n").join(lines)
+
+
+def swarm_lines(chosen: ViewChoice, width: int, height: int) -> list[Text]:
+    """Draw at most height - 1 lines of at most `width` columns."""
+    picture = chosen.picture
+    top = packed(_header(picture, chosen.silence), width)[: max(2, height // 3)]
+    strip = _strip(picture, width)
+    happened = [line for text in picture.happened[-height:] for line in folded(clean(text), width)]
+    room = max(3, height - 1 - len(top) - 2 - len(strip))
+    least = min(LEAST_HAPPENED, len(happened))
+    members = min(max(1, len(picture.members)), max(1, room - least))
+    newest = happened[-max(0, room - members) :] if room > members else []
+    lines = [
+        *top,
+        title(_members_title(chosen, members), width, HELP),
+        *_member_lines(chosen, members, width),
+        *strip,
+        title("events", width),
+        *(Text(line) for line in newest or ["none so far"]),
+    ]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines[: max(1, height - 1)]
+
+
+def page_rows(picture: SwarmPicture, width: int, height: int) -> int:
+    """Count the members that fit."""
+    top = packed(_header(picture, ""), width)[: max(2, height // 3)]
+    return max(1, height - 3 - len(top) - len(_strip(picture, width)) - LEAST_HAPPENED)
+
+
+def plain_line(picture: SwarmPicture) -> str:
+    """Say it in one line, where there is no terminal."""
+    parts = [
+        f"run {clean(picture.run_name)}",
+        f"members {picture.members_total}",
+        f"tokens/s {count(picture.tokens_per_s)}",
+        f"loss {loss_text(picture.loss, 3)}",
+        f"held-out {loss_text(picture.heldout_loss, 3)}{age_text(picture.heldout_age_s)}",
+        f"versions {versions_text(picture.fragments)}",
+    ]
+    if picture.course.schedule_tokens:
+        parts.append(progress_text(picture.course))
+    trouble = [f"{_name(member)} {words}" for member in picture.members if (words := trouble_text(member))]
+    if trouble:
+        parts.append(f"not well: {', '.join(trouble[:8])}" + (" and others" if len(trouble) > 8 else ""))
+    return "  ".join(parts)
+
+
+def trouble_text(member: MemberRow) -> str:
+    """Word what keeps a member from more, and how far it is behind; empty: nothing."""
+    words = [f"silent {duration(member.age_s)}"] if is_silent(member) else []
+    if member.age_s is None:
+        words.append("never heard")
+    if member.state not in (None, "training", "catching up"):
+        words.append(str(member.state))
+    if member.behind:
+        words.append(f"{member.behind} behind")
+    roles = [word for word in role_text(member.row).split(", ") if word and "syncer of" not in word]
+    if member.state is not None and "not training" in roles:
+        roles.remove("not training")
+    if member.row.reach not in ("", "direct"):
+        roles.append(clean(member.row.reach))
+    return ", ".join(words + roles)
+
+
+def ordered(chosen: ViewChoice) -> list[MemberRow]:
+    """Put the members into the order that was chosen."""
+    members = list(chosen.picture.members)
+    if chosen.order is ListOrder.TROUBLE:
+        members.sort(key=lambda m: (not is_silent(m), not m.behind, not trouble_text(m)))
+    elif chosen.order is ListOrder.SPEED:
+        members.sort(key=lambda m: -m.row.tokens_per_s)
+    elif chosen.order is ListOrder.NAME:
+        members.sort(key=lambda m: (_name(m).lower(), m.row.peer))
+    return members
+
+
+def _name(member: MemberRow) -> str:
+    return clean(member.row.name) or f"…{short_peer(member.row.peer)}"
+
+
+def _header(picture: SwarmPicture, silence: str) -> list[Text]:
+    course = picture.course
+    merged, asked = "no new version", len(picture.asked)
+    if picture.merged_age_s is not None:
+        merged = f"newest version {duration(picture.merged_age_s)} ago"
+    elif picture.watched_s >= OLD_S:
+        merged = f"no new version for {duration(picture.watched_s)}"
+    parts = [
+        Text.assemble("run ", (clean(picture.run_name), "bold"), f" {clean(picture.run_id[:8])}"),
+        Text(progress_text(course) if course.schedule_tokens else "", "bold"),
+        Text(f"{count(picture.tokens_per_s)} tokens/s", "bold"),
+        Text.assemble(
+            "loss ",
+            (loss_text(picture.loss, 3), "bold"),
+            (f" {sparkline(picture.loss_history, CURVE_CELLS)}", "cyan"),
+        ),
+        Text(
+            ""
+            if picture.heldout_loss is None
+            else f"held-out {loss_text(picture.heldout_loss, 3)}{age_text(picture.heldout_age_s)}"
+        ),
+        Text(f"{count(picture.run_tokens)} tokens in {count(picture.run_versions)} versions"),
+        Text(merged, "" if picture.merged_age_s is not None and picture.merged_age_s < 60 else "yellow"),
+        Text(f"as {asked} of them say{'s' if asked == 1 else ''}, {duration(picture.age_s)} ago", "dim"),
+        Text(owner_text(course), "yellow"),
+        Text(clean(silence), "bold red"),
+    ]
+    return [part for part in parts if part.plain]
+
+
+def _members_title(chosen: ViewChoice, rows: int) -> str:
+    picture, shown = chosen.picture, len(chosen.picture.members)
+    words = f"members ({picture.members_total}"
+    if rows < shown:
+        first = _first(chosen, rows)
+        words += f", {first + 1}-{min(shown, first + rows)} shown"
+    elif shown < picture.members_total:
+        words += f", {shown} known"
+    return f"{words}) {chosen.order.value}"
+
+
+def _first(chosen: ViewChoice, rows: int) -> int:
+    return max(0, min(chosen.first, len(chosen.picture.members) - rows))
+
+
+def _letters(picture: SwarmPicture) -> dict[str, str]:
+    """Give each member a letter, by its work, whatever the order on the screen."""
+    return {member.row.peer: letter for member, letter in zip(picture.members, LETTERS, strict=False)}
+
+
+def _member_lines(chosen: ViewChoice, rows: int, width: int) -> list[Text]:
+    members = ordered(chosen)
+    if not members:
+        return [Text("nobody says who is here", style="dim")]
+    letters, first = _letters(chosen.picture), _first(chosen, rows)
+    return [_member_line(m, letters.get(m.row.peer, " "), width) for m in members[first : first + rows]]
+
+
+def _member_line(member: MemberRow, letter: str, width: int) -> Text:
+    row = member.row
+    seen = "-" if member.age_s is None else duration(member.age_s)
+    figures = (
+        f"{letter} {fit(row.name or '-', 12)} …{short_peer(row.peer):<6} {count(row.tokens_per_s):>5} tok/s "
+    )
+    if width >= WIDE:
+        figures += f"loss {loss_text(row.loss):>5} step {row.inner_step:<6} "
+    figures += f"{seen:>6} "
+    office = f"syncer of {row.offices}" if row.offices else ""
+    trouble = trouble_text(member)
+    words = ", ".join(word for word in (trouble, office) if word)
+    style = "red" if is_silent(member) else "yellow" if trouble else ""
+    return Text(fit(f"{figures} {words}", width).rstrip(), style=style)
+
+
+def _strip(picture: SwarmPicture, width: int) -> list[Text]:
+    """Draw fragments, a column each: what goes on, and whose it is."""
+    fragments, letters = picture.fragments, _letters(picture)
+    words = f"fragments ({len(fragments)}), versions {versions_text(fragments)}{groups_text(fragments)}"
+    lines = [title(words, width)]
+    if not fragments:
+        return [*lines, Text("no state yet", style="dim")]
+    label = f"{fragments[-1].index}"
+    cells = max(1, width - len(label) - 1)
+    newest = max(row.number for row in fragments)
+    shown = min(MOST_STRIP // 2, math.ceil(len(fragments) / cells))
+    for part in range(shown):
+        rows = fragments[part * cells : (part + 1) * cells]
+        states, syncers = Text(f"{rows[0].index:>{len(label)}} "), Text(" " * (len(label) + 1))
+        for row in rows:
+            sign = _sign(row)
+            style = "bold red" if sign == "!" else "yellow" if row.number < newest - 1 else "cyan"
+            states.append(sign, style if sign != "·" or style == "yellow" else "dim")
+            syncers.append(letters.get(row.syncer, "?" if row.syncer else " "), "dim")
+        lines += [states, syncers]
+    left = len(fragments) - shown * cells
+    return [*lines, Text(f"and {left} more", style="dim")] if left > 0 else lines
+
+
+def _sign(row: FragmentRow) -> str:
+    if not row.syncer:
+        return "!"
+    word = row.state.partition(" ")[0]
+    return SIGNS.get(word, "*")
