@@ -127,8 +127,9 @@ def _is_ours(error: BaseException | None) -> bool:
         return False
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parents[1])
-    bindings = ("hivemind_binding.py", "hivemind_dht.py")
-    return any(f.filename.startswith(package) and not f.filename.endswith(bindings) for f in frames)
+    return any(
+        f.filename.startswith(package) and not f.filename.endswith("hivemind_binding.py") for f in frames
+    )
 
 
 async def transport_of(

@@ -32,10 +32,10 @@ from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
 from p2pdiloco.errors import clean, json_line
 
 Style = Literal["text", "json", "tui"]
-OWNERS_LOGGERS = "p2pdiloco.daemon.control", "p2pdiloco.daemon.rest"
+OWNERS_LOGGERS = "p2pdiloco.daemon.owner"
 OWNERS_EVENTS = "rest", "progress"
-"""Loggers and events of what the machine's owner wishes, others are not told; a line of progress says why it
-rests, too."""
+"""Loggers (by the beginning of their names) and events of what the machine's owner wishes, which others are not
+told. A line of progress says why the node rests, too."""
 
 
 class Audience(IntEnum):

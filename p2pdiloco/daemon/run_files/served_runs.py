@@ -480,26 +480,6 @@ def _warn(path: Path, manifest: Manifest) -> None:
         logger.warning("%s: %s", path, doubt)
 
 
-def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
-    """Run as the process that signs; its last word to the starter is the error, or nothing."""
-    ignore_signals()
-    yield_memory()
-    logs.install()
-    configure_logging(log)
-    with socket.socket(fileno=int(fd)) as starter:
-        end_with(starter)
-        word = ("", "", "")
-        try:
-            sign_all(Path(data_dir), [Path(file) for file in files])
-        except UserError as error:
-            word = (type(error).__name__, str(error)[: MAX_WORD_BYTES // 16], error.hint)
-        starter.sendall(json.dumps(word).encode())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], cast(Style, sys.argv[2]), *sys.argv[3:])
-
-
 # Edits of a run.toml whose run was signed before: they make another run, and that is said first.
 
 MOST_KEYS = 8
@@ -542,3 +522,23 @@ def _flat(tables: dict[str, object]) -> dict[str, object]:
         else:
             found[name] = value
     return found
+
+
+def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
+    """Run as the process that signs; its last word to the starter is the error, or nothing."""
+    ignore_signals()
+    yield_memory()
+    logs.install()
+    configure_logging(log)
+    with socket.socket(fileno=int(fd)) as starter:
+        end_with(starter)
+        word = ("", "", "")
+        try:
+            sign_all(Path(data_dir), [Path(file) for file in files])
+        except UserError as error:
+            word = (type(error).__name__, str(error)[: MAX_WORD_BYTES // 16], error.hint)
+        starter.sendall(json.dumps(word).encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], cast(Style, sys.argv[2]), *sys.argv[3:])

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,9 +16,10 @@ from deadlines import within_s
 
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.budgets import Link
-from p2pdiloco.daemon.display.logs import Audience
+from p2pdiloco.daemon.display.logs import OWNERS_LOGGERS, Audience
 from p2pdiloco.daemon.display.terminal import log_line
 from p2pdiloco.daemon.member import MemberReins
+from p2pdiloco.daemon.owner import control, wishes
 from p2pdiloco.daemon.owner.control import HAND_OVER_AT_MOST_S, NodeControls, owned
 from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import FILE
@@ -337,3 +338,8 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         assert two.meters.limits.upload_bits_per_s == 5e6
         assert msgspec.json.encode(controls.state())
         await controls.close()
+
+
+@pytest.mark.parametrize("module", [control, wishes], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_loggers_of_the_owner_are_known_as_such(module: ModuleType) -> None:
+    assert module.logger.name.startswith(OWNERS_LOGGERS)
