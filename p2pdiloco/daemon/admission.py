@@ -1,4 +1,15 @@
-"""Membership as a run decides it: invites, admissions and the owner's notice, at the door and on the disk."""
+"""Membership as a run decides it: invites, admissions and the owner's notice, at the door and on the disk.
+
+`Membership` has the `Register` of this node's run with its files, the `Gate` before it, and our
+`Introductions` to others. The functions at the end find out what this node itself shows: by an invite, by the
+owner's key in its folder, or from an earlier start.
+
+    <data_dir>/invite.txt                    the invite or run link that was given last; perhaps a secret
+    <data_dir>/runs/<run id, 16>/admission   what this node shows its peers
+    <data_dir>/runs/<run id, 16>/admitted    whom this node has seen admitted, by invite; at most a second old
+
+Rules: docs/protocol/trust.md, section 1.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +76,6 @@ from p2pdiloco.identity import Identity, verify
 from p2pdiloco.ports import Transport
 from p2pdiloco.util import BoundedDict, read_note
 
-# Register of a run's members, as one node has it: whom it has admitted, and what the owner's notice says.
-#
-# Everything is judged by signatures. A clock is asked only where a peer is seen for the first time: whoever
-# has been admitted once stays so after the invite's end, and whoever has a mark in the chain was. A newcomer
-# has no chain yet, and everybody whom it meets may have been there for long: it takes expired ones for the
-# time being, and whoever has no mark when it is a member itself has to be vouched for by another. `uses` are
-# counted by what this node has seen or was told; two nodes that cannot hear each other may together admit
-# more.
-
 MAX_ADMITTED = 4096
 
 
@@ -86,7 +88,16 @@ class Charter(Struct, frozen=True):
 
 
 class Register:
-    """Register of one run."""
+    """Register of a run's members, as one node has it: whom it has admitted, and what the owner's notice
+    says.
+
+    Everything is judged by signatures. A clock is asked only where a peer is seen for the first time: a peer
+    that has been admitted once stays so after the invite's end, and so does one that has a mark in the chain.
+    A newcomer has no chain yet, and everybody whom it meets may have been there for long: it takes expired
+    admissions for the time being. When it is a member itself, a peer without a mark has to be vouched for by
+    another. `uses` are counted by what this node has seen or was told; two nodes that cannot hear each other
+    may together admit more.
+    """
 
     def __init__(
         self,
@@ -232,10 +243,6 @@ class Register:
         return tuple(left[-most:])
 
 
-# Membership of this node's run: the register with its files, the gate before it, and our introductions.
-#
-# <data_dir>/runs/<run id, 16>/admitted   whom this node has seen admitted, by invite; at most a second old
-
 logger = logging.getLogger(__name__)
 SAVE_PAUSE_S = 1.0
 FIRST_ROUND_S = 5.0
@@ -371,10 +378,6 @@ class Membership:
             await asyncio.sleep(SAVE_PAUSE_S)
 
 
-# Gate of a run: who may say, push and pull what at our front door, before anything of it is decoded.
-#
-# Rules: docs/protocol/trust.md, section 1.
-
 QUERIES, QUERIES_S = 32.0, 60.0
 """Queries with something to check that a peer has answered at once, if it is not admitted, and time in which
 it may have as many again."""
@@ -398,7 +401,8 @@ class NotAdmitted(RemoteError):
 
 
 class Gate:
-    """Gate of one run, for those who come to us."""
+    """Gate of one run: says who may say, push and pull what at our front door, before anything of it is
+    decoded."""
 
     def __init__(
         self,
@@ -471,12 +475,6 @@ class Gate:
             self._notices.check(sender)
             self._notices.take(sender, len(encode_notice(notice)))
         return NoticeAnswer(notice)
-
-
-# Admission of this node itself: by an invite, by the owner's key in its folder, or from an earlier start.
-#
-# <data_dir>/invite.txt                    the invite or run link that was given last; perhaps a secret
-# <data_dir>/runs/<run id, 16>/admission   what this node shows its peers
 
 
 def invite_file(data_dir: Path) -> Path:
@@ -619,8 +617,6 @@ def _by_invite(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
     return invite.admit(me) if invite is not None and invite.run == run.id else None
 
 
-# Introductions: what this node shows at others' doors, and what it learns there.
-
 SHOW_TIMEOUT_S = 3.0
 AGAIN_S = 5.0
 """Time after which a peer that refuses us is shown our admission again."""
@@ -633,7 +629,8 @@ T = TypeVar("T")
 
 
 class Introductions:
-    """Introductions of this node to the peers of one run."""
+    """Introductions to the peers of one run: what this node shows at their doors, and what it learns
+    there."""
 
     def __init__(
         self,

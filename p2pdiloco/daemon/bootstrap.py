@@ -1,7 +1,7 @@
 """Program `p2pdiloco bootstrap`: a well-known address, at which peers find each other.
 
 It has neither a model nor torch in memory: what needs them when a run is signed is a process of its own
-(`daemon.run_files.signing`).
+(`daemon.run_files.served_runs`).
 """
 
 from __future__ import annotations

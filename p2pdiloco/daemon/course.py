@@ -1,9 +1,12 @@
-"""Course of the run: how far it is, when it will be over, and whether learners make inner steps.
+"""Course of the run: how far it is, when it will be over, whether learners make inner steps, and its held-out
+loss.
 
-What counts is the chain: tokens merged into the heads, the mean over fragments. So all who hold the same
-versions agree on where the run is, whatever their learners reckon meanwhile (`learner.optimizer.schedule`).
+What counts for `RunCourse` is the chain: tokens merged into the heads, the mean over fragments. So all who
+hold the same versions agree on where the run is, whatever their learners reckon meanwhile
+(`learner.optimizer`). `LearnerCount` says how many train; `Turns` and `Measurements` are of the held-out
+loss.
 
-Rules: docs/protocol/learner.md, section 5.
+Rules: docs/protocol/learner.md, sections 5 and 8.
 """
 
 from __future__ import annotations
@@ -197,12 +200,6 @@ def words_of(amendment: Amendment) -> str:
     return ", ".join(words)
 
 
-# Number of learners that train in the run, as a learner is told it: it reckons by it where the run is.
-#
-# Told a second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
-# four times as long: a run of 700 steps ended 1 to 4 % worse.
-
-
 class KnowsLearners(Protocol):
     """Source of how many train (`core.shared.Shared`)."""
 
@@ -215,7 +212,11 @@ class KnowsLearners(Protocol):
 
 
 class LearnerCount:
-    """Number of learners of the run, as versions and the swarm show it."""
+    """Number of learners that train in the run, as versions and the swarm show it: a learner reckons by it.
+
+    Told a second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
+    four times as long: a run of 700 steps ended 1 to 4 % worse.
+    """
 
     def __init__(self, swarm: KnowsLearners) -> None:
         self._swarm = swarm
@@ -235,17 +236,6 @@ class LearnerCount:
         return max(1, min(self._swarm.training(now), self._most), self._merged_together)
 
 
-# Measuring the global parameters: one member at a time does, and all hear of the held-out loss.
-#
-# For so many versions as a term has, rendezvous hashing over the live learners names an order, without a word
-# exchanged. The first measures when the newest loss that it knows of is older than the interval. Each later
-# one is half an interval more patient, so somebody does when the first is gone or cannot. Losses travel in
-# presence records. In that order, and heard, are only those that have a mark (in runs by invite or list: are
-# admitted). A member knows the learners of its own neighbourhood: a run of more than `group.size` members has
-# one measurement per interval and neighbourhood, not one in all.
-#
-# Rules: docs/protocol/learner.md, section 8.
-
 FIRST_EVALUATION_S = 5.0
 """Time until the first evaluation: who has just come back has something better to do, as others wait for
 its work."""
@@ -258,7 +248,16 @@ OFFICE = "evaluation"
 
 
 class Turns:
-    """Order in which members measure: what one of them knows of losses, and whether it is its turn."""
+    """Order in which members measure the global parameters: one at a time does, and all hear of the held-out
+    loss.
+
+    For so many versions as a term has, rendezvous hashing over the live learners names an order, without a
+    word exchanged. The first measures when the newest loss that it knows of is older than the interval. Each
+    later one is half an interval more patient, so somebody does when the first is gone or cannot. Losses
+    travel in presence records. In that order, and heard, are only those that have a mark (in runs by invite
+    or list: are admitted). A member knows the learners of its own neighbourhood: a run of more than
+    `group.size` members has one measurement per interval and neighbourhood, not one in all.
+    """
 
     def __init__(self, run: str, me: str, interval_s: float, first_s: float, term_versions: int) -> None:
         """`first_s`: earliest time of the first measurement, in seconds after our start."""

@@ -1,4 +1,8 @@
-"""Runner of the core: the only place where events go in and effects are carried out."""
+"""Driver of the core: the only place where events go in and effects are carried out.
+
+`Runner` handles what is in the letter box (`Post`) and has the `Executors` carry effects out, of which
+`Outbound` (control messages), `Merging` and `Committing` are here.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,12 @@ from p2pdiloco.tensors.merge import Findings, Input, Payload, digest_of
 from p2pdiloco.tensors.outer_update import Correction, steps_as_everywhere
 from p2pdiloco.tensors.vault import MergeResult, PartialMerge
 
-# Letter box of the core: made before everything that has something to tell the core.
-
 
 class Post:
-    """Events for the core, in the order in which they came. Used on the event loop only."""
+    """Letter box of the core: events in the order in which they came. Used on the event loop only.
+
+    It is made before everything that has something to tell the core.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Event] = deque()
@@ -63,8 +68,6 @@ class Post:
         self._empty = empty
 
 
-# Control messages on their way out: bounded per peer, a few at a time, failures become events.
-
 logger = logging.getLogger(__name__)
 MAX_QUEUED = 256
 IN_FLIGHT = 4
@@ -72,7 +75,7 @@ TIMEOUT_S = 5.0
 
 
 class Outbound:
-    """Queues of control messages, one per peer.
+    """Queues of control messages on their way out, one per peer, a few at a time. Failures become events.
 
     A heartbeat takes in one that still waits; a full queue drops its oldest.
     """
@@ -141,8 +144,6 @@ class Outbound:
             task.cancel()
 
 
-# Merges and outer steps that the core asks for, in the tensors thread; each ends in an event.
-
 SEED_BYTES = 16
 """Size of the seed of a sample that nobody else draws."""
 Named = tuple[bytes, int, Payload]
@@ -153,7 +154,8 @@ before the work begins."""
 
 
 class Merging:
-    """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare`."""
+    """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare` in the tensors thread;
+    each ends in an event."""
 
     def __init__(
         self,
@@ -353,11 +355,9 @@ def _unusable(
     return tuple((tickets[index], fault.verdict) for index, fault in error.faults.items())
 
 
-# Commits of new versions: told to vault, log of updates, disk and learner.
-
-
 class Committing:
-    """Committing of new versions: carries out `CommitVersion`."""
+    """Committing of new versions: carries out `CommitVersion`, for vault, log of updates, disk and
+    learner."""
 
     def __init__(
         self,

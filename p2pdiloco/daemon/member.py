@@ -1,6 +1,8 @@
 """Member of a run: the parts between an open transport and a training learner.
 
-Its life is `daemon.life`.
+`Member` makes and owns them, `Life` runs them from joining to an orderly end, `RunHoldings` are its files and
+what of them is in memory from the start. `Approval` shows a person what a run takes before anything is made
+of it.
 """
 
 from __future__ import annotations
@@ -337,8 +339,6 @@ def next_incarnation(restored: Restored, me: str) -> int:
     return max(time.time_ns() // 1_000_000, earlier + 1)
 
 
-# Life of a member: joining, training and its regular work, an orderly end.
-
 FLUSH_S = 0.5
 SAY_EVERY_S = 10
 COURSE_EVERY_S = 1.0
@@ -347,7 +347,7 @@ SAY_ALONE_S, SAY_WAITING_S = 3, 5
 
 
 class Life:
-    """Life of one member, from its start to its end."""
+    """Life of one member: joining, training and its regular work, an orderly end."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -571,11 +571,9 @@ class Life:
         await member.checkpoints.save()
 
 
-# Holdings of a node in a run: its files, and what of them is in memory from the start.
-
-
 class RunHoldings:
-    """Holdings of one run: opens and restores all of them, and closes them."""
+    """Files of a node in a run, and what of them is in memory from the start: opens, restores and closes
+    all."""
 
     def __init__(self, run: Run, vault: Vault, settings: NodeSettings, timing: Timing) -> None:
         codecs, data_dir = run.manifest.codec, settings.data_dir
@@ -612,14 +610,15 @@ class RunHoldings:
         self.events.close()
 
 
-# Approval of a run before anything is made of it: what it takes of this machine is shown, compared, and, of
-# whoever sits at a terminal, asked for once.
-
 Ask = Callable[[str], Awaitable[bool]]
 
 
 class Approval:
-    """Approval of runs by the settings of one node, its machine, and whoever sits at its terminal."""
+    """Approval of runs before anything is made of them, by a node's settings, its machine, and a person.
+
+    What a run takes of this machine is shown, compared, and, if somebody sits at the terminal, asked for
+    once.
+    """
 
     def __init__(
         self, settings: NodeSettings, say: Callable[[str, Mapping[str, object]], None], ask: Ask | None
@@ -757,9 +756,6 @@ def _data_words(data: DataSection) -> str:
 def _download_words(manifest: Manifest, takes: Footprint) -> str:
     tokenizer = ", a tokenizer file" if manifest.data.tokenizer != BYTES else ""
     return f"{size_text(takes.download_bytes)} of parameters{tokenizer}, from peers"
-
-
-# Reins of a membership, for the owner's controls: what there is of a member, in the words of `Reins`.
 
 
 class MemberReins:

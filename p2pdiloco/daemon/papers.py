@@ -1,7 +1,8 @@
 """Papers of a run's members: grants and notices by its owner, admissions by whoever holds a grant's key.
 
 All of them are judged offline: by signatures, and the owner's peer id, which the run id covers. A clock is
-asked at the door only (`daemon.admission.register`).
+asked at the door only (`daemon.admission.Register`). `Invite` is a grant with its key as text, in one word
+that survives copying (`WordKind`, which run links use, too).
 """
 
 from __future__ import annotations
@@ -190,13 +191,6 @@ def decode_notice(data: bytes) -> Notice:
         raise RemoteError("notice-garbage", str(error)[:120]) from error
 
 
-# Words: structures as text in one word that survives copying, which invites and run links are.
-#
-#     <prefix><base32 of msgpack and 5 bytes of its SHA-256, small letters, no padding>
-#
-# Base32 because it is one word to a mouse, has no letters that look alike but in case, and makes small QR
-# codes.
-
 MAX_TEXT = 4096
 MAX_PEERS = 4
 MAX_ADDRESSES = 4
@@ -217,8 +211,14 @@ W = TypeVar("W", bound=Wire)
 T = TypeVar("T")
 
 
-class Kind(Struct, frozen=True):
-    """Kind of word."""
+class WordKind(Struct, frozen=True):
+    """Kind of word: a structure as text in one word that survives copying.
+
+        <prefix><base32 of msgpack and 5 bytes of its SHA-256, small letters, no padding>
+
+    Base32 because it is one word to a mouse, has no letters that look alike but in case, and makes small QR
+    codes.
+    """
 
     noun: str
     """Noun for people, with its article."""
@@ -292,9 +292,7 @@ def unpack_peers(peers: Peers) -> tuple[str, ...]:
     return addresses
 
 
-# Invites as text: all that a newcomer needs, in one word that survives copying (`daemon.admission.word`).
-
-INVITE = Kind(
+INVITE = WordKind(
     noun="an invite",
     prefix="p2pdiloco1",
     domain=b"p2pdiloco/1/invite\0",
@@ -379,14 +377,13 @@ def _unpacked(packed: _PackedInvite) -> Invite:
     return Invite.of(packed.run.hex(), right, unpack_peers(packed.peers))
 
 
-# Notice of a run's owner on the disk: `<data_dir>/runs/<run id, 16>/notice`.
-
 logger = logging.getLogger(__name__)
 NAME = "notice"
 
 
 def load_notice(folder: Path, run: str, owner: str) -> Notice | None:
-    """Load the run's notice from its folder; None: there is none that the owner made."""
+    """Load the run's notice from its folder, `<data_dir>/runs/<run id, 16>/notice`; None: there is none
+    that the owner made."""
 
     def decode(content: bytes) -> Notice:
         try:

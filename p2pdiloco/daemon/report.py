@@ -215,8 +215,9 @@ class Report:
         return wire.Stands(tuple(versions))
 
     def status(self, now: float, reader: Audience = Audience.ANYBODY) -> StatusReport:
-        """Make the answer to a status query. Whoever asks is not known as this machine's owner, whose wishes
-        and transfer are nobody else's: `p2pdiloco status` asks its own node for them (`daemon.control`)."""
+        """Make the answer to a status query. Whoever asks is not known as this machine's owner, whose
+        wishes and transfer are nobody else's: `p2pdiloco status` asks its own node for them
+        (`daemon.owner.control`)."""
         told = status_of(self.snapshot(now))
         return replace(told, rest=None, transfer=None, recent=self._diary.recent_for(reader))
 

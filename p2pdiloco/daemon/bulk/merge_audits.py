@@ -1,10 +1,12 @@
-"""Audits: what a syncer merged is fetched, and merged again.
+"""Audits: what a syncer merged is fetched, and merged again; and loss audits, which our learner measures.
 
-Each contribution is asked of its learner, and then of its group's syncer; each partial merge of who made it,
-and then of who added it up (`asking.py`). Digest and content are judged before it counts. What finds no
-place in a small share of memory lies in scratch on the disk, as what peers push.
+`Auditing` makes a merge again: each contribution is asked of its learner, and then of its group's syncer;
+each partial merge of the member that made it, and then of the one that added it up (`Asking`). Digest and
+content are judged before it counts. What finds no place in a small share of memory lies in scratch on the
+disk, as what peers push. `GivingContributions` answers other auditors out of our own contributions and
+`MergedPayloads`. `LossAuditing` has the learner measure what one contribution does to the loss.
 
-Rules: docs/protocol/audits.md, section 2.
+Rules: docs/protocol/audits.md, sections 2 and 4; docs/protocol/loss-audits.md, section 2.
 """
 
 from __future__ import annotations
@@ -300,11 +302,6 @@ class Auditing:
         self._held_bytes -= size
 
 
-# Subject of an audit: a version, or the partial merge of one of its groups, with what it was made of.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
-
 class Wanted(NamedTuple):
     """Contribution or partial merge that an audit needs."""
 
@@ -316,7 +313,8 @@ class Wanted(NamedTuple):
 
 
 class Subject:
-    """Merge that is made again: what went into it, and what its syncer states."""
+    """Merge that is made again, of a version or of one of its groups: what went into it, and what its
+    syncer states."""
 
     def __init__(self, effect: ef.Audit) -> None:
         header, part = effect.version.header, effect.part
@@ -392,13 +390,6 @@ def _sane(limits: MergeLimits) -> bool:
     return limits.most_tokens > 0 and limits.longest > 0.0 and limits.of_median >= 0.0
 
 
-# Payloads of what we merged lately, contributions and partial merges, or of a merge that we found false,
-# kept for a while for those who audit.
-#
-# They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
 KEEP_S = 60.0
 """Time for which they are kept; an audit takes no longer."""
 MOST_MEMORY_BYTES = 256 << 20
@@ -413,9 +404,11 @@ class _Kept(Struct, frozen=True):
 
 
 class MergedPayloads:
-    """Payloads of merges, by fragment and digest. Use from a running event loop.
+    """Payloads of what we merged lately, or of a merge that we found false: contributions and partial merges,
+    kept for a while for auditors. Use from a running event loop.
 
-    Later merges do not drive them out before their time: who audits may have been kept waiting.
+    They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
+    Later merges do not drive them out before their time: an auditor may have been kept waiting.
     """
 
     def __init__(self, tickets: Tickets) -> None:
@@ -484,10 +477,6 @@ class MergedPayloads:
         self._timer = None if first is None else loop.call_at(first.until_s, self._forget_old)
 
 
-# Asking peers for what an audit needs: whom, in which order, and once more where they are busy.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
 SOURCE_S = 8.0
 """Time that one peer has before another one is asked as well."""
 AT_ONCE = 2
@@ -517,7 +506,8 @@ class _Arrival:
 
 
 class Asking:
-    """Asking for contributions and partial merges."""
+    """Asking peers for contributions and partial merges: whom, in which order, and once more where they
+    are busy."""
 
     def __init__(
         self,
@@ -610,12 +600,6 @@ class Asking:
         return None
 
 
-# Giving contributions to members that audit a version: our own ones, and those that we merged lately.
-#
-# Less urgent than anything else that goes out.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
 MAX_GIVEN, OF_ONE_PEER = 8, 4
 """Number of contributions that go out at one time, and of those to one peer."""
 COPIES = 4
@@ -624,7 +608,8 @@ MAX_REMEMBERED = 8192
 
 
 class GivingContributions:
-    """Service of contributions, for members only."""
+    """Service of contributions for auditors, members only. It is less urgent than anything else that goes
+    out."""
 
     def __init__(self, chain: ChainView, merged: MergedPayloads, memory: Memory, courtesy: Courtesy) -> None:
         self._chain, self._merged = chain, merged
@@ -691,18 +676,16 @@ async def read(payload: Payload) -> Buffer:
     return room
 
 
-# True updates of versions that we found false, kept until one of ours, or of others, repairs that.
-#
-# Whatever else wants the memory gets it: then somebody else makes the repair, or nobody.
-#
-# Rules: docs/protocol/audits.md, section 4.
-
 MOST_BYTES = 256 << 20
 MOST_KEPT = 16
 
 
 class TrueUpdates:
-    """Updates as they should have been, by the digest of the version. The oldest give way."""
+    """True updates of versions that we found false, by the version's digest, until a repair needs them.
+
+    The oldest give way, and whatever else wants the memory gets it: then somebody else makes the repair, or
+    nobody.
+    """
 
     def __init__(self, chain: ChainView) -> None:
         self._chain = chain
@@ -742,12 +725,6 @@ class TrueUpdates:
         return Correction(kept[0], found[1], (kept[1], header.update_digest))
 
 
-# Loss audits: a contribution to a version is fetched, and our learner measures what it does to the loss.
-#
-# The learner gets a file: the parameters that the version was made from, that contribution, and our own one.
-#
-# Rules: docs/protocol/loss-audits.md, section 2.
-
 FILE = "appraised-"
 """Beginning of the name of a file for the learner; each audit has a file of its own."""
 FREE_BYTES = 256 << 20
@@ -768,7 +745,11 @@ class AppraisingLearner(Protocol):
 
 
 class LossAuditing:
-    """Loss auditing: carries out `LossAudit`, of which the core asks for one at a time."""
+    """Loss auditing: carries out `LossAudit`, of which the core asks for one at a time.
+
+    Our learner measures what a contribution to a version does to the loss. It gets a file: the parameters
+    that the version was made from, that contribution, and our own one.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,11 @@
-"""Receiver of what peers push: contributions to a syncer, and groups' partial merges to the one above.
+"""Receiver of what peers push, and the view of our chain that bulk streams have.
 
-The header comes first: the core decides on sight of it whether the payload is read at all. What has arrived
-is judged in the tensors thread before the core hears of it. A small share of memory is for payloads that
-peers pushed, while they arrive and until they are merged. What finds no place there lies in scratch on the
-disk (`adapters.disk.spool`), so that memory does not grow with the number of contributors.
+Peers push contributions to a syncer, and groups' partial merges to the one above. The header comes first: the
+core decides on sight of it whether the payload is read at all. What has arrived is judged in the tensors
+thread before the core hears of it. A small share of memory is for payloads that peers pushed, while they
+arrive and until they are merged. What finds no place there lies in scratch on the disk
+(`adapters.data_dir.Spool`), so that memory does not grow with the number of contributors. `Rates` and
+`failure_of` are for all transfers.
 """
 
 from __future__ import annotations
@@ -316,9 +318,6 @@ class _PushSink:
         self._pushes_in.payload_broken(self._transfer, self._key, self._landing)
 
 
-# View of the chain for the bulk of a run: the only way from streams to the core's state.
-
-
 class Versions(Protocol):
     """Versions of a run as whoever copies states knows them: from its core, or from members' reports."""
 
@@ -341,7 +340,7 @@ class Versions(Protocol):
 
 
 class ChainView(Versions, Protocol):
-    """Chain of a member, as far as its streams need to know it."""
+    """Chain of a member, as far as its streams need to know it: their only way to the core's state."""
 
     @property
     def may_serve(self) -> bool:
@@ -443,15 +442,16 @@ class OwnChain:
         return None if ticket is None else await self._kept.read(ticket)
 
 
-# Rates at which peers took or gave what was long enough to tell: whom to choose next time.
-
 MAX_PEERS = 256
 FORGET_S = 600.0
 """Time after its last transfer until a peer is unknown again: whoever was slow is tried anew."""
 
 
 class Rates:
-    """Moving averages of the last 256 peers in bytes per second; the newest transfer counts half."""
+    """Rates at which peers took or gave what was long enough to tell: whom to choose next time.
+
+    They are moving averages of the last 256 peers, in bytes per second; the newest transfer counts half.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -473,11 +473,9 @@ class Rates:
         return self.of(peer, -1.0) >= 0
 
 
-# Failure that the core hears of when something was not fetched, by the error with which that ended.
-
-
 def failure_of(error: TransportError | RemoteError) -> FetchFailure:
-    """Find the failure that an error is. An error of which nothing is known is the holder's fault."""
+    """Find the failure that the core hears of, by the error with which a fetch ended. One of which nothing
+    is known is the holder's fault."""
     match error:
         case PullRefused():
             return error.why.failure

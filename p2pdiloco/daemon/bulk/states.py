@@ -1,4 +1,9 @@
-"""States of fragments: copied from several holders, given to newcomers."""
+"""States of fragments: copied from several holders by newcomers (`Copying`), given to them (`Donating`).
+
+`Courtesy` has states stand back for contributions and updates, which rounds wait for.
+
+Rules: docs/protocol/following.md, sections 5 and 6.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +27,6 @@ from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.tensors.outer_update import Loan, Pin
-
-# Copying a fragment's state from several holders of one version, straight into the vault's spare.
-#
-# The holder that the core names is asked first; its header says which version is copied. Then up to three
-# others that hold the same one give pieces, the fastest first as far as we know. A piece that crawls while
-# somebody else has nothing to do is taken from its giver. A holder that fails costs what it had not sent yet
-# of one piece. What came stays, also when all fail: whoever is asked next goes on with it, as long as the
-# version is to be had and nothing else was made in the spare.
-#
-# The digest of the whole decides. Where several gave and it is wrong, all is asked for once more, from the
-# holder that the core named, and only that counts against it. The others help nobody for a while, unless it
-# was the holder.
-#
-# Rules: docs/protocol/following.md, section 5.
 
 MAX_HOLDERS = 4
 """Number of holders of one fragment's state that are asked at one time."""
@@ -84,7 +75,19 @@ class _PieceSink:
 
 
 class Copying:
-    """Transfer of states on the newcomer's side."""
+    """Transfer of states on the newcomer's side: from several holders of one version, straight into the
+    vault's spare.
+
+    The holder that the core names is asked first; its header says which version is copied. Then up to three
+    others that hold the same one give pieces, the fastest first as far as we know. A piece that crawls while
+    another holder has nothing to do is taken from its giver. A holder that fails costs what it had not sent
+    yet of one piece. What came stays, also when all fail: the next attempt goes on with it, as long as the
+    version is to be had and nothing else was made in the spare.
+
+    The digest of the whole decides. Where several gave and it is wrong, all is asked for once more, from the
+    holder that the core named, and only that counts against it. The others help nobody for a while, unless it
+    was the holder.
+    """
 
     def __init__(
         self,
@@ -307,8 +310,6 @@ def _ends() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-# Parts of a state: which are here, are on their way, or are missing.
-
 PIECES = 16
 LEAST_PIECE_BYTES = 1 << 20
 MOST_PIECE_BYTES = 32 << 20
@@ -349,7 +350,7 @@ class StatePart:
 
 
 class StateCopy:
-    """Version of a fragment of which a part is here."""
+    """Version of a fragment of which parts are here, on their way, or missing."""
 
     def __init__(self, size: int, loan: Loan) -> None:
         self.size = size
@@ -414,10 +415,6 @@ class StateCopy:
         self.missing = deque([(part.end, self.size)] if part.end < self.size else [])
 
 
-# Giving states out, in pieces: whoever copies a fragment asks several holders for parts of one version.
-#
-# Rules: docs/protocol/following.md, section 5.
-
 MAX_PINS = 16
 """Number of states that are being read by others at one time."""
 SHARE = 4
@@ -438,7 +435,8 @@ class _Lease:
 
 
 class Donating:
-    """Transfer of states on the donor's side."""
+    """Transfer of states on the donor's side, in pieces: a newcomer asks several holders for parts of one
+    version."""
 
     def __init__(self, compute: Compute, courtesy: Courtesy, now: Callable[[], float]) -> None:
         self._compute = compute
@@ -558,17 +556,6 @@ def _piece(buffers: Sequence[memoryview], start: int, end: int) -> list[memoryvi
     return found
 
 
-# Courtesy of states for newcomers: they stand back for contributions and updates, which rounds wait for.
-#
-# Control messages never wait (`adapters.net.flow`). While anything urgent goes out, a state's stream gets a
-# chunk now and then, so that nobody takes it for dead or gives it up for its slowness. It stands back no
-# further where the uplink is known and all that goes out takes less than a share of it: then the urgent is
-# slow on its receiver's account. At other times all states together get that share of what the uplink
-# carries. While nothing is known of it, only the windows of `adapters.net.flow` hold them back, which give
-# way to whatever else uses the link.
-#
-# Rules: docs/protocol/following.md, section 6.
-
 COURTESY_SHARE = 0.5
 """Share of the uplink, as far as it is known, for all states together."""
 TRICKLE_S = 5.0
@@ -596,7 +583,15 @@ class KnownUplink(Protocol):
 
 
 class Courtesy:
-    """Order on our uplink: who goes first."""
+    """Order on our uplink: states for newcomers stand back for contributions and updates.
+
+    Control messages never wait (`adapters.flow`). While anything urgent goes out, a state's stream gets a
+    chunk now and then, so that nobody takes it for dead or gives it up for its slowness. It stands back no
+    further where the uplink is known and all that goes out takes less than a share of it: then the urgent is
+    slow on its receiver's account. At other times all states together get that share of what the uplink
+    carries. While nothing is known of it, only the windows of `adapters.flow` hold them back, which give way
+    to whatever else uses the link.
+    """
 
     def __init__(self, uplink: KnownUplink, now: Callable[[], float]) -> None:
         self._uplink = uplink

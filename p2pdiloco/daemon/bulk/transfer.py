@@ -1,6 +1,6 @@
 """Bulk of a run: pushes to syncers, and pulls of updates and states from holders.
 
-Pushed are contributions and partial merges. `daemon.bulk.pushes_in` takes what peers push to us.
+Pushed are contributions and partial merges. `daemon.bulk.pushes.PushesIn` takes what peers push to us.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Outer updates: fetched, given out, passed on while they arrive."""
+"""Outer updates: fetched (`Gathering`), given out (`Fanout`), passed on while they arrive (`Arriving`).
+
+`Pulling` asks one peer, and keeps what came of a stream that was cut (`UnfinishedUpdates`).
+
+Rules: docs/protocol/following.md, section 4.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,10 @@ from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 from p2pdiloco.util import BoundedDict, MovingAverage
 
-# Asking one peer for an outer update, or for what is not here yet of it, if there is memory for it.
-
 PAUSE_S = 15.0
 """Longest pause in a stream before it counts as cut."""
 NAMED_PAUSE_S = 6.0
-"""Longest pause of a peer that a holder named: there are others. Longer than `arriving.WAIT_S`."""
+"""Longest pause of a peer that a holder named: there are others. Longer than `WAIT_S`."""
 
 
 class Pulling:
@@ -123,12 +126,6 @@ class Pulling:
             self.bytes_in += fetch.received_bytes
 
 
-# Parts of outer updates: what came of a stream that was cut is kept, and only the rest asked for.
-#
-# Of each fragment one unfinished update is kept, by its digest, so that any other holder of the same can go
-# on with it. It goes when something of the fragment has been fetched, and after a while. States:
-# `daemon.bulk.states.copying`.
-
 Asked = wire.PullUpdate | wire.PullState
 KEEP_S = 120.0
 
@@ -143,7 +140,13 @@ class Unfinished:
 
 
 class UnfinishedUpdates:
-    """Payloads of which a part is here, by fragment."""
+    """Payloads of which a part is here: what came of a stream that was cut is kept, and only the rest asked
+    for.
+
+    Of each fragment one is kept, by its digest, so that any other holder of the same can go on with it. It
+    goes when something of the fragment has been fetched, and after a while. States have
+    `daemon.bulk.states.StateCopy`.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -274,10 +277,6 @@ def known_bytes(pull: Asked, digest: bytes, size: int) -> int:
     return pull.have_bytes if pull.have == digest and pull.have_bytes <= size else 0
 
 
-# Outer updates on their way to us: others get what is here of them.
-#
-# `daemon.bulk.updates.fanout` gives it out.
-
 LEAST_BYTES = 256 * 1024
 """Size below which updates are passed on as a whole."""
 PIECES = 8
@@ -291,7 +290,7 @@ WAIT_S = 4.0
 
 
 class Arriving:
-    """Update that is being fetched, or was: others get what is here of it."""
+    """Update that is being fetched, or was: others get what is here of it, by `Fanout`."""
 
     def __init__(self, number: int, now: Callable[[], float]) -> None:
         self.number = number
@@ -356,16 +355,6 @@ class Arriving:
         return here == size or news >= max(LEAST_BYTES, size // PIECES, came / took_s * PIECE_S)
 
 
-# Getting an outer update from whoever has it: the holder that the core names may name others.
-#
-# Those are tried in turn, and whoever they name. Who delivered fast before comes first, equals in an order
-# that differs between askers. They are tried as long as something comes, for two minutes at most; while
-# nothing comes, for a third of what the holder said that it would take; in a bounded number of requests. Then
-# we come back to the holder and insist. What came so far stays, whoever gave it. Bytes of several peers that
-# turn out wrong say nothing against the holder: it is asked once more, for all of them.
-#
-# Rules: docs/protocol/following.md, section 4.
-
 MAX_PULLS = 40
 """Number of requests to others for one update."""
 MAX_PATIENCE_S = 120.0
@@ -427,7 +416,15 @@ class Pulls(Protocol):
 
 
 class Gathering:
-    """Fetching of updates, with a memory of who was fast and who did not deliver."""
+    """Fetching of updates from whoever has them, with a memory of who was fast and who did not deliver.
+
+    The holder that the core names may name others. Those are tried in turn, and whoever they name. A peer
+    that delivered fast before comes first, equals in an order that differs between askers. They are tried as
+    long as something comes, for two minutes at most; while nothing comes, for a third of what the holder said
+    that it would take; in a bounded number of requests. Then we come back to the holder and insist. What came
+    so far stays, whoever gave it. Bytes of several peers that turn out wrong say nothing against the holder:
+    it is asked once more, for all of them.
+    """
 
     def __init__(self, pulls: Pulls, now: Callable[[], float]) -> None:
         self._pulls = pulls
@@ -563,18 +560,6 @@ def _all_of(fetch: Fetch) -> Fetch:
     return fetch
 
 
-# Giving outer updates out: a holder serves a large one to two peers, and sends the others to those.
-#
-# The peers that it served pass it on, to two each, and so on: a tree that grows by itself. In it nobody
-# uploads much more than twice the update, whatever the number of members. A small one goes to three peers
-# each, as a whole; a tiny one everybody gets from the holder. Of a large one a peer passes on what has come
-# so far, in pieces, while the rest is still on its way to it (`Arriving`). So a level of the tree costs an
-# eighth of a transfer and not a whole one. Nobody has to be believed: the digest in the version's header
-# decides. Whoever is disappointed comes back to the holder and insists (`daemon.bulk.updates.gathering`), and
-# is then served.
-#
-# Rules: docs/protocol/following.md, section 4.
-
 DEGREE = 2
 """Number of peers to which a holder gives an update by itself."""
 SMALL_DEGREE = 3
@@ -622,7 +607,16 @@ class _Given:
 
 
 class Fanout:
-    """Service of updates: who gets which one from us, and who is sent elsewhere."""
+    """Service of updates: who gets which one from us, and who is sent elsewhere.
+
+    A holder serves a large update to two peers, and sends the others to those, which pass it on to two each,
+    and so on: a tree that grows by itself. In it nobody uploads much more than twice the update, whatever the
+    number of members. A small one goes to three peers each, as a whole; a tiny one everybody gets from the
+    holder. Of a large one a peer passes on what has come so far, in pieces, while the rest is still on its
+    way to it (`Arriving`). So a level of the tree costs an eighth of a transfer and not a whole one. Nobody
+    has to be believed: the digest in the version's header decides. A disappointed peer comes back to the
+    holder and insists (`Gathering`), and is served.
+    """
 
     def __init__(self, me: str, meter: Meter, now: Callable[[], float]) -> None:
         """`meter`: meter of the uplink while updates are given out; it leaves out what is too short."""

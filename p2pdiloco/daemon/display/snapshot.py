@@ -1,9 +1,13 @@
-"""Snapshots and reports of a node: for the live view, log lines, and `status` over the wire.
+"""Snapshots and reports of a node: for the live view, log lines, and `status` over the wire; and their
+wording.
 
 Plain values only, encodable as msgpack and JSON. A `StatusReport` may come from a stranger, so its texts and
 sequences are bounded and its decoding is strict. The largest ordinary report (1024 fragments, 64 peers) stays
 below the 256 KiB of a control message. Unknown numbers are None (never NaN), so that JSON readers need no
 special case.
+
+The functions at the end word numbers, names and times for people, made safe: names and reasons come from
+peers.
 """
 
 from __future__ import annotations
@@ -37,11 +41,12 @@ from p2pdiloco.daemon.display.timeline import (
 )
 from p2pdiloco.errors import RemoteError, clean, encoded
 
-# Reasons why this node's learner rests: a closed list of what its machine's owner may want.
-
 
 class RestReason(enum.Enum):
-    """Reason of the machine's owner. The first that holds, in this order, is the one that is said."""
+    """Reason why this node's learner rests: a closed list of what its machine's owner may want.
+
+    The first that holds, in this order, is the one that is said.
+    """
 
     FINISHING = "finishing"
     """Wish to leave, `p2pdiloco finish`: what was made is handed over, then the node leaves."""
@@ -110,13 +115,11 @@ def clock_text(at: float, now: float | None = None) -> str:
     return when.strftime("%H:%M" if near else "%Y-%m-%d %H:%M")
 
 
-# Rows of a report beside those of members and fragments: rest, this month's bytes, who is excluded.
-
 MAX_EXCLUDED_ROWS = 32
 
 
 class RestRow(Row, frozen=True, kw_only=True):
-    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.rest`)."""
+    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.owner.pauses`)."""
 
     reason: RestReason
     since: float = 0.0
@@ -265,7 +268,7 @@ class DataRow(Row, frozen=True, kw_only=True):
 
 
 class CourseRow(Row, frozen=True, kw_only=True):
-    """Row of how far the run is (`daemon.learner.course`)."""
+    """Row of how far the run is (`daemon.course`)."""
 
     tokens: Natural = 0
     """Tokens merged, the mean over fragments."""
@@ -519,8 +522,6 @@ def decode_status(data: bytes) -> StatusReport:
         raise RemoteError("bad-status", str(error)[:200]) from error
 
 
-# Wording of numbers, names and times for people, made safe: names and reasons come from peers.
-
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -619,8 +620,6 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     return "".join(SPARKS[round((value - low) * scale)] for value in finite)
 
 
-# Wording of how far a run is, and when it will be over.
-
 _GOING_WORDS = {Going.TRAIN: "", Going.PAUSE: "the run pauses", Going.END: "the run ends"}
 
 
@@ -674,10 +673,8 @@ def copied_text(share: float | None) -> str:
     return "" if share is None else f"state {math.floor(100 * share)} %"
 
 
-# Wording of the bytes that a node moved this month.
-
-
 def transfer_text(row: TransferRow) -> str:
-    """Word them: "transfer in 2026-11: 1.2 GB sent, 3.4 GB received, of 200 GB"."""
+    """Word the bytes that a node moved this month: "transfer in 2026-11: 1.2 GB sent, 3.4 GB received, of
+    200 GB"."""
     text = f"transfer in {clean(row.month)}: {size(row.sent_bytes)} sent, {size(row.received_bytes)} received"
     return f"{text}, of {size(row.budget_bytes)}" if row.budget_bytes else text

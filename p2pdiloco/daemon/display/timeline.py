@@ -1,7 +1,8 @@
 """Timeline of a run as one node saw it, for pages and reports: kept in the run's folder, over restarts.
 
 Everything in it is bounded. It costs a few comparisons a version and nothing else; what is shown of it is
-made when somebody looks.
+made when somebody looks. Here are also the bounds of what reports carry: texts, numbers and rows that may
+come from strangers.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.errors import StorageError, encoded
 from p2pdiloco.util import BoundedDict, MovingAverage, clear_folder_at, read_note
 
-# Bounds of what reports carry: texts, numbers and rows that may come from strangers.
-
 MAX_LOSS = 1e6
 """Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
 Text = Annotated[str, Meta(max_length=80)]
@@ -43,8 +42,6 @@ Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
 class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all rows: immutable, keyword-only, encoded as a map with the field names."""
 
-
-# Series of what happened, bounded however long a run is: a curve that is thinned, and marks that join.
 
 MAX_POINTS = 256
 MAX_MARKS = 128
@@ -82,7 +79,7 @@ Events = Annotated[tuple[PastEvent, ...], Meta(max_length=MAX_MARKS)]
 
 
 class Curve:
-    """Curve over tokens: evenly thinned, and always with the newest point."""
+    """Curve of the loss over tokens: evenly thinned, and always with the newest point."""
 
     def __init__(self, points: Iterable[LossPoint] = (), most: int = MAX_POINTS) -> None:
         self._most, self._gap = most, 0.0

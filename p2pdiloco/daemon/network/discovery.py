@@ -1,6 +1,11 @@
-"""Presence records and the list of runs on the DHT: how nodes are found, and find others.
+"""Discovery: how nodes are found, and find others, by records on the DHT, the local network, and names of the
+DNS.
 
-Rules: docs/protocol/membership.md, section 2.
+`Presence` keeps our record and looks at the others' (`Names` by which they call themselves); `publish_runs`
+keeps the list of runs; `Sharing` exchanges who reads which part of the data. `ask` and `ask_status` put
+questions to members. `Twins` detects a second process with this node's identity.
+
+Rules: docs/protocol/membership.md, sections 2 and 7.
 """
 
 from __future__ import annotations
@@ -38,15 +43,14 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
 
-# Names by which members call themselves, and who was called so lately: an owner may mean one by a name.
-
 MAX_NAMED = 4096
 """Number of peers that are remembered by name; the one unseen for longest is forgotten first."""
 LATELY_S = 86_400.0
 
 
 class Names(BoundedDict[str, str]):
-    """Names of peers as they were seen last."""
+    """Names by which peers called themselves last, and who was called so lately: an owner may mean one by
+    a name."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -386,8 +390,6 @@ class Presence:
         self._rests[peer] = asyncio.get_running_loop().time() + pause_s, pause_s
 
 
-# Asking members of a run: who they are by the DHT, how it is doing, and other questions.
-
 ASK_TIMEOUT_S, STATUS_TIMEOUT_S = 5.0, 3.0
 T = TypeVar("T")
 
@@ -448,12 +450,6 @@ async def ask(transport: Transport, peer: str, query: Wire, answer: type[T]) -> 
         return None
 
 
-# Runs of the local network: announced while a program with --lan runs, found where nobody says whom to join.
-#
-# Both are off unless wished for: an announcement tells everybody in the network, of a café too, that this
-# machine takes part in a run, and in which. What is found is a claim of strangers: the manifest says what is
-# true, and without a person at a terminal only a run that is named by its id is joined.
-
 lan_logger = logging.getLogger("p2pdiloco")
 LOOK_EVERY_S = 5.0
 
@@ -461,8 +457,11 @@ LOOK_EVERY_S = 5.0
 async def announce_runs(
     transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]], wanted: bool
 ) -> None:
-    """Announce this peer and its runs in the local network until cancelled, if that is wanted. A network that
-    does not let us is said once."""
+    """Announce this peer and its runs in the local network until cancelled, if that is wanted (--lan). A
+    network that does not let us is said once.
+
+    It tells everybody in the network, of a café too, that this machine takes part in a run, and in which.
+    """
     if not wanted:
         return
     announcer = Announcer(transport.peer_id, transport.addresses())
@@ -480,6 +479,9 @@ async def announce_runs(
 
 def with_nearby(settings: NodeSettings, say: Callable[[str], None]) -> NodeSettings:
     """Fill in peers of the local network, with --lan, or where a person at a terminal names nobody to join.
+
+    What is found is a claim of strangers: the manifest says what is true, and without a person at a terminal
+    only a run that is named by its id is joined.
 
     Raises: UserError (the library is not here; several runs are found, or none is named and nobody is asked).
     """
@@ -523,16 +525,15 @@ def _joined(settings: NodeSettings, found: Sequence[Nearby], say: Callable[[str]
     return structs.replace(settings, join=join, run=settings.run or runs[0])
 
 
-# Names of the DNS that led nowhere at a start: they are looked up again, until somebody behind them is here.
-#
-# A machine that starts its services may have no network yet, and the name server may be away for hours.
-
 PAUSE_S = 30.0
 
 
 def look_up_again(transport: Transport, names: Sequence[str]) -> asyncio.Task[None]:
-    """Start to look these names up now and then, and to dial whom they list, until one of those is reached.
-    Returns the task, to be cancelled at the end."""
+    """Start to look these names of the DNS up now and then, and to dial whom they list, until one is reached.
+    Returns the task, to be cancelled at the end.
+
+    A machine that starts its services may have no network yet, and the name server may be away for hours.
+    """
     task = asyncio.create_task(_look_up(transport, names))
     task.add_done_callback(_report_end)
     return task
@@ -563,17 +564,6 @@ async def _look_up(transport: Transport, names: Sequence[str]) -> None:
             logger.info("%s: found now", " ".join(names))
 
 
-# Detection of another process with this node's identity: its data folder was copied, and both run.
-#
-# Before it listens anywhere itself, a node looks whether this identity answers where the folder was last, or
-# where it is told to join: a copy that can reach the original ends at once. Else both go on for a while.
-#
-# Others take the two for lives of one node. They listen to whoever began last, if to either: the one that
-# they do not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find
-# out: the earlier one ends, or the one whose record is never seen.
-#
-# Rules: docs/protocol/membership.md, section 7.
-
 HINT = "give each node a --data-dir of its own: a copy of another node's folder is that node"
 MIN_TURNS = 3
 """Number of times that another's record has to come in the place of ours, over a record's lifetime at
@@ -593,6 +583,9 @@ ANSWER_S = 1.0
 
 async def refuse_beside_a_twin(transport: Transport, addresses: Sequence[str]) -> None:
     """Look whether our identity answers at one of these addresses already. Only before we listen ourselves.
+
+    They are those where the folder was last, and where it is told to join: a copy of the folder that can
+    reach the original ends at once. Else both go on for a while (`Twins`).
 
     Raises:
         UserError: it does, so another process has it.
@@ -614,7 +607,12 @@ async def refuse_beside_a_twin(transport: Transport, addresses: Sequence[str]) -
 
 
 class Twins:
-    """Judge of the record of our own name, as the DHT has it."""
+    """Detection of another process with this node's identity, as its data folder was copied, and both run.
+
+    Others take the two for lives of one node. They listen to the one that began last, if to either: the one
+    that they do not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so
+    find out: the earlier one ends, or the one whose record is never seen.
+    """
 
     def __init__(self, incarnation: int, lifetime_s: float) -> None:
         """`lifetime_s`: lifetime of a record that is not renewed. One of an earlier life of ours is gone
@@ -662,15 +660,16 @@ class Twins:
         return self._turns >= MIN_TURNS and now - self._first_s >= self._lifetime_s
 
 
-# Port that a peer listened on last. It is taken again, so that addresses which people have stay true.
-
 FILE = "port.txt"
 TRIES, PORT_PAUSE_S = 4, 0.5
 """Attempts to take it: p2pd of a node that was killed has it for a moment longer."""
 
 
 async def listen_again(data_dir: Path, wished: Sequence[str]) -> Sequence[str]:
-    """Find out where to listen: as wished, or if any port will do, at the last one, if it is free."""
+    """Find out where to listen: as wished, or if any port will do, at the last one, if it is free.
+
+    So addresses which people have stay true.
+    """
     if tuple(wished) != ANY_ADDRESS:
         return wished
     port = read_note(data_dir / FILE, _decode, logger.warning)
@@ -710,14 +709,6 @@ def _decode(content: bytes) -> int:
     return port
 
 
-# Records on the DHT of who reads which part of the data, which learners must know of each other.
-#
-# Every member has a record under the run's key: which data its learner reads, the epoch, and a bit for every
-# shard that was begun, by anybody as far as it knows (`learner.reading.shards`). It is renewed when it
-# changes, and before it expires; whoever is gone is forgotten with its record. Members that read other data
-# are none of our learner's business. Anybody may write a record: in an open run it is read once its author
-# has a mark.
-
 SHARES_LIFETIME_S = 60.0
 RENEW_S = 20.0
 FIRST_S, SETTLED_S, SLOWER = 5.0, 20.0, 1.25
@@ -750,7 +741,14 @@ class ReadingLearner(Protocol):
 
 
 class Sharing:
-    """Exchange of these records: ours, and what follows from the others'."""
+    """Exchange of records of who reads which part of the data, which learners must know of each other.
+
+    Every member has a record under the run's key: which data its learner reads, the epoch, and a bit for
+    every shard that was begun, by anybody as far as it knows (`learner.samples`). It is renewed when it
+    changes, and before it expires; a member that is gone is forgotten with its record. Members that read
+    other data are none of our learner's business. Anybody may write a record: in an open run it is read once
+    its author has a mark.
+    """
 
     def __init__(
         self,

@@ -1,11 +1,9 @@
-"""Demand of a run on a link: arithmetic on a manifest.
+"""Link of a node: what a run demands of it, what it carries, which settings suit it, and what follows.
 
-What suits a link is in `daemon.links.linkadvice`.
-
-A cycle is H inner steps, in which every fragment is merged once. In it a member sends each contribution once
-(C bytes for all fragments) and fetches each update once (U bytes). Offices rotate over the members. So on the
-average one of m members also receives (m - l)/m C as the syncer of one of l leaf groups. It also sends (m -
-1)/m U, as a syncer, or as a peer that passes a large update on.
+`demand` is arithmetic on a manifest. A cycle is H inner steps, in which every fragment is merged once. In it
+a member sends each contribution once (C bytes for all fragments) and fetches each update once (U bytes).
+Offices rotate over the members. So on the average one of m members also receives (m - l)/m C as the syncer of
+one of l leaf groups. It also sends (m - 1)/m U, as a syncer, or as a peer that passes a large update on.
 
 Where there are several leaf groups, all their syncers but one send a partial merge to one above them, four
 bytes a parameter whatever the codec; and so on, level by level. Up to the root that is l - 1 partials of
@@ -14,6 +12,11 @@ all of its group's at one time, which takes far longer than anything else where 
 
 Inner steps never wait for any of this, so a slow link costs no utilisation by itself. It costs delay, and
 from some point on participation, when a round takes longer than a fragment's H inner steps.
+
+`advise` finds settings for a link. `LinkMeters` measure ours, `LinkWatch` judges whether it keeps up,
+`LinkTeller` tells core, learner and people.
+
+Rules: docs/protocol/links.md, section 4.
 """
 
 from __future__ import annotations
@@ -242,13 +245,6 @@ def _climb_s(sizes: tuple[int, ...], up_s: float, down_s: float, latency_s: floa
     return sum(max(up_s, count * down_s) + 2 * latency_s for count in fellows if count)
 
 
-# Advice about H, P, tau and codec: the most faithful setting that a link carries.
-#
-# A shorter H comes before 8 bits: what 4 bits leave out is made up for by error feedback, while a longer H
-# costs loss. Top-k comes after 4 bits, but for very long H: what it costs was not measured. P is the run's
-# own, or two or four times as large. A smaller fragment's round is shorter, so its work is merged less stale,
-# which thin links and partial merges in full precision ask for. It costs messages, and no loss that is known.
-
 COMFORT = 0.5
 """Share of a link that a plan uses: it has other users, and rounds come in bursts."""
 DELAYS = (0.5, 1.0)
@@ -288,6 +284,12 @@ def advise(manifest: Manifest, link: Link, members: int, step_s: float) -> Advic
     """Find the smallest H, and with it the most faithful codec, that the link carries with comfort.
 
     With them come a P with which rounds are short, and a tau that holds. None: the link carries no setting.
+
+    A shorter H comes before 8 bits: what 4 bits leave out is made up for by error feedback, while a longer H
+    costs loss. Top-k comes after 4 bits, but for very long H: what it costs was not measured. P is the run's
+    own, or two or four times as large. A smaller fragment's round is shorter, so its work is merged less
+    stale, which thin links and partial merges in full precision ask for. It costs messages, and no loss that
+    is known.
 
     Raises:
         UserError: as `tasks.registry.task_of`.
@@ -363,25 +365,6 @@ def _candidates(
             yield [(replace(manifest, sync=sync, codec=codecs), layouts) for sync, layouts in syncs]
 
 
-# Watch over the link: whether it keeps up with the run, and to how many versions it contributes.
-#
-# A node whose link does not keep up says so once, and contributes to fewer versions rather than too late to
-# all.
-#
-# What the link carries is what a person permits (--max-upload), or what transfers achieved lately; what the
-# run asks of it is `daemon.links.linkplan`'s arithmetic. Both change slowly, and a false alarm would cost
-# contributions. So the best of the last transfers counts, only long ones, and only what is found several
-# times in a row. The best of many, since a peer's own link may be what is full: with others' contributions to
-# it, for instance. While a transfer of ours is under way, everything that goes the same way counts, also
-# updates that are given to others.
-#
-# Fewer contributions are for a thin uplink. A thin downlink is only said: every update is fetched and none
-# can be left out, however little the node contributes. Where updates come faster than the link carries them,
-# the node falls further and further behind, and copies the whole state in the end. It is behind again when
-# that has come, and what it measured against versions older than `group.max_base_age_versions` is refused.
-#
-# Rules: docs/protocol/links.md, section 4.
-
 RISE, FALL = 3, 24
 """Judgements in a row until something worse (`RISE`), or again something better (`FALL`), is believed."""
 FOLLOWS, SLOW_OFFICES, FALLS_BEHIND = range(3)
@@ -412,7 +395,24 @@ class SteadyLevel:
 
 
 class LinkWatch:
-    """Judge of the link, who looks now and then."""
+    """Judge of the link: whether it keeps up with the run, and to how many versions the node contributes.
+
+    A node whose link does not keep up says so once, and contributes to fewer versions rather than too late to
+    all.
+
+    What the link carries is what a person permits (--max-upload), or what transfers achieved lately; what the
+    run asks of it is `demand_of`. Both change slowly, and a false alarm would cost contributions. So the best
+    of the last transfers counts, only long ones, and only what is found several times in a row. The best of
+    many, since a peer's own link may be what is full: with others' contributions to it, for instance. While a
+    transfer of ours is under way, everything that goes the same way counts, also updates that are given to
+    others.
+
+    Fewer contributions are for a thin uplink. A thin downlink is only said: every update is fetched and none
+    can be left out, however little the node contributes. Where updates come faster than the link carries
+    them, the node falls further and further behind, and copies the whole state in the end. It is behind again
+    when that has come, and what it measured against versions older than `group.max_base_age_versions` is
+    refused.
+    """
 
     def __init__(self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], meters: LinkMeters) -> None:
         self._manifest = manifest
@@ -495,13 +495,11 @@ def behind(found: Demand) -> int:
     return SLOW_OFFICES if found.download_share > 1 + TOLERANCE else FOLLOWS
 
 
-# Meters of our link, each way: what transfers show of it, beside what a person permits.
-
 UNLIMITED = Link(math.inf, math.inf)
 
 
 class LinkMeters:
-    """Meters of all payload bytes of one transport."""
+    """Meters of our link, each way, by all payload bytes of one transport, beside what a person permits."""
 
     def __init__(
         self, transport: Transport, limits: Link = UNLIMITED, remembered_bits_per_s: float = math.inf
@@ -544,13 +542,12 @@ class LinkMeters:
         return self.link.upload_bits_per_s / 8
 
 
-# Consequences of what is known of our link: offices, how often we contribute, words for people.
-
 logger = logging.getLogger(__name__)
 
 
 class LinkTeller:
-    """Teller of what is known of the link: to the core, the learner and people."""
+    """Teller of what is known of the link: offices for the core, how often to contribute for the learner,
+    words for people."""
 
     def __init__(
         self,
@@ -605,17 +602,16 @@ class LinkTeller:
             self._post(ev.UplinkMeasured(rate))
 
 
-# Memory of what our uplink carried in an earlier life, believed for a day, until it is measured.
-#
-# It is `<data_dir>/uplink.json`. Losing it costs the first minutes' rank among candidates for offices,
-# nothing else.
-
 MAX_AGE_S = 86_400.0
 """Age after which the file counts no more: the machine may be elsewhere by then."""
 
 
 class RememberedUplink(msgspec.Struct, forbid_unknown_fields=True):
-    """Content of the file."""
+    """Rate that our uplink carried in an earlier life, in `<data_dir>/uplink.json`: believed for a day, until
+    it is measured.
+
+    Losing it costs the first minutes' rank among candidates for offices, nothing else.
+    """
 
     bits_per_s: float
     at_s: float

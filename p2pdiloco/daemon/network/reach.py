@@ -21,6 +21,8 @@ An address that is not ours is told to others once two voices have named it, or 
 itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for a
 first word, through a relay.
 
+`ProbeGate` and `measure` are of measuring the link to a live peer.
+
 Rules: docs/protocol/links.md, section 1.
 """
 
@@ -304,8 +306,6 @@ def tcp_ports(addresses: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(place[1] for place in found if place is not None))
 
 
-# Answers to peers that want to know whether they can be dialled (`daemon.finding.reach`).
-
 DIAL_S = 3.0
 MAX_IPS = 2
 SAME_PEER_S = 2.0
@@ -358,14 +358,6 @@ class DialBack:
         self._asked[sender] = (now, stranger)
 
 
-# Measuring a link to a live peer: how fast bytes that mean nothing go there and come back.
-#
-# They take the streams that everything else takes. What arrives is forgotten.
-#
-# Anybody may ask, so whoever answers is stingy (`ProbeGate`): one measurement at a time, at most
-# `wire.MAX_PROBE_BYTES` each way, one a minute for a peer. Peer ids cost nothing, so the turn of one, 20 s,
-# also bounds what all of them together can ask for: 3.4 Mbit/s.
-
 TURN_S = 20.0
 PROBE_AGAIN_S = 60.0
 LEAST_CHARGE_BYTES = 16 * 1024
@@ -382,9 +374,6 @@ EMPTY = 3
 PAUSE_S = 5.0
 
 
-# --- who answers -------------------------------------------------------------------------------------
-
-
 _NOISE = os.urandom(64 * 1024)
 """Random bytes, since something on the way might compress zeros."""
 
@@ -395,7 +384,12 @@ def _noise(size_bytes: int) -> tuple[bytes, ...]:
 
 
 class ProbeGate:
-    """Admission of peers that measure the link to us: who, and how much."""
+    """Admission of peers that measure the link to us: who, and how much.
+
+    Anybody may ask, so the answer is stingy: one measurement at a time, at most `wire.MAX_PROBE_BYTES` each
+    way, one a minute for a peer. Peer ids cost nothing, so the turn of one, 20 s, also bounds what all of
+    them together can ask for: 3.4 Mbit/s.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -456,9 +450,6 @@ class Forgetful:
         """See `ports.PushSink.abort`."""
 
 
-# --- who asks ----------------------------------------------------------------------------------------
-
-
 class MeasuredLink(Struct, frozen=True):
     """Measurement of a link to one peer."""
 
@@ -472,7 +463,7 @@ class MeasuredLink(Struct, frozen=True):
 
     @property
     def link(self) -> Link:
-        """Measured rates and latency as `daemon.links.linkplan` takes them."""
+        """Measured rates and latency as `daemon.network.link` takes them."""
         return Link(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
 
 
@@ -486,7 +477,10 @@ async def measure(
     now: Callable[[], float] = time.monotonic,
     give_up_s: float = GIVE_UP_S,
 ) -> MeasuredLink:
-    """Measure the link to a peer: about 2 s or 8 MiB each way, whichever comes first.
+    """Measure the link to a peer, by bytes that mean nothing: about 2 s or 8 MiB each way, whichever comes
+    first.
+
+    They take the streams that everything else takes. What arrives is forgotten.
 
     Raises:
         UserError: the peer is not reachable, refuses, does not know this, or the link is too slow or was cut.

@@ -1,7 +1,12 @@
-"""Controls of a node: what the owner of its machine may ask of it while it runs.
+"""Control of a node: what the owner of its machine may ask of it while it runs, and the socket for it.
 
-Who calls it has shown that they are the owner: the control socket by the file's rights, the web page by its
-token. All answers are one line for people; a wish that cannot be is a `UserError` with a sentence and a hint.
+`NodeControls` carries wishes out: what learner, link and life make of them. `ControlServer` listens at
+`<data_dir>/control.sock`, for this user alone; `ask` is its client. A request and its reply are each one JSON
+object and a newline, then the end.
+
+A caller of `OwnerControls` has shown to be the owner: at the control socket by the file's rights, on the web
+page by its token. All answers are one line for people; a wish that cannot be is a `UserError` with a sentence
+and a hint.
 """
 
 from __future__ import annotations
@@ -80,11 +85,6 @@ class OwnerControls(Protocol):
         """Describe the node."""
 
 
-# Wishes of the machine's owner, carried out on a node: what its learner, link and life make of them.
-#
-# One for the life of the process, also while the node is away from its run: before it has joined, and after
-# it left because the month's transfer was used up.
-
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -130,7 +130,11 @@ async def _carried_through(wish: Coroutine[Any, Any, T]) -> T:
 
 
 class NodeControls:
-    """Controls of one node (`OwnerControls`)."""
+    """Controls of one node: carries the wishes of its machine's owner out.
+
+    There is one for the life of the process, also while the node is away from its run: before it has joined,
+    and after it left because the month's transfer was used up.
+    """
 
     def __init__(
         self,
@@ -339,8 +343,6 @@ class NodeControls:
             logger.info("%s", words)
 
 
-# Server of the control socket, `<data_dir>/control.sock`: for this user alone.
-
 PATIENCE_S = 5.0
 """Time for a request to come, and for its answer to be taken."""
 MAX_CLIENTS = 8
@@ -348,7 +350,7 @@ _UCRED = "3i"
 
 
 class ControlServer:
-    """Server of one node's controls."""
+    """Server of the control socket of one node."""
 
     def __init__(self, data_dir: Path, controls: OwnerControls) -> None:
         self._path = socket_path(data_dir)
@@ -456,12 +458,9 @@ def is_owner(connection: socket.socket) -> bool:
     return uid in (os.geteuid(), 0)
 
 
-# Serving of a node's controls, from the start of its process to its end.
-
-
 @asynccontextmanager
 async def owned(settings: NodeSettings, stop: asyncio.Event) -> AsyncIterator[NodeControls]:
-    """Context of a node that listens to its machine's owner.
+    """Context of a node that listens to its machine's owner, from the start of its process to its end.
 
     Raises:
         ConfigError: this machine does not tell what a limit is about.
@@ -483,8 +482,6 @@ def _end_for_bug(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         report_bug("owner's wishes", error)
 
-
-# Client of the control socket: asks the node that runs here with a data folder.
 
 TIMEOUT_S, STATE_TIMEOUT_S = 10.0, 2.0
 
@@ -546,8 +543,6 @@ def _line(connection: socket.socket) -> bytes:
         found += part
     return found
 
-
-# Lines of the control socket: a request and its reply, each one JSON object and a newline, then the end.
 
 MAX_LINE_BYTES = 64 * 1024
 SOCKET = "control.sock"

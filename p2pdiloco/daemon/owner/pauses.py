@@ -1,4 +1,8 @@
-"""Governor of rests: puts what the sources find together, steadily, so that the learner does not flap."""
+"""Pauses of the learner for its machine's owner: sources of a reason, and the `Governor` that decides.
+
+`Hours`, `Battery`, `InUse`, `Heat` and `Power` each look at one thing; `OwnersMachine` makes them, from what
+the machine tells (`Idleness`, `Sensors`).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,8 @@ class _Held:
 
 
 class Governor:
-    """Decides whether the learner rests."""
+    """Decides whether the learner pauses: puts what the sources find together, steadily, so that it does
+    not flap."""
 
     def __init__(self, sources: Sequence[RestSource] = ()) -> None:
         self._sources = list(sources)
@@ -86,14 +91,6 @@ def _lasts(reason: RestReason, held: _Held, now: float) -> bool:
     return now - held.seen_last_s < ENDS_AFTER_S or now - held.began_s < LEAST_S
 
 
-# Idleness of this machine: for how long nobody has used it, by input and by the work of other programs.
-#
-# Input is what the login manager says of sessions with a desktop (`IdleHint`), what the kernel counts of
-# keyboard and mouse where they have an interrupt of their own (`/proc/interrupts`: PS/2, touchpads), and the
-# time of the last key at a terminal (`/dev/pts`, `/dev/tty*`). Work is what other programs compute: more than
-# a quarter of the machine over half a minute, without those that step back (niceness above 0), as this node's
-# learner does.
-
 PROC, DEV, SESSIONS = Path("/proc"), Path("/dev"), Path("/run/systemd/sessions")
 BUSY_SHARE = 0.25
 """Share of all processors, used by others, above which the machine is in use."""
@@ -103,7 +100,14 @@ _INPUT = re.compile(r"i8042|hid|elan|synaptics|touchpad|wacom", re.IGNORECASE)
 
 
 class Idleness:
-    """Watch of who uses this machine."""
+    """Idleness of this machine: for how long nobody has used it, by input and by the work of other programs.
+
+    Input is what the login manager says of sessions with a desktop (`IdleHint`), what the kernel counts of
+    keyboard and mouse where they have an interrupt of their own (`/proc/interrupts`: PS/2, touchpads), and
+    the time of the last key at a terminal (`/dev/pts`, `/dev/tty*`). Work is what other programs compute:
+    more than a quarter of the machine over half a minute, without those that step back (niceness above 0), as
+    this node's learner does.
+    """
 
     def __init__(
         self,
@@ -217,8 +221,6 @@ class OthersWork:
         return float(total - sum(self._own.values()))
 
 
-# Readers of this machine: mains power, temperatures, the GPUs' power. None: this machine does not tell.
-
 HWMON = Path("/sys/class/hwmon")
 CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 GPU_CHIPS = ("amdgpu", "i915", "xe", "nouveau")
@@ -320,8 +322,6 @@ class _Nvml:
         return float(value.value)
 
 
-# Sources of rest: each looks at one thing, and says whether the learner is to rest for it now.
-
 COOLER_C = 5.0
 """Degrees below the bound at which it is cool enough again."""
 LESS_POWER = 0.8
@@ -334,7 +334,7 @@ Begin = Callable[[Callable[[], Finding | None]], Future[Finding | None]]
 
 
 class RestSource(Protocol):
-    """RestSource of one reason."""
+    """Source of one reason: looks at one thing, and says whether the learner is to pause for it now."""
 
     def look(self, wall: float) -> Finding | None:
         """Say what it finds at that time, in seconds since 1970; None: nothing keeps the learner."""

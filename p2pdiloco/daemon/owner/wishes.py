@@ -1,6 +1,9 @@
-"""WishKeeper of what this machine's owner wants: a pause, limits, the month's transfer, and what follows.
+"""Wishes of this machine's owner: a pause, limits, the month's transfer, and what follows from them.
 
-It knows no member: `daemon.control.owner` carries out what it finds.
+`WishKeeper` knows no member: `daemon.owner.control` carries out what it finds. Limits that were changed while
+a node ran, and a pause, are kept for its next start in `<data_dir>/owner.json`. A limit that is given at a
+start (a flag, a variable, a settings file) wins over a kept one, for that life. `TransferBook` counts the
+bytes of a month.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ RESERVE_SHARE = 0.1
 
 
 class WishKeeper:
-    """WishKeeper of one data folder's wishes."""
+    """Keeper of the wishes of one data folder's owner."""
 
     def __init__(
         self, data_dir: Path, given: OwnLimits, machine: OwnersMachine, wall: Callable[[], float]
@@ -172,11 +175,6 @@ class WishKeeper:
         )
 
 
-# Wishes of a machine's owner, kept for the node's next start: `<data_dir>/owner.json`.
-#
-# Limits that were changed while a node ran, and a pause. A flag (a variable, a settings file) that is given
-# at a start wins over a kept limit, for that life.
-
 FILE = "owner.json"
 
 
@@ -259,16 +257,6 @@ def with_changes(wishes: KeptWishes, limits: OwnLimits, changes: dict[str, str])
     )
 
 
-# Book of the bytes that this node moved, by calendar month, over all its lives: `DATA_DIR/transfer.json`.
-#
-# What stands on the disk is ahead of what was counted: a life that ends without a word (SIGKILL, a power cut)
-# is charged up to `AHEAD_BYTES`, or what moves in five seconds if that is more, too much. It is charged too
-# little only if what moves while a write takes place is more than what it was ahead by. An orderly end writes
-# what was counted. Writes take place beside the event loop, one at a time.
-#
-# Whose clock is set back, or was ahead in an earlier life, gets no second budget: what stands under later
-# months counts for the present one, too.
-
 BOOK_FILE = "transfer.json"
 AHEAD_BYTES = 16 << 20
 AHEAD_LOOKS = 5
@@ -324,7 +312,17 @@ def month_ends(wall: float) -> str:
 
 
 class TransferBook:
-    """Book of one data folder."""
+    """Book of the bytes that this node moved, by calendar month, over all its lives:
+    `<data_dir>/transfer.json`.
+
+    What stands on the disk is ahead of what was counted: a life that ends without a word (SIGKILL, a power
+    cut) is charged up to `AHEAD_BYTES`, or what moves in five seconds if that is more, too much. It is
+    charged too little only if what moves while a write takes place is more than what it was ahead by. An
+    orderly end writes what was counted. Writes take place beside the event loop, one at a time.
+
+    A machine whose clock is set back, or was ahead in an earlier life, gets no second budget: what stands
+    under later months counts for the present one, too.
+    """
 
     def __init__(self, data_dir: Path, begin: Callable[[Write], Future[Kept]] = begun) -> None:
         """`begin`: begins a write; of the event loop's thread nobody can wait for a disk."""

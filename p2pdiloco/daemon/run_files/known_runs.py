@@ -1,6 +1,17 @@
-"""Runs as peers list them: signed manifests, found in the DHT, fetched and saved.
+"""Runs as peers list them and as this machine's folders know them: found, linked to, searched, owned.
 
-Needs neither a model nor torch: a bootstrap, and whoever only asks, has no more than this.
+It needs neither a model nor torch: a bootstrap, and a program that only asks, has no more than this.
+`RunSearch` finds the run that is meant among those that peers list, `KnownRun` one of a folder of this
+machine. `RunLink` says in one word which run it is, and whom to join through; `way_of` reads what a person
+gave. `Ownership` is of the owner's folder.
+
+    <data_dir>/joined.txt      ids of the runs that were joined, the newest last
+    <data_dir>/peers.txt       addresses of members met before, one a line, the newest last
+    <data_dir>/addresses.txt   this node's own addresses, which its owner's invites name
+    <data_dir>/join.txt        what it was last told to join through
+    <data_dir>/owner.key
+    <data_dir>/runs/<run id, 16>/invites.json   name, key, expiry and uses of every invite; no secrets
+    <data_dir>/runs/<run id, 16>/notice         the newest notice
 """
 
 from __future__ import annotations
@@ -45,10 +56,10 @@ from p2pdiloco.daemon.papers import (
     MAX_ADDRESSES,
     Invite,
     Key,
-    Kind,
     Notice,
     Peers,
     Right,
+    WordKind,
     decode_invite,
     encode_invite,
     grant,
@@ -244,11 +255,6 @@ def encode_manifest(run: PublishedRun) -> bytes:
     return encode_signed(run.signed)
 
 
-# Runs that a node joined, by id, in `<data_dir>/joined.txt`, the newest last.
-#
-# At the next start it joins the same one again, whatever else is listed by its name by then, and whoever was
-# asked whether to join it is not asked again. A lost file costs just that.
-
 MAX_JOINED = 64
 _ID = re.compile(r"[0-9a-f]{64}")
 
@@ -259,7 +265,11 @@ def joined_file(data_dir: Path) -> Path:
 
 
 def joined_runs(data_dir: Path) -> list[str]:
-    """List the ids of the runs that were joined from this folder, the newest first."""
+    """List the ids of the runs that were joined from this folder, the newest first; a lost file is none.
+
+    At the next start the node joins the newest again, whatever else is listed by its name by then, and a
+    person who was asked whether to join it is not asked again.
+    """
     return read_note(joined_file(data_dir), _decode, logger.warning) or []
 
 
@@ -304,12 +314,6 @@ def goes_on(settings: NodeSettings) -> bool:
     return is_saved and (is_named or not before or set(settings.join) <= set(before))
 
 
-# Addresses of members met before, so that a node finds its swarm again when all others are gone.
-#
-# They are in `<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing
-# but that. Beside it `addresses.txt` has a node's own ones, which its owner's invites name, and `join.txt`
-# what it was last told to join through.
-
 MAX_PEERS = 16
 MAX_JOINED_THROUGH = 32
 OWN = "addresses.txt"
@@ -321,7 +325,11 @@ def peers_file(data_dir: Path) -> Path:
 
 
 def load_peers(data_dir: Path) -> list[str]:
-    """Load the remembered addresses; lines that are none are left out."""
+    """Load the remembered addresses of members, by which a node finds its swarm again when all others are
+    gone.
+
+    Lines that are no address are left out.
+    """
     return read_note(peers_file(data_dir), _decode_peers, logger.warning) or []
 
 
@@ -400,15 +408,8 @@ def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
         logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
 
 
-# Run links: which run, whose it is, and whom to join through, in one word (`daemon.admission.word`).
-#
-#     p2pdiloco:1<base32>
-#
-# A link holds no secret, unless an invite was put in. It makes joining sure: who dials the peers that it
-# names takes the run of its id and of its owner, or none, whatever those peers say.
-
 SCHEME = "p2pdiloco:"
-LINK = Kind(
+LINK = WordKind(
     noun="a run link",
     prefix=f"{SCHEME}1",
     domain=b"p2pdiloco/1/link\0",
@@ -430,7 +431,12 @@ class _PackedLink(Wire, frozen=True):
 
 
 class RunLink(Struct, frozen=True):
-    """Run, and the way to it: all that a node needs to take part."""
+    """Run, and the way to it in one word, `p2pdiloco:1<base32>` (`daemon.papers.WordKind`): all that a node
+    needs to take part.
+
+    A link holds no secret, unless an invite was put in. It makes joining sure: a node that dials the peers
+    that it names takes the run of its id and of its owner, or none, whatever those peers say.
+    """
 
     run: str
     """Id of the run."""
@@ -542,8 +548,6 @@ def way_of(join: Sequence[str], run: str = "", word: str = "") -> Way:
     return Way(addresses, link.run, words[0], link)
 
 
-# Run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and its link.
-
 _SETTINGS: tuple[type[NodeSettings] | type[BootstrapSettings], ...] = (NodeSettings, BootstrapSettings)
 
 
@@ -573,7 +577,8 @@ def addresses_of(data_dir: Path, join: Sequence[str]) -> list[str]:
 
 
 class KnownRun:
-    """Run that is in a folder."""
+    """Run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and its
+    link."""
 
     def __init__(self, data_dir: Path, run: str, signed: SignedManifest) -> None:
         self._data_dir = data_dir
@@ -627,12 +632,6 @@ class KnownRun:
         """Make its link. Raises: UserError, ConfigError."""
         return link_of(self._run, self.addresses(join))
 
-
-# Owner of a run: the folder with its key, the invites that were given out, and the notice.
-#
-# <data_dir>/owner.key
-# <data_dir>/runs/<run id, 16>/invites.json   name, key, expiry and uses of every invite; no secrets
-# <data_dir>/runs/<run id, 16>/notice         the newest notice
 
 MAX_ISSUED = 1024
 
@@ -750,10 +749,6 @@ class Ownership:
         save_notice(self._folder, made)
         return made
 
-
-# Search for the run that is meant, among those that peers list, and for its manifest.
-#
-# Needs neither a model nor torch: nodes search like this, and so does whoever only asks.
 
 HOST_TIMEOUT_S = 3.0
 HOST_PATIENCE = 10

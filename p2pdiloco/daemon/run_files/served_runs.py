@@ -1,7 +1,11 @@
-"""Mirror of a bootstrap: the signed runs that the peers of its join line serve, fetched to be served too.
+"""Runs that a bootstrap serves: fetched from the peers of its join line (`Mirror`), or signed here.
 
-What is fetched is kept on the disk as what is signed here is kept, so that the next start needs nobody. Needs
-neither a model nor torch.
+What is fetched is kept on the disk as what is signed here is kept, so that the next start needs nobody. The
+bootstrap needs neither a model nor torch. `sign_apart` has runs signed in a process of its own (`main`),
+which has torch and, for the moment in which version 0 is computed, the whole model in memory, and ends. A
+bootstrap that only serves what was signed before starts none.
+
+    python -m p2pdiloco.daemon.run_files.served_runs SOCKET LOG DATA-DIR RUN.TOML...
 """
 
 from __future__ import annotations
@@ -284,13 +288,6 @@ def name_in(file: Path) -> str:
     return name if isinstance(name, str) else ""
 
 
-# Signing the runs that a bootstrap is told to serve, in a process of its own.
-#
-# The process has torch and, for the moment in which version 0 is computed, the whole model in memory, and
-# ends. A bootstrap that only serves what was signed before starts none.
-#
-#     python -m p2pdiloco.daemon.run_files.served_runs SOCKET LOG DATA-DIR RUN.TOML...
-
 ERRORS = {error.__name__: error for error in (ConfigError, StorageError)}
 MAX_WORD_BYTES = 1 << 14
 OWNER_KEY = "owner.key"
@@ -479,8 +476,6 @@ def _warn(path: Path, manifest: Manifest) -> None:
     for doubt in doubts(manifest, sum(spec.numel for spec in task_of(manifest).specs())):
         logger.warning("%s: %s", path, doubt)
 
-
-# Edits of a run.toml whose run was signed before: they make another run, and that is said first.
 
 MOST_KEYS = 8
 
