@@ -16,13 +16,13 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import Amendment, Going, in_force, newest
 from p2pdiloco.core.api.effects import CommitVersion
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
+from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.chain import most_learners
 from p2pdiloco.core.node import Core
@@ -66,13 +66,6 @@ class Pace:
         return (tokens - before) / (now - since_s) if now - since_s >= LEAST_PACE_S else 0.0
 
 
-class FollowsCourse(Protocol):
-    """Learner, as far as this is concerned (`daemon.learner.learner_link`)."""
-
-    def follow(self, course: ch.FollowCourse) -> None:
-        """Go by this course."""
-
-
 class RunCourse:
     """Course of one run, as this node knows it."""
 
@@ -81,12 +74,13 @@ class RunCourse:
         manifest: Manifest,
         core: Core,
         amendments: Callable[[], tuple[Amendment, ...]],
-        learner: FollowsCourse,
+        follow: Callable[[ch.FollowCourse], None],
         say: Callable[[str, int], None],
     ) -> None:
-        """`amendments`: those of the run's owner. `say` hears of every change, and at how many tokens."""
+        """`amendments`: those of the run's owner. `follow` has the learner go by a course. `say` hears of
+        every change, and at how many tokens."""
         self._inner, self._stops = manifest.inner, manifest.end.learners == "stop"
-        self._core, self._amendments, self._learner, self._say = core, amendments, learner, say
+        self._core, self._amendments, self._follow, self._say = core, amendments, follow, say
         self._told = ch.FollowCourse()
         self._pace = Pace()
         self._is_over = False
@@ -146,7 +140,7 @@ class RunCourse:
         self._in_force, self._coming = amendment, last
         before, self._told = self._told, ch.FollowCourse(amendments, rests)
         if self._told != before:
-            self._learner.follow(self._told)
+            self._follow(self._told)
         if rests != before.rests:
             self._say(_REST_WORDS[rests], tokens)
 
@@ -200,17 +194,6 @@ def words_of(amendment: Amendment) -> str:
     return ", ".join(words)
 
 
-class KnowsLearners(Protocol):
-    """Source of how many train (`core.shared.Shared`)."""
-
-    @property
-    def expected_members(self) -> int:
-        """Members that the run was to have at its start; 0: nobody knows."""
-
-    def training(self, now: float) -> int:
-        """Return how many learners are known to train, this one included."""
-
-
 class LearnerCount:
     """Number of learners that train in the run, as versions and the swarm show it: a learner reckons by it.
 
@@ -218,7 +201,7 @@ class LearnerCount:
     four times as long: a run of 700 steps ended 1 to 4 % worse.
     """
 
-    def __init__(self, swarm: KnowsLearners) -> None:
+    def __init__(self, swarm: Shared) -> None:
         self._swarm = swarm
         self._merged_together = 0
         """Number of contributors of the version made last: in a run of many groups we hear of our
@@ -367,31 +350,28 @@ class Measurements:
             self.turns.heard(peer, heldout, self._loop.time())
 
 
-class MeasuringLearner(Protocol):
-    """Learner, as far as this is concerned (`daemon.learner.learner_link`)."""
-
-    ready: asyncio.Event
-
-    async def evaluate(self) -> float | None:
-        """Let it measure the held-out loss; returns the seconds that it took, None if nothing came."""
-
-
 async def evaluate_regularly(
-    measurements: Measurements, learner: MeasuringLearner, core: Core, committed: asyncio.Event
+    measurements: Measurements,
+    ready: asyncio.Event,
+    evaluate: Callable[[], Awaitable[float | None]],
+    core: Core,
+    committed: asyncio.Event,
 ) -> None:
     """Measure when it is our turn, for ever; alone or with --evaluate each it always is.
 
-    `committed` is set with every version: the order may be another one then.
+    `ready` is set while the learner makes inner steps; `evaluate` has it measure the held-out loss, and
+    returns the seconds that it took, None if nothing came. `committed` is set with every version: the order
+    may be another one then.
     """
     loop, turns = asyncio.get_running_loop(), measurements.turns
     while True:
-        await learner.ready.wait()
+        await ready.wait()
         now = loop.time()
         others = [] if measurements.alone else core.shared.expected_learners(now)
         learners = [peer for peer in others if measurements.counts(peer)]
         due_s = turns.due_s(now, core.fragments[0].chain.head.number, learners)
         if now >= due_s:
-            took_s = await learner.evaluate()
+            took_s = await evaluate()
             turns.ended(loop.time(), took_s)
             continue
         committed.clear()

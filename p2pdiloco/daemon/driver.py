@@ -194,14 +194,21 @@ class Merging:
         return self._merge(effect, *self._inputs(effect))
 
     async def _merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
-        key = (effect.fragment, effect.term, effect.number)
         vault, correction, named = self._compute.vault, None, _named(effect, inputs, partials)
         if effect.repairs is not None and self._repair is not None:
             correction = await self._repair(effect.repairs)
 
         def make() -> MergeResult:
-            job = effect.fragment, effect.number, inputs, partials, effect.longest_steps
-            done = vault.merge(*job, effect.limits, effect.seed, correction)
+            done = vault.merge(
+                effect.fragment,
+                effect.number,
+                inputs,
+                partials,
+                effect.longest_steps,
+                effect.limits,
+                effect.seed,
+                correction,
+            )
             _check_whole(named)
             if correction is not None and not correction.is_whole():
                 raise StorageError("what a repair consists of was damaged here")
@@ -214,17 +221,25 @@ class Merging:
                 correction = None
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
+            why, unusable = str(error)[:160], _unusable(effect, error)
+            self._post(ev.MergeFailed(effect.fragment, effect.term, effect.number, why, unusable))
             return
         if vault.maker.repeatable:
             self._keep(effect.fragment, named)
         ticket = self._tickets.put(done.update)
         self._post(
             ev.Merged(
-                *(*key, ticket, done.update_digest, len(done.update), done.state_digest, done.norm),
-                _learners(effect, done.found.cut),
-                _measured(done.found),
-                correction is not None,
+                effect.fragment,
+                effect.term,
+                effect.number,
+                ticket,
+                update_digest=done.update_digest,
+                update_bytes=len(done.update),
+                state_digest=done.state_digest,
+                norm=done.norm,
+                cut=_learners(effect, done.found.cut),
+                measured=_measured(done.found),
+                repaired=correction is not None,
             )
         )
 
@@ -235,7 +250,6 @@ class Merging:
     async def _merge_partial(
         self, effect: ef.MergePartial, inputs: list[Input], partials: list[Payload]
     ) -> None:
-        key = (effect.fragment, effect.group, effect.attempt)
         vault, named = self._compute.vault, _named(effect, inputs, partials)
 
         def make() -> PartialMerge:
@@ -246,14 +260,25 @@ class Merging:
         try:
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
+            why, unusable = str(error)[:160], _unusable(effect, error)
+            self._post(ev.PartialFailed(effect.fragment, effect.group, effect.attempt, why, unusable))
             return
         ticket = self._tickets.put(done.payload)
         if vault.maker.repeatable:
             made = done.digest, ticket, done.payload
             self._keep(effect.fragment, [*named, made])
-        learners, measured = _learners(effect, done.found.cut), _measured(done.found)
-        self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload), learners, measured))
+        self._post(
+            ev.PartialMerged(
+                effect.fragment,
+                effect.group,
+                effect.attempt,
+                ticket,
+                payload_digest=done.digest,
+                payload_bytes=len(done.payload),
+                cut=_learners(effect, done.found.cut),
+                measured=_measured(done.found),
+            )
+        )
 
     def apply(self, effect: ef.ApplyUpdate) -> Work:
         """Make the outer step of somebody else's update into the spare."""
@@ -262,12 +287,14 @@ class Merging:
 
     async def _apply(self, effect: ef.ApplyUpdate, update: Buffer, own: Buffer | None) -> None:
         vault, unsound, cosine, certain = self._compute.vault, False, None, False
-        job = effect.fragment, effect.number, update, effect.longest_steps, effect.norm
+
+        def step() -> bytes:
+            return vault.apply(effect.fragment, effect.number, update, effect.longest_steps, effect.norm)
 
         def apply() -> tuple[bytes, bool, float | None]:
-            made, certain = vault.apply(*job), False
+            made, certain = step(), False
             if effect.stated and made != effect.stated:
-                first, made = made, vault.apply(*job)
+                first, made = made, step()
                 certain = made == first and self._is_sound(effect, update)
             return made, certain, None if own is None else self._cosine(effect.fragment, own, update)
 
@@ -279,8 +306,9 @@ class Merging:
                 {"fragment": effect.fragment, "number": effect.number, "error": str(error)},
             )
             digest, unsound = b"", True
-        key = effect.fragment, effect.number, effect.ticket
-        self._post(ev.UpdateApplied(*key, digest, unsound, cosine, certain))
+        self._post(
+            ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound, cosine, certain)
+        )
 
     def _is_sound(self, effect: ef.ApplyUpdate, update: Buffer) -> bool:
         """Tell whether that an outer step has another result than its syncer states is no fault of ours."""
@@ -406,8 +434,8 @@ class Committing:
             await self._durable.keep(effect.version, payload)
 
 
-class Hands(Struct, frozen=True):
-    """Objects that carry effects out."""
+class Executors(Struct, frozen=True):
+    """Objects that carry out the core's effects."""
 
     tickets: Tickets
     outbound: Outbound
@@ -425,11 +453,11 @@ class Hands(Struct, frozen=True):
 class Runner:
     """Pump of events through the core."""
 
-    def __init__(self, core: Core, post: Post, background: Background, hands: Hands) -> None:
+    def __init__(self, core: Core, post: Post, background: Background, executors: Executors) -> None:
         self._core = core
         self._post = post
         self._background = background
-        self._hands = hands
+        self._executors = executors
         self._loop = asyncio.get_running_loop()
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -445,11 +473,11 @@ class Runner:
         post.emptied_by(self._pump)
 
     def _effects(self) -> dict[type, Callable[[Any], object]]:
-        hands, spawn = self._hands, self._background.spawn
-        tickets, learner, transfers = hands.tickets, hands.learner, hands.transfers
-        kept, merging = hands.kept, hands.merging
+        executors, spawn = self._executors, self._background.spawn
+        tickets, learner, transfers = executors.tickets, executors.learner, executors.transfers
+        kept, merging = executors.kept, executors.merging
         return {
-            ef.Send: lambda e: hands.outbound.send(e.peer, e.message),
+            ef.Send: lambda e: executors.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: spawn(self._persist(e)),
             ef.KeepProofs: self._keep_proofs,
             ef.CastOut: lambda e: spawn(self._cast_out(e)),
@@ -468,10 +496,10 @@ class Runner:
             ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
             ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
             ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
-            ef.LossAudit: lambda e: spawn(hands.loss_auditing.audit(e)),
+            ef.LossAudit: lambda e: spawn(executors.loss_auditing.audit(e)),
             ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
-            ef.CommitVersion: lambda e: spawn(hands.committing.commit(e)),
-            ef.Record: hands.record,
+            ef.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
+            ef.Record: executors.record,
             ef.Confirmed: lambda _effect: _happened(self.confirmed),
             ef.Left: lambda _effect: _happened(self.departure),
         }
@@ -496,7 +524,7 @@ class Runner:
             self._pumping = False
         self._arm()
         if heard:
-            self._hands.learner.count_learners()  # somebody's may have begun, or ended
+            self._executors.learner.count_learners()  # somebody's may have begun, or ended
 
     def _arm(self) -> None:
         deadline = self._core.next_deadline()
@@ -519,7 +547,7 @@ class Runner:
     # --- effects -------------------------------------------------------------------------------------
 
     def _spill(self, effect: ef.Spill) -> None:
-        writing = self._hands.kept.spill(effect)
+        writing = self._executors.kept.spill(effect)
         if writing is not None:
             self._background.spawn(writing)
 
@@ -537,7 +565,7 @@ class Runner:
         await asyncio.gather(*offers, return_exceptions=True)
 
     def _keep_proofs(self, effect: ef.KeepProofs) -> None:
-        self._keeping = self._background.spawn(self._hands.durable.keep_proofs(effect.proofs))
+        self._keeping = self._background.spawn(self._executors.durable.keep_proofs(effect.proofs))
 
     async def _cast_out(self, effect: ef.CastOut) -> None:
         """End this node, which nobody listens to any more, once it knows so at its next start, too."""
@@ -547,7 +575,7 @@ class Runner:
 
     async def _persist(self, effect: ef.Persist) -> None:
         try:
-            await self._hands.durable.save(effect.record)
+            await self._executors.durable.save(effect.record)
         except StorageError as error:
             self._post.put(ev.PersistFailed(effect.token, str(error)[:160]))
             return

@@ -19,7 +19,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 from msgspec import Struct, structs
@@ -383,9 +383,18 @@ class GuestHost(LearnerHost):
 
     guest = True
 
-    def __init__(self, socket_path: Path, *host: Any) -> None:
-        """`socket_path`: path where learners connect; made anew. `host`: see `LearnerHost`."""
-        super().__init__(*host)
+    def __init__(
+        self,
+        socket_path: Path,
+        manifest: Manifest,
+        layouts: Sequence[FragmentLayout],
+        exchange: Exchange,
+        options: LearnerOptions,
+        on_event: OnEvent,
+        log_path: Path,
+    ) -> None:
+        """`socket_path`: path where learners connect; made anew. The others: as of `LearnerHost`."""
+        super().__init__(manifest, layouts, exchange, options, on_event, log_path)
         self._socket_path = socket_path
         self._listener: socket.socket | None = None
         self._made: tuple[int, int] | None = None
@@ -435,7 +444,7 @@ class GuestHost(LearnerHost):
         self._greet()
 
     def send(self, command: Command) -> bool:
-        """See `LearnerHost.send`. A program that has not begun yet is told nothing else."""
+        """Post a command, as `LearnerHost.send`. A program that has not begun yet is told nothing else."""
         return self._greeted and super().send(command)
 
     def kill(self, reason: str = "") -> None:
@@ -448,7 +457,7 @@ class GuestHost(LearnerHost):
         """Tell the program to save (if a path is given) and to stop; after timeout_s its connection is
         dropped.
 
-        See `LearnerHost.stop`.
+        Returns as `LearnerHost.stop`.
         """
         self._start = None
         exit_task = self._exit

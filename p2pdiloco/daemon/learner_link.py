@@ -13,7 +13,8 @@ from pathlib import Path
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.daemon.course import KnowsLearners, LearnerCount
+from p2pdiloco.core.base import Shared
+from p2pdiloco.daemon.course import LearnerCount
 from p2pdiloco.daemon.learner_host import TICK_S, Failures, LearnerExited, MakeHost, OnEvent, Silence
 from p2pdiloco.daemon.payloads import Compute, Tickets
 from p2pdiloco.daemon.run_files.saved_state import Resume
@@ -39,7 +40,7 @@ class LearnerLink:
         post: Callable[[ev.Event], None],
         tell: OnEvent,
         spawn: Callable[..., asyncio.Task[None]],
-        swarm: KnowsLearners,
+        swarm: Shared,
     ) -> None:
         """`tell`: who else hears what the learner says. `state_path`: file of the learner's state."""
         self._host = make_host(self._on_event)

@@ -44,7 +44,7 @@ from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.display.snapshot import count
 from p2pdiloco.daemon.display.timeline import load_timeline, save_timeline
-from p2pdiloco.daemon.driver import Committing, Hands, Merging, Outbound, Post, Runner
+from p2pdiloco.daemon.driver import Committing, Executors, Merging, Outbound, Post, Runner
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.history import Filling, HistoryDoor, HistoryKeeper, pull_page
 from p2pdiloco.daemon.learner_host import GuestHost, LearnerHost, OnEvent, learner_options
@@ -158,7 +158,7 @@ class Member:
             self.post.put(ev.ReachChanged(peer.reach.reach))
         peer.door.add_run(run, self._data_dir)
         given = HistoryDoor(run.id, self._log_of, self.keeper)
-        peer.door.enter(run.id, self.transfers, self.report, self.membership.gate, given)
+        peer.door.enter(run.id, self.transfers, self.report, self.membership.gate, given, self.post.put)
 
     def _make_core(self) -> None:
         held, restored = self.holdings, self.holdings.found.restored
@@ -199,9 +199,6 @@ class Member:
         notice = self.membership.register.notice
         self.post.put(ev.Guided(self._anchors, notice.vouch if notice is not None else ()))
 
-    def _has_mark(self, peer: str) -> bool:
-        return self.core.shared.has_mark(peer)
-
     def _counts(self, peer: str) -> bool:
         """Tell whether to listen to what a peer says of the world: it is not banned, and was let in or has
         worked."""
@@ -211,14 +208,17 @@ class Member:
         """Take in the evidence for which a peer excludes us."""
         self.post.put(ev.MessageReceived(peer, telling(proof)))
 
-    def _is_settled(self) -> bool:
-        return self.core.confirmed
-
     def _admit(self) -> None:
-        judges = self._has_mark, self._is_settled
-        proofs = self.core.shared.excluded.proof_of, self._on_proof
-        where = self.peer.transport, self.run, self._data_dir
-        self.membership = Membership(*where, *judges, self._guide, *proofs)
+        self.membership = Membership(
+            self.peer.transport,
+            self.run,
+            self._data_dir,
+            worked=self.core.shared.has_mark,
+            settled=lambda: self.core.confirmed,
+            on_notice=self._guide,
+            proof_of=self.core.shared.excluded.proof_of,
+            proven=self._on_proof,
+        )
 
     def _look_for_others(self) -> None:
         run, settings, group = self.run, self.settings, self.run.manifest.group
@@ -227,15 +227,22 @@ class Member:
         turns = Turns(run.id, self._me, settings.eval_every_s, FIRST_EVALUATION_S, group.term_versions)
         alone = settings.evaluate == "each"
         self.measurements = Measurements(turns, vault, group.log_versions, alone, self._counts)
-        known = self.core.shared, self.measurements, settings.keep_history
-        ours = OurRecord(self._incarnation, settings.name, *known)
-        keep = partial(save_peers, self._data_dir)
-        guests = self.membership.introductions
-        worked = self.core.shared.has_worked
-        self.presence = Presence(transport, run.id, ours, self.post.put, keep, group.size, guests, worked)
+        shared, keeps = self.core.shared, settings.keep_history
+        ours = OurRecord(self._incarnation, settings.name, shared, self.measurements, keeps)
+        self.presence = Presence(
+            transport,
+            run.id,
+            ours,
+            self.post.put,
+            keep=partial(save_peers, self._data_dir),
+            dial_at_once=group.size,
+            guests=self.membership.introductions,
+            has_worked=shared.has_worked,
+        )
 
     def _measure_the_link(self) -> None:
-        limits = Link(*(rate or math.inf for rate in rates(self.settings)))
+        upload, download = rates(self.settings)
+        limits = Link(upload or math.inf, download or math.inf)
         for doubt in control_doubts(self.run.manifest, limits):
             logger.warning("%s", doubt)
         self.meters = LinkMeters(self.peer.transport, limits, load_uplink(self._data_dir))
@@ -244,10 +251,8 @@ class Member:
     def _open_streams(self) -> None:
         held, transport, post = self.holdings, self.peer.transport, self.post.put
         in_memory_bytes = 0 if held.memory_is_bounded else IN_MEMORY_BYTES
-        own = held.kept, held.tickets, held.compute, held.disk_io, post, in_memory_bytes
-        self.kept = KeptPayloads(*own)
-        files = held.updates, held.store, held.disk_io
-        self.chain = OwnChain(self.core, self.run.layouts, *files, self.kept)
+        self.kept = KeptPayloads(held.kept, held.tickets, held.compute, held.disk_io, post, in_memory_bytes)
+        self.chain = OwnChain(self.core, self.run.layouts, held.updates, held.store, held.disk_io, self.kept)
         self.transfers = Transfers(
             self.chain, transport, held.compute, held.tickets, post, self.meters, held.memory, held.spool
         )
@@ -273,17 +278,19 @@ class Member:
     def _make_host(self, on_event: OnEvent) -> LearnerHost:
         run, settings, exchange = self.run, self.settings, self.holdings.exchange
         options = learner_options(settings, run, self._me, self.holdings.store.folder / "data.place")
-        host = (run.manifest, run.layouts, exchange, options, on_event, self._data_dir / "learner.log")
-        at = settings.learner_socket
-        return LearnerHost(*host) if at is None else GuestHost(at, *host)
+        log_path, at = self._data_dir / "learner.log", settings.learner_socket
+        if at is None:
+            return LearnerHost(run.manifest, run.layouts, exchange, options, on_event, log_path)
+        return GuestHost(at, run.manifest, run.layouts, exchange, options, on_event, log_path)
 
     def _carry_out_effects(self) -> None:
         held, link, bulk = self.holdings, self.learner_link, self.transfers
         compute, tickets, post = held.compute, held.tickets, self.post.put
-        parts = compute, tickets, held.updates, held.durable, link, self.keeper
-        self.committing = Committing(self._me, *parts)
+        self.committing = Committing(
+            self._me, compute, tickets, held.updates, held.durable, link, self.keeper
+        )
         self.merging = Merging(compute, tickets, post, bulk.merged.keep, bulk.true_updates.correction)
-        hands = Hands(
+        executors = Executors(
             tickets=tickets,
             outbound=self.outbound,
             transfers=self.transfers,
@@ -295,19 +302,25 @@ class Member:
             loss_auditing=self._loss_auditing(),
             record=self.diary.on_record,
         )
-        self.runner = Runner(self.core, self.post, self.background, hands)
+        self.runner = Runner(self.core, self.post, self.background, executors)
 
     def _loss_auditing(self) -> LossAuditing:
-        transfers, questions = self.transfers, self.learner_link.questions
-        parts = self.chain, self.holdings.compute, transfers.auditing, questions
-        return LossAuditing(*parts, self.holdings.store.folder, self.run.manifest, self.post.put)
+        return LossAuditing(
+            self.chain,
+            self.holdings.compute,
+            self.transfers.auditing,
+            self.learner_link.questions,
+            self.holdings.store.folder,
+            self.run.manifest,
+            self.post.put,
+        )
 
     def _keep_and_show(self) -> None:
         held, run, link = self.holdings, self.run, self.learner_link
         log_versions = run.manifest.group.log_versions
         self.checkpoints = Checkpoints(held.compute, held.store, held.disk_io, log_versions, self.diary)
         self.link_teller = LinkTeller(self.link_watch, self.core.shared, link, self.diary, self.post.put)
-        self.course = RunCourse(run.manifest, self.core, self._amendments, link, self._on_course)
+        self.course = RunCourse(run.manifest, self.core, self._amendments, link.follow, self._on_course)
         traffic = Traffic(self.outbound, self.transfers, self.peer.transport, held.memory, self.sharing)
         self.report: Report = Report(
             run,
@@ -489,10 +502,15 @@ class Life:
 
     def _begin_regular_work(self) -> None:
         member, spawn = self._member, self._member.background.spawn
+        link = member.learner_link
         spawn(self._step_back())
         spawn(self._follow_course())
         committed = member.committing.done
-        spawn(evaluate_regularly(member.measurements, member.learner_link, member.core, committed))
+        spawn(
+            evaluate_regularly(
+                member.measurements, link.ready, link.questions.evaluate, member.core, committed
+            )
+        )
         spawn(self._save_regularly())
         plan = ResultPlan.of(member.settings)
         if plan is not None:

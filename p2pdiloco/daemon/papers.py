@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -111,15 +111,6 @@ def notice_figures(notice: Notice) -> dict[str, int]:
     }
 
 
-class Signs(Protocol):
-    """Key that signs (`identity.Identity`)."""
-
-    peer_id: str
-
-    def sign(self, message: bytes) -> bytes:
-        """Sign the message."""
-
-
 P = TypeVar("P", Grant, Admission, Notice)
 _DOMAINS: dict[type, str] = {Grant: "grant", Admission: "admission", Notice: "notice"}
 _encoder = msgspec.msgpack.Encoder()
@@ -129,17 +120,17 @@ def _covered(paper: Grant | Admission | Notice) -> bytes:
     return signed_bytes(_DOMAINS[type(paper)], structs.replace(paper, signature=b""))
 
 
-def signed(paper: P, key: Signs) -> P:
+def signed(paper: P, key: Identity) -> P:
     """Sign a paper."""
     return structs.replace(paper, signature=key.sign(_covered(paper)))
 
 
-def grant(run: str, key: str, expires: int, uses: int, owner: Signs) -> Grant:
+def grant(run: str, key: str, expires: int, uses: int, owner: Identity) -> Grant:
     """Make a grant, as the run's owner."""
     return signed(Grant(run, key, expires, uses, b""), owner)
 
 
-def admission(granted: Grant, peer: str, key: Signs) -> Admission:
+def admission(granted: Grant, peer: str, key: Identity) -> Admission:
     """Make an admission with a grant's key."""
     return signed(Admission(granted, peer, b""), key)
 

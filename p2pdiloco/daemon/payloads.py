@@ -353,15 +353,15 @@ class KeptPayloads:
 
     async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> None:
         """Add payloads up in the tensors thread; of those on the disk, one at a time is in memory."""
-        key = (effect.fragment, effect.attempt)
         try:
             done = await self._compute.run(self._compute.vault.own.combine, effect.fragment, sources)
         except (RemoteError, StorageError) as error:
             logger.error("contributions that a lost branch had merged cannot be sent again: %s", error)
-            self._post(CombineFailed(*key, str(error)[:160]))
+            self._post(CombineFailed(effect.fragment, effect.attempt, str(error)[:160]))
             return
         ticket = self._tickets.put(done.payload)
-        self._post(Combined(*key, ticket, done.digest, len(done.payload)))
+        size = len(done.payload)
+        self._post(Combined(effect.fragment, effect.attempt, ticket, done.digest, size))
 
 
 class UpdateLog:

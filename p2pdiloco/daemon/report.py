@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -28,9 +27,7 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     NodeState,
     PeerRow,
-    RestRow,
     StatusReport,
-    TransferRow,
     excluded_rows,
     sane_loss,
     status_of,
@@ -40,6 +37,7 @@ from p2pdiloco.daemon.driver import Outbound
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.network.discovery import NOT_TOLD, Sharing
 from p2pdiloco.daemon.network.link import LinkWatch
+from p2pdiloco.daemon.owner.control import NodeControls
 from p2pdiloco.daemon.payloads import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.run_files.run import STATE_BYTES, Run
 from p2pdiloco.daemon.wire import MAX_BEARERS
@@ -91,16 +89,6 @@ class Traffic:
         return counts
 
 
-class OwnerRows(Protocol):
-    """Wishes of the machine's owner, as far as they are reported (`daemon.control.owner`)."""
-
-    def rest_row(self) -> RestRow | None:
-        """Make the row of why the learner rests; None: it does not."""
-
-    def transfer_row(self) -> TransferRow | None:
-        """Make the row of this month's bytes."""
-
-
 class Report:
     """Report of what a node is and does."""
 
@@ -125,13 +113,13 @@ class Report:
         self._traffic = traffic
         self._link_watch = link_watch
         self.state: NodeState = "joining"
-        self._owner: OwnerRows | None = None
+        self._owner: NodeControls | None = None
 
     def enter(self, state: NodeState) -> None:
         """Note that a new part of the node's life begins."""
         self.state = state
 
-    def owned_by(self, owner: OwnerRows) -> None:
+    def owned_by(self, owner: NodeControls) -> None:
         """Report what the machine's owner wants, too."""
         self._owner = owner
 

@@ -19,7 +19,7 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct
 from torch import Tensor
@@ -34,6 +34,7 @@ from p2pdiloco.core.api.versions import PartOfTree, SignedVersion, sample_seed
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes import ChainView
 from p2pdiloco.daemon.bulk.states import Courtesy
+from p2pdiloco.daemon.learner_link import Questions
 from p2pdiloco.daemon.payloads import Compute, Memory, Tickets
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
@@ -132,8 +133,9 @@ class Auditing:
                 self._waiting -= 1
         digest, group = header.digest(), subject.group
         remade = outcome is AuditOutcome.DIFFERENT and group == WHOLE_RUN and self._true_updates.has(digest)
-        key = effect.fragment, header.number, digest
-        self._post(ev.Audited(*key, outcome, remade, group, fetched.withheld))
+        self._post(
+            ev.Audited(effect.fragment, header.number, digest, outcome, remade, group, fetched.withheld)
+        )
 
     async def _in_turn(self, fetched: _Fetched, until_s: float) -> AuditOutcome:
         subject = fetched.subject
@@ -380,10 +382,10 @@ class Subject:
             for part in self._parts
         ]
         partials = [payloads[each.entry.payload_digest] for each in self._below]
-        key = self.fragment, inputs, self._limits, sample_seed(self._parts)
+        limits, seed = self._limits, sample_seed(self._parts)
         if self._part is None:
-            return maker.remake(*key, correction, partials)
-        return maker.remake_partial(*key, partials)
+            return maker.remake(self.fragment, inputs, limits, seed, correction, partials)
+        return maker.remake_partial(self.fragment, inputs, limits, seed, partials)
 
 
 def _sane(limits: MergeLimits) -> bool:
@@ -495,13 +497,11 @@ class _Arrival:
         self.payload = bytearray()
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
-        """See `ports.PullSink.begin`."""
         if header or payload_bytes > self._most:
             raise RemoteError("oversized", f"{payload_bytes} bytes of a contribution, at most {self._most}")
         self.payload = bytearray(payload_bytes)
 
     def write(self, offset: int, chunk: memoryview) -> None:
-        """See `ports.PullSink.write`."""
         self.payload[offset : offset + len(chunk)] = chunk
 
 
@@ -733,17 +733,6 @@ ANSWER_S = 600.0
 """Longest wait for the learner: it answers between two inner steps, when it is not compiling."""
 
 
-class AppraisingLearner(Protocol):
-    """Learner, as far as this is concerned (`daemon.learner.questions`)."""
-
-    @property
-    def appraises(self) -> bool:
-        """True: it is here, and can measure contributions."""
-
-    async def appraise(self, question: ch.Appraise) -> ch.Appraised | None:
-        """Let it measure two contributions; None: nothing came."""
-
-
 class LossAuditing:
     """Loss auditing: carries out `LossAudit`, of which the core asks for one at a time.
 
@@ -756,7 +745,7 @@ class LossAuditing:
         chain: ChainView,
         compute: Compute,
         auditing: Auditing,
-        learner: AppraisingLearner,
+        learner: Questions,
         folder: Path,
         manifest: Manifest,
         post: Callable[[ev.Event], None],
@@ -789,8 +778,9 @@ class LossAuditing:
             self._remove()
         event = ev.LossAudited(effect.fragment, effect.version.header.digest())
         if found is not None:
-            figures = found.theirs, found.ours, found.same_data, found.took_s
-            event = ev.LossAudited(event.fragment, event.digest, *figures)
+            event = ev.LossAudited(
+                event.fragment, event.digest, found.theirs, found.ours, found.same_data, found.took_s
+            )
         self._post(event)
 
     async def _measured(self, effect: ef.LossAudit) -> ch.Appraised | None:

@@ -95,19 +95,12 @@ class Landing:
         self.have = offset + len(chunk)
 
 
-class Heads(Protocol):
-    """Heads of our chain, which refusals and answers tell (`daemon.bulk.chain_view`)."""
-
-    def head(self, fragment: int) -> Head:
-        """Return the newest version."""
-
-
 class PushesIn:
     """Receiver of pushes in one run."""
 
     def __init__(
         self,
-        heads: Heads,
+        head: Callable[[int], Head],
         compute: Compute,
         tickets: Tickets,
         post: Callable[[ev.Event], None],
@@ -115,8 +108,9 @@ class PushesIn:
         spool: Spool | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`spool`: place for what finds none in memory; None: it is refused."""
-        self._heads = heads
+        """`head`: finds the newest version of a fragment, which answers tell. `spool`: place for what
+        finds none in memory; None: it is refused."""
+        self._head = head
         self._spool = spool
         self._memory = memory or Memory()
         self._now = now
@@ -216,7 +210,7 @@ class PushesIn:
         return decision
 
     def _answer(self, decision: ef.AnswerTransfer) -> bytes:
-        return wire.encode(wire.Answer(decision.verdict, self._heads.head(decision.fragment)))
+        return wire.encode(wire.Answer(decision.verdict, self._head(decision.fragment)))
 
     # --- payloads ------------------------------------------------------------------------------------
 
@@ -239,7 +233,7 @@ class PushesIn:
             self._arriving_bytes -= landing.memory_bytes
         if fault is not None:
             self._post(ev.PayloadBroken(transfer, fault))
-            return wire.encode(wire.Answer(fault, self._heads.head(label.fragment)))
+            return wire.encode(wire.Answer(fault, self._head(label.fragment)))
         ticket = self._tickets.put(landing.payload, pushed=True)
         decision = self._ask_core(transfer, ev.PayloadReceived(transfer, ticket))
         if isinstance(decision, ef.AcceptTransfer):
@@ -389,41 +383,34 @@ class OwnChain:
 
     @property
     def may_serve(self) -> bool:
-        """See `ChainView`."""
         return self._core.may_serve
 
     @property
     def dialable(self) -> bool:
-        """See `ChainView`."""
         return self._core.shared.reach is Reach.DIRECT
 
     def is_member(self, peer: str) -> bool:
-        """See `ChainView`."""
         return self._core.is_member(peer, asyncio.get_running_loop().time())
 
     def signed(self, version: SignedVersion) -> bool:
-        """See `Versions`."""
         header = version.header
         return self._core.shared.signed_by(header.syncer, "version", header, version.signature)
 
     def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
-        """See `Versions`."""
         return self._core.fragments[fragment].follower.heads.holders(digest)
 
     def head(self, fragment: int) -> Head:
-        """See `ChainView`."""
         return self._core.fragments[fragment].chain.head
 
     def state_bytes(self, fragment: int) -> int:
-        """See `Versions`: parameters and momentum, four bytes each."""
+        """Return the size of parameters and momentum, four bytes each."""
         return 8 * self._layouts[fragment].numel
 
     def most_update_bytes(self, fragment: int) -> int:
-        """See `ChainView`."""
         return most_update_bytes(self._layouts[fragment])
 
     async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """See `ChainView`: from memory, or from the disk if it is older."""
+        """Get an outer update from memory, or from the disk if it is older."""
         found = self._updates.get(fragment, number)
         wanted = self._core.fragments[fragment].chain.logged(number)
         if found is not None or wanted is None:
@@ -437,7 +424,7 @@ class OwnChain:
         return saved if saved is not None and saved[0] == wanted else None
 
     async def contribution_of(self, fragment: int, digest: bytes) -> Payload | None:
-        """See `ChainView`: merged ones are kept until no fork can lack them."""
+        """Get a contribution of ours: merged ones are kept until no fork can lack them."""
         ticket = self._core.fragments[fragment].own.find(digest)
         return None if ticket is None else await self._kept.read(ticket)
 

@@ -12,7 +12,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -22,6 +22,7 @@ from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes import Rates, Versions
 from p2pdiloco.daemon.bulk.updates import LeftOut, known_bytes
+from p2pdiloco.daemon.network.link import LinkMeters
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
@@ -570,18 +571,6 @@ MOST_S = 6.0
 """Longest wait for the share: a link is never as slow as that would be."""
 
 
-class KnownUplink(Protocol):
-    """Knowledge of our uplink (`daemon.links.meters`)."""
-
-    @property
-    def uplink_bytes_per_s(self) -> float:
-        """Rate that a person permits, or that was measured; infinite while unknown."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that have gone out, of everything."""
-
-
 class Courtesy:
     """Order on our uplink: states for newcomers stand back for contributions and updates.
 
@@ -593,7 +582,7 @@ class Courtesy:
     to whatever else uses the link.
     """
 
-    def __init__(self, uplink: KnownUplink, now: Callable[[], float]) -> None:
+    def __init__(self, uplink: LinkMeters, now: Callable[[], float]) -> None:
         self._uplink = uplink
         self._now = now
         self._looked_s, self._looked_bytes = now(), 0

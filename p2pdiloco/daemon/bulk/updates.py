@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -60,7 +60,7 @@ class Pulling:
         """Return how much of a fragment's update is here when no pull is under way."""
         return self.unfinished.have_bytes(fragment)
 
-    async def pull(self, peer: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch | wire.Elsewhere:
+    async def pull(self, peer: str, request: wire.PullUpdate, watcher: Arriving) -> Fetch | wire.Elsewhere:
         """Pull the payload, after what is here of it already. `watcher` hears of what comes.
 
         Raises:
@@ -86,7 +86,7 @@ class Pulling:
         request: wire.PullUpdate,
         limit: int,
         before: Unfinished | None,
-        watcher: Watcher,
+        watcher: Arriving,
     ) -> Fetch | wire.Elsewhere:
         fragment = request.fragment
         if before is not None:
@@ -188,16 +188,6 @@ class UnfinishedUpdates:
                 del self._kept[key]
 
 
-class Watcher(Protocol):
-    """Watcher of what arrives, who passes it on (`arriving.Arriving`)."""
-
-    def begun(self, version: SignedVersion, unfinished: Unfinished) -> None:
-        """Hear that it begins to come."""
-
-    def grew(self) -> None:
-        """Hear that more of it is here."""
-
-
 class Fetch:
     """Sink of one request for an update. Implements `ports.PullSink`."""
 
@@ -206,7 +196,7 @@ class Fetch:
         request: wire.PullUpdate,
         most_bytes: int,
         unfinished: Unfinished | None,
-        watcher: Watcher | None = None,
+        watcher: Arriving | None = None,
         comes: Callable[[], object] = lambda: None,
     ) -> None:
         """`comes`: called when the payload begins to come."""
@@ -237,7 +227,6 @@ class Fetch:
         return self.unfinished.payload
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
-        """See `ports.PullSink.begin`."""
         self._header = found = wire.decode(header, wire.UpdateHeader)
         digest, before = found.version.header.update_digest, self.unfinished
         size = payload_bytes + found.offset
@@ -262,7 +251,6 @@ class Fetch:
         self._comes()
 
     def write(self, offset: int, chunk: memoryview) -> None:
-        """See `ports.PullSink.write`."""
         assert self.unfinished is not None
         at = self.header.offset + offset
         self.unfinished.payload[at : at + len(chunk)] = chunk
@@ -401,20 +389,6 @@ class LeftOut:
         return self._until.get(peer, -math.inf) > self._now()
 
 
-class Pulls(Protocol):
-    """Requests to one peer (`daemon.bulk.updates.pulling`)."""
-
-    @property
-    def me(self) -> str:
-        """Our peer id."""
-
-    async def pull(self, peer: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch | wire.Elsewhere:
-        """Pull what is not here yet of an update. Raises: TransportError, RemoteError."""
-
-    def have_bytes(self, fragment: int) -> int:
-        """Return how much of a fragment's update is here when no pull is under way."""
-
-
 class Gathering:
     """Fetching of updates from whoever has them, with a memory of who was fast and who did not deliver.
 
@@ -426,8 +400,8 @@ class Gathering:
     it is asked once more, for all of them.
     """
 
-    def __init__(self, pulls: Pulls, now: Callable[[], float]) -> None:
-        self._pulls = pulls
+    def __init__(self, pulling: Pulling, now: Callable[[], float]) -> None:
+        self._pulling = pulling
         self._now = now
         self._rates = Rates(now)
         self._failed = LeftOut(now)
@@ -439,7 +413,7 @@ class Gathering:
         holder: str,
         request: wire.PullUpdate,
         check: Callable[[Fetch], Awaitable[None]],
-        watcher: Watcher,
+        watcher: Arriving,
     ) -> Fetch:
         """Fetch all of an update, checked; `watcher` hears of what comes.
 
@@ -465,7 +439,7 @@ class Gathering:
         self.from_others += others is not None
         return fetch
 
-    async def _insist(self, holder: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch:
+    async def _insist(self, holder: str, request: wire.PullUpdate, watcher: Arriving) -> Fetch:
         found = await self._ask(holder, msgspec.structs.replace(request, insist=True), watcher)
         if isinstance(found, wire.Elsewhere):
             raise wire.PullRefused(PullRefusal.BUSY)
@@ -477,11 +451,11 @@ class Gathering:
         request: wire.PullUpdate,
         answer: wire.Elsewhere,
         givers: set[str],
-        watcher: Watcher,
+        watcher: Arriving,
     ) -> Fetch | None:
         """Fetch all of the version that the holder named from others (`givers`); None: not in time."""
         wanted = msgspec.structs.replace(request, version=answer.version)
-        known = {holder, self._pulls.me}
+        known = {holder, self._pulling.me}
         queue = self._ordered(answer.peers, known, request)
         patience_s = min(answer.patience_ms / 1000, MAX_PATIENCE_S)
         stall_s = max(LEAST_STALL_S, patience_s / 3)
@@ -490,13 +464,13 @@ class Gathering:
         for _ in range(MAX_PULLS):
             if not queue:
                 return None
-            peer, have = queue.pop(0), self._pulls.have_bytes(request.fragment)
+            peer, have = queue.pop(0), self._pulling.have_bytes(request.fragment)
             asked_s, until_s = self._now(), min(last, heard_s + stall_s)
             try:
                 async with asyncio.timeout_at(until_s):
                     found = await self._ask(peer, wanted, watcher)
             except TimeoutError:
-                if self._pulls.have_bytes(request.fragment) == have:
+                if self._pulling.have_bytes(request.fragment) == have:
                     if until_s - asked_s >= FULL * stall_s:  # not who had what others left of it
                         self._failed.add(peer)  # the others of the queue were not asked
                     return None
@@ -529,9 +503,9 @@ class Gathering:
             queue.insert(0, peer)
         return None
 
-    async def _ask(self, peer: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch | wire.Elsewhere:
+    async def _ask(self, peer: str, request: wire.PullUpdate, watcher: Arriving) -> Fetch | wire.Elsewhere:
         asked_s = self._now()
-        found = await self._pulls.pull(peer, request, watcher)
+        found = await self._pulling.pull(peer, request, watcher)
         if isinstance(found, Fetch) and found.received_bytes >= MEASURED_BYTES:
             # With the round trip, as in `daemon.bulk.states.copying`: of two with the same bandwidth the
             # nearer one is faster. Not with what it waited for itself: that is its place in the tree, this
@@ -548,7 +522,7 @@ class Gathering:
 
         def key(peer: str) -> tuple[int, bytes]:
             rate = self._rates.of(peer, unknown)
-            mine = hashlib.sha256(f"{self._pulls.me}/{peer}/{request.fragment}/{request.number}".encode())
+            mine = hashlib.sha256(f"{self._pulling.me}/{peer}/{request.fragment}/{request.number}".encode())
             return -round(math.log2(max(rate, 1.0))), mine.digest()
 
         return sorted(fresh, key=key)

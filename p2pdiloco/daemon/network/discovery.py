@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -32,6 +32,7 @@ from p2pdiloco.config.values import expanded, peer_in
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Reach, Wire
 from p2pdiloco.core.api.versions import Roster
+from p2pdiloco.core.base import Shared
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import Attempts, apart
 from p2pdiloco.daemon.display.logs import at_terminal
@@ -42,6 +43,10 @@ from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
+
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.admission import Introductions
+    from p2pdiloco.daemon.course import Measurements
 
 MAX_NAMED = 4096
 """Number of peers that are remembered by name; the one unseen for longest is forgotten first."""
@@ -100,38 +105,6 @@ async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.Ru
         await asyncio.sleep(REFRESH_S)
 
 
-class KnowsReach(Protocol):
-    """Source of how others can reach us (`core.shared.Shared`)."""
-
-    reach: Reach
-
-
-class KnowsHeldout(Protocol):
-    """Source of what was measured of the run (`daemon.learner.evaluating.Measurements`)."""
-
-    news: asyncio.Event
-
-    @property
-    def own(self) -> wire.HeldoutLoss | None:
-        """Newest held-out loss of our own; None: we have measured none."""
-
-    def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
-        """Take in what a peer says that it has measured."""
-
-
-class Guests(Protocol):
-    """Judge of who is admitted to the run (`daemon.admission.introductions.Introductions`)."""
-
-    def admits(self, peer: str) -> bool:
-        """Tell whether a peer is admitted, as far as we know."""
-
-    def is_banned(self, peer: str) -> bool:
-        """Tell whether a peer is banned."""
-
-    async def meet(self, peer: str) -> object | None:
-        """Introduce each other; None: it does not answer."""
-
-
 class OurRecord:
     """Presence record of our own, made of what others know of us."""
 
@@ -139,24 +112,24 @@ class OurRecord:
         self,
         incarnation: int,
         name: str,
-        reaches: KnowsReach,
-        heldout: KnowsHeldout,
+        shared: Shared,
+        measurements: Measurements,
         keeps_history: bool = False,
     ) -> None:
         self.incarnation = incarnation
         self._keeps_history = keeps_history
         self._name = name
-        self._reaches = reaches
-        self._heldout = heldout
+        self._shared = shared
+        self._measurements = measurements
 
     @property
     def news(self) -> asyncio.Event:
         """Event that is set when there is something new to say."""
-        return self._heldout.news
+        return self._measurements.news
 
     def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
         """Take in a held-out loss from another's record."""
-        self._heldout.heard(peer, heldout)
+        self._measurements.heard(peer, heldout)
 
     def with_addresses(self, addresses: Sequence[str]) -> wire.Presence:
         """Make the record as it is now."""
@@ -165,8 +138,8 @@ class OurRecord:
             self.incarnation,
             self._name,
             tuple(addresses[:MAX_ADDRESSES]),
-            self._reaches.reach is Reach.DIRECT,
-            self._heldout.own,
+            self._shared.reach is Reach.DIRECT,
+            self._measurements.own,
             self._keeps_history,
         )
 
@@ -182,7 +155,7 @@ class Presence:
         post: Callable[[ev.Event], None],
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
         dial_at_once: int = MAX_NAMED,
-        guests: Guests | None = None,
+        guests: Introductions | None = None,
         has_worked: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`:

@@ -323,7 +323,7 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         await around.round(one)  # alone: nobody waits for the other
         await until(lambda: two.head() == one.head(), "it to follow")
         evaluated = two.learner.commands.count(ch.Evaluate())
-        assert await two.learner_link.evaluate() is None, "the machine is its owner's"
+        assert await two.learner_link.questions.evaluate() is None, "the machine is its owner's"
         assert two.learner.commands.count(ch.Evaluate()) == evaluated
         two.link_teller.judge()
         await until(lambda: two.core.shared.uplink.bits_per_s == 0, "offices to be others'")
