@@ -23,7 +23,7 @@ from p2pdiloco.config.values import parse_web
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
 from p2pdiloco.daemon.network.reach import DialBack
-from p2pdiloco.daemon.process import (
+from p2pdiloco.daemon.program import (
     begin,
     data_folder,
     peers_to_join,

@@ -279,7 +279,7 @@ LINK_OVERHEAD = 1.04
 """Factor from payload bytes to bytes on the link: encryption, multiplexing, TCP and IP headers."""
 
 
-class Link(Struct, frozen=True):
+class LinkCapacity(Struct, frozen=True):
     """Rates and latency of one node's link to the others, as it was measured or told."""
 
     upload_bits_per_s: float

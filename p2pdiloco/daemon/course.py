@@ -66,6 +66,14 @@ class Pace:
         return (tokens - before) / (now - since_s) if now - since_s >= LEAST_PACE_S else 0.0
 
 
+_REST_WORDS: dict[ch.Rests, str] = {
+    "no": "the run goes on",
+    "paused": "the run's owner has paused it: this node makes no inner steps until it goes on",
+    "ended": "the run has ended: this node makes no more inner steps, and gives the result to whoever asks; "
+    "it can be stopped",
+}
+
+
 class RunCourse:
     """Course of one run, as this node knows it."""
 
@@ -170,14 +178,6 @@ class RunCourse:
             rate_factor=self._in_force.rate_factor if self._in_force is not None else 1.0,
             message=last.message,
         )
-
-
-_REST_WORDS: dict[ch.Rests, str] = {
-    "no": "the run goes on",
-    "paused": "the run's owner has paused it: this node makes no inner steps until it goes on",
-    "ended": "the run has ended: this node makes no more inner steps, and gives the result to whoever asks; "
-    "it can be stopped",
-}
 
 
 def words_of(amendment: Amendment) -> str:

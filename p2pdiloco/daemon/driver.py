@@ -39,6 +39,162 @@ from p2pdiloco.tensors.merge import Findings, Input, Payload, digest_of
 from p2pdiloco.tensors.outer_update import Correction, steps_as_everywhere
 from p2pdiloco.tensors.vault import MergeResult, PartialMerge
 
+logger = logging.getLogger(__name__)
+
+
+class Executors(Struct, frozen=True):
+    """Objects that carry out the core's effects."""
+
+    tickets: Tickets
+    outbound: Outbound
+    transfers: Transfers
+    learner: LearnerLink
+    kept: KeptPayloads
+    merging: Merging
+    committing: Committing
+    durable: Durable
+    loss_auditing: LossAuditing
+    record: Callable[[ef.Record], None]
+    """Writer of the core's decisions."""
+
+
+class Runner:
+    """Pump of events through the core."""
+
+    def __init__(self, core: Core, post: Post, background: Background, executors: Executors) -> None:
+        self._core = core
+        self._post = post
+        self._background = background
+        self._executors = executors
+        self._loop = asyncio.get_running_loop()
+        self._pumping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for_s = 0.0
+        self._offers: set[asyncio.Task[Any]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        """Newest saving of proofs."""
+        self.confirmed: asyncio.Future[None] = self._loop.create_future()
+        """Future that is done when the core counts as a full member."""
+        self.departure: asyncio.Future[None] = self._loop.create_future()
+        """Done once the core has left (`Left`)."""
+        self._do = self._effects()
+        post.emptied_by(self._pump)
+
+    def _effects(self) -> dict[type, Callable[[Any], object]]:
+        executors, spawn = self._executors, self._background.spawn
+        tickets, learner, transfers = executors.tickets, executors.learner, executors.transfers
+        kept, merging = executors.kept, executors.merging
+        return {
+            ef.Send: lambda e: executors.outbound.send(e.peer, e.message),
+            ef.Persist: lambda e: spawn(self._persist(e)),
+            ef.KeepProofs: self._keep_proofs,
+            ef.CastOut: lambda e: spawn(self._cast_out(e)),
+            ef.RequestFragment: lambda e: learner.request(e.fragment),
+            ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
+            ef.DiscardContribution: lambda e: tickets.release(e.ticket),
+            ef.Spill: self._spill,
+            ef.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
+            ef.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
+            ef.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
+            ef.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
+            ef.Release: lambda e: tickets.release(e.ticket),
+            ef.Merge: lambda e: spawn(merging.merge(e)),
+            ef.MergePartial: lambda e: spawn(merging.merge_partial(e)),
+            ef.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
+            ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
+            ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
+            ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
+            ef.LossAudit: lambda e: spawn(executors.loss_auditing.audit(e)),
+            ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
+            ef.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
+            ef.Record: executors.record,
+            ef.Confirmed: lambda _effect: _happened(self.confirmed),
+            ef.Left: lambda _effect: _happened(self.departure),
+        }
+
+    # --- pump ----------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        if self._pumping:
+            return
+        self._pumping = True
+        heard = False
+        try:
+            while (event := self._post.take()) is not None:
+                heard = heard or isinstance(event, ev.MessageReceived)
+                for effect in self._core.handle(event, self._loop.time()):
+                    self._do[type(effect)](effect)
+        except BaseException as error:
+            self._background.fail(error)
+            raise
+        finally:
+            self._pumping = False
+        self._arm()
+        if heard:
+            self._executors.learner.count_learners()  # somebody's may have begun, or ended
+
+    def _arm(self) -> None:
+        deadline = self._core.next_deadline()
+        if self._timer is not None:
+            if self._armed_for_s == deadline:
+                return
+            self._timer.cancel()
+        self._armed_for_s = deadline
+        self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._post.put(ev.Tick())
+
+    def close(self) -> None:
+        """Stop the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- effects -------------------------------------------------------------------------------------
+
+    def _spill(self, effect: ef.Spill) -> None:
+        writing = self._executors.kept.spill(effect)
+        if writing is not None:
+            self._background.spawn(writing)
+
+    def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
+        task = self._background.spawn(transfer)
+        self._offers.add(task)
+        task.add_done_callback(self._offers.discard)
+
+    async def end_offers(self) -> None:
+        """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
+        await asyncio.sleep(0)  # all of them have begun: what never ran cannot be cut
+        offers = list(self._offers)
+        for task in offers:
+            task.cancel()
+        await asyncio.gather(*offers, return_exceptions=True)
+
+    def _keep_proofs(self, effect: ef.KeepProofs) -> None:
+        self._keeping = self._background.spawn(self._executors.durable.keep_proofs(effect.proofs))
+
+    async def _cast_out(self, effect: ef.CastOut) -> None:
+        """End this node, which nobody listens to any more, once it knows so at its next start, too."""
+        if self._keeping is not None:
+            await self._keeping
+        raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
+
+    async def _persist(self, effect: ef.Persist) -> None:
+        try:
+            await self._executors.durable.save(effect.record)
+        except StorageError as error:
+            self._post.put(ev.PersistFailed(effect.token, str(error)[:160]))
+            return
+        for then in effect.then:
+            self._do[type(then)](then)
+        self._post.put(ev.Persisted(effect.token))
+
+
+def _happened(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
 
 class Post:
     """Letter box of the core: events in the order in which they came. Used on the event loop only.
@@ -68,7 +224,6 @@ class Post:
         self._empty = empty
 
 
-logger = logging.getLogger(__name__)
 MAX_QUEUED = 256
 IN_FLIGHT = 4
 TIMEOUT_S = 5.0
@@ -340,49 +495,6 @@ class Merging:
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
 
 
-def _input(given: ef.MergeInput, payload: Payload) -> Input:
-    part = given.contributor
-    return Input(payload, part.tokens, part.inner_steps, mean=given.mean, votes=part.votes)
-
-
-def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:
-    own = [(part.contributor.payload_digest, part.ticket) for part in effect.inputs]
-    below = [(part.payload_digest, part.ticket) for part in effect.partials]
-    payloads = [*(each.payload for each in inputs), *partials]
-    return [(*name, payload) for name, payload in zip([*own, *below], payloads, strict=True)]
-
-
-def _check_whole(named: list[Named]) -> None:
-    """Check that what was merged is still what came: under our signature a damage of our memory or disk
-    would be a false merge. Raises: UnusableInputs, StorageError."""
-    whole = [digest_of(payload) == digest for digest, _ticket, payload in named]
-    if not all(whole):
-        logger.error(
-            "%(damaged)d payloads were damaged here since they came", {"damaged": whole.count(False)}
-        )
-        raise UnusableInputs(
-            {n: Unsound(Verdict.DAMAGED) for n, is_whole in enumerate(whole) if not is_whole}
-        )
-
-
-def _measured(found: Findings) -> tuple[ev.Measured, ...]:
-    return tuple(map(ev.Measured, found.lengths, found.scores))
-
-
-def _learners(effect: ef.Merge | ef.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(effect.inputs[index].contributor.learner for index in inputs)
-
-
-def _unusable(
-    effect: ef.Merge | ef.MergePartial, error: UnusableInputs | StorageError
-) -> tuple[tuple[Ticket, Verdict], ...]:
-    """List the inputs of a merge that are at fault, by ticket; none, if it is our disk."""
-    if isinstance(error, StorageError):
-        return ()
-    tickets = [*(part.ticket for part in effect.inputs), *(part.ticket for part in effect.partials)]
-    return tuple((tickets[index], fault.verdict) for index, fault in error.faults.items())
-
-
 class Committing:
     """Committing of new versions: carries out `CommitVersion`, for vault, log of updates, disk and
     learner."""
@@ -434,157 +546,44 @@ class Committing:
             await self._durable.keep(effect.version, payload)
 
 
-class Executors(Struct, frozen=True):
-    """Objects that carry out the core's effects."""
-
-    tickets: Tickets
-    outbound: Outbound
-    transfers: Transfers
-    learner: LearnerLink
-    kept: KeptPayloads
-    merging: Merging
-    committing: Committing
-    durable: Durable
-    loss_auditing: LossAuditing
-    record: Callable[[ef.Record], None]
-    """Writer of the core's decisions."""
+def _input(given: ef.MergeInput, payload: Payload) -> Input:
+    part = given.contributor
+    return Input(payload, part.tokens, part.inner_steps, mean=given.mean, votes=part.votes)
 
 
-class Runner:
-    """Pump of events through the core."""
-
-    def __init__(self, core: Core, post: Post, background: Background, executors: Executors) -> None:
-        self._core = core
-        self._post = post
-        self._background = background
-        self._executors = executors
-        self._loop = asyncio.get_running_loop()
-        self._pumping = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_for_s = 0.0
-        self._offers: set[asyncio.Task[Any]] = set()
-        self._keeping: asyncio.Task[None] | None = None
-        """Newest saving of proofs."""
-        self.confirmed: asyncio.Future[None] = self._loop.create_future()
-        """Future that is done when the core counts as a full member."""
-        self.departure: asyncio.Future[None] = self._loop.create_future()
-        """Done once the core has left (`Left`)."""
-        self._do = self._effects()
-        post.emptied_by(self._pump)
-
-    def _effects(self) -> dict[type, Callable[[Any], object]]:
-        executors, spawn = self._executors, self._background.spawn
-        tickets, learner, transfers = executors.tickets, executors.learner, executors.transfers
-        kept, merging = executors.kept, executors.merging
-        return {
-            ef.Send: lambda e: executors.outbound.send(e.peer, e.message),
-            ef.Persist: lambda e: spawn(self._persist(e)),
-            ef.KeepProofs: self._keep_proofs,
-            ef.CastOut: lambda e: spawn(self._cast_out(e)),
-            ef.RequestFragment: lambda e: learner.request(e.fragment),
-            ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
-            ef.DiscardContribution: lambda e: tickets.release(e.ticket),
-            ef.Spill: self._spill,
-            ef.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
-            ef.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
-            ef.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
-            ef.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
-            ef.Release: lambda e: tickets.release(e.ticket),
-            ef.Merge: lambda e: spawn(merging.merge(e)),
-            ef.MergePartial: lambda e: spawn(merging.merge_partial(e)),
-            ef.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
-            ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
-            ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
-            ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
-            ef.LossAudit: lambda e: spawn(executors.loss_auditing.audit(e)),
-            ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
-            ef.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
-            ef.Record: executors.record,
-            ef.Confirmed: lambda _effect: _happened(self.confirmed),
-            ef.Left: lambda _effect: _happened(self.departure),
-        }
-
-    # --- pump ----------------------------------------------------------------------------------------
-
-    def _pump(self) -> None:
-        """Handle whatever has been posted, unless that is being done."""
-        if self._pumping:
-            return
-        self._pumping = True
-        heard = False
-        try:
-            while (event := self._post.take()) is not None:
-                heard = heard or isinstance(event, ev.MessageReceived)
-                for effect in self._core.handle(event, self._loop.time()):
-                    self._do[type(effect)](effect)
-        except BaseException as error:
-            self._background.fail(error)
-            raise
-        finally:
-            self._pumping = False
-        self._arm()
-        if heard:
-            self._executors.learner.count_learners()  # somebody's may have begun, or ended
-
-    def _arm(self) -> None:
-        deadline = self._core.next_deadline()
-        if self._timer is not None:
-            if self._armed_for_s == deadline:
-                return
-            self._timer.cancel()
-        self._armed_for_s = deadline
-        self._timer = self._loop.call_at(deadline, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._post.put(ev.Tick())
-
-    def close(self) -> None:
-        """Stop the clock."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    # --- effects -------------------------------------------------------------------------------------
-
-    def _spill(self, effect: ef.Spill) -> None:
-        writing = self._executors.kept.spill(effect)
-        if writing is not None:
-            self._background.spawn(writing)
-
-    def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
-        task = self._background.spawn(transfer)
-        self._offers.add(task)
-        task.add_done_callback(self._offers.discard)
-
-    async def end_offers(self) -> None:
-        """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
-        await asyncio.sleep(0)  # all of them have begun: what never ran cannot be cut
-        offers = list(self._offers)
-        for task in offers:
-            task.cancel()
-        await asyncio.gather(*offers, return_exceptions=True)
-
-    def _keep_proofs(self, effect: ef.KeepProofs) -> None:
-        self._keeping = self._background.spawn(self._executors.durable.keep_proofs(effect.proofs))
-
-    async def _cast_out(self, effect: ef.CastOut) -> None:
-        """End this node, which nobody listens to any more, once it knows so at its next start, too."""
-        if self._keeping is not None:
-            await self._keeping
-        raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
-
-    async def _persist(self, effect: ef.Persist) -> None:
-        try:
-            await self._executors.durable.save(effect.record)
-        except StorageError as error:
-            self._post.put(ev.PersistFailed(effect.token, str(error)[:160]))
-            return
-        for then in effect.then:
-            self._do[type(then)](then)
-        self._post.put(ev.Persisted(effect.token))
+def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:
+    own = [(part.contributor.payload_digest, part.ticket) for part in effect.inputs]
+    below = [(part.payload_digest, part.ticket) for part in effect.partials]
+    payloads = [*(each.payload for each in inputs), *partials]
+    return [(*name, payload) for name, payload in zip([*own, *below], payloads, strict=True)]
 
 
-def _happened(future: asyncio.Future[None]) -> None:
-    """Tell those that wait for a future, unless they have stopped waiting."""
-    if not future.done():
-        future.set_result(None)
+def _check_whole(named: list[Named]) -> None:
+    """Check that what was merged is still what came: under our signature a damage of our memory or disk
+    would be a false merge. Raises: UnusableInputs, StorageError."""
+    whole = [digest_of(payload) == digest for digest, _ticket, payload in named]
+    if not all(whole):
+        logger.error(
+            "%(damaged)d payloads were damaged here since they came", {"damaged": whole.count(False)}
+        )
+        raise UnusableInputs(
+            {n: Unsound(Verdict.DAMAGED) for n, is_whole in enumerate(whole) if not is_whole}
+        )
+
+
+def _measured(found: Findings) -> tuple[ev.Measured, ...]:
+    return tuple(map(ev.Measured, found.lengths, found.scores))
+
+
+def _learners(effect: ef.Merge | ef.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(effect.inputs[index].contributor.learner for index in inputs)
+
+
+def _unusable(
+    effect: ef.Merge | ef.MergePartial, error: UnusableInputs | StorageError
+) -> tuple[tuple[Ticket, Verdict], ...]:
+    """List the inputs of a merge that are at fault, by ticket; none, if it is our disk."""
+    if isinstance(error, StorageError):
+        return ()
+    tickets = [*(part.ticket for part in effect.inputs), *(part.ticket for part in effect.partials)]
+    return tuple((tickets[index], fault.verdict) for index, fault in error.faults.items())

@@ -52,6 +52,15 @@ AGAIN_S, LONGEST_AGAIN_S = 5.0, 1800.0
 COMPLAIN_EVERY_S = 300.0
 EMPTY = Credits((), 1, 0, 0, 0)
 T = TypeVar("T")
+Pull = Callable[[str, PullHistory], Awaitable[list[HistoryRecord]]]
+"""Function that asks a peer for a page, which is checked. Raises: RemoteError, TransportError."""
+
+
+class FalseHistory(RemoteError):
+    """Error: a peer gave other versions than it was asked for."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("false-history", detail)
 
 
 class HistoryKeeper:
@@ -177,7 +186,6 @@ class HistoryKeeper:
                 self._incomplete.discard(fragment)
 
     def _recount(self, fragment: int) -> None:
-        """Count a fragment anew, to the newest version that is here."""
         tip = self._tips[fragment]
         if self._history.find(fragment, tip.number, tip.digest) is None:
             tip = self._kept.get(fragment, tip)
@@ -259,15 +267,6 @@ def _tell_bug(done: Future[None]) -> None:
 MAX_PAGE_BYTES = PAGE_BYTES + MAX_RECORD_BYTES
 PAGE_TIMEOUT_S = 20.0
 TRIES, BUSY_S = 5, 2.0
-Pull = Callable[[str, PullHistory], Awaitable[list[HistoryRecord]]]
-"""Function that asks a peer for a page, which is checked. Raises: RemoteError, TransportError."""
-
-
-class FalseHistory(RemoteError):
-    """Error: a peer gave other versions than it was asked for."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__("false-history", detail)
 
 
 class FetchedInto(Protocol):

@@ -50,6 +50,8 @@ from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED, EXIT_TOO_LAR
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout
 from p2pdiloco.util import clear_folder_at
 
+logger = logging.getLogger(__name__)
+
 MAX_UNREAD_BYTES = 1024 * 1024
 """Bytes of commands that a learner may leave unread. One that leaves more is hung, and is killed."""
 MAX_LOG_BYTES = 1024 * 1024
@@ -340,7 +342,6 @@ def _environment() -> dict[str, str]:
 
 
 def _open_log(path: Path) -> int:
-    """Append to the log, begun anew when it has grown."""
     try:
         clear_folder_at(path)
         grown = path.exists() and path.stat().st_size > MAX_LOG_BYTES
@@ -368,7 +369,6 @@ def _describe(code: int, log_path: Path, since: int) -> str:
 
 ACCEPT_PAUSE_S = 1.0
 """Pause after a connection that could not be taken, such as for want of file descriptors."""
-logger = logging.getLogger(__name__)
 
 
 class GuestHost(LearnerHost):

@@ -35,7 +35,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.core.proofs import telling
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import Membership, check_owner
-from p2pdiloco.daemon.budgets import Background, Link, free_disk_bytes, free_memory_bytes
+from p2pdiloco.daemon.budgets import Background, LinkCapacity, free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.bulk.merge_audits import LossAuditing
 from p2pdiloco.daemon.bulk.pushes import OwnChain
 from p2pdiloco.daemon.bulk.transfer import Transfers
@@ -242,7 +242,7 @@ class Member:
 
     def _measure_the_link(self) -> None:
         upload, download = rates(self.settings)
-        limits = Link(upload or math.inf, download or math.inf)
+        limits = LinkCapacity(upload or math.inf, download or math.inf)
         for doubt in control_doubts(self.run.manifest, limits):
             logger.warning("%s", doubt)
         self.meters = LinkMeters(self.peer.transport, limits, load_uplink(self._data_dir))
@@ -341,17 +341,6 @@ class Member:
         self.diary.say(logging.INFO, "course", words, tokens=tokens)
 
 
-def next_incarnation(restored: Restored, me: str) -> int:
-    """Make the incarnation of this life: milliseconds since 1970, but more than any in a restored chain.
-
-    With the clock set back, our contributions would be taken for ones of an earlier life that are merged
-    already.
-    """
-    marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
-    earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
-    return max(time.time_ns() // 1_000_000, earlier + 1)
-
-
 FLUSH_S = 0.5
 SAY_EVERY_S = 10
 COURSE_EVERY_S = 1.0
@@ -448,7 +437,6 @@ class Life:
     # --- before it trains ----------------------------------------------------------------------------
 
     def _begin_presence(self) -> None:
-        """Let others find us, and look for them."""
         member, spawn = self._member, self._member.background.spawn
         spawn(self._watch_p2pd())
         if member.peer.reach is not None:
@@ -464,7 +452,6 @@ class Life:
             spawn(member.keeper.watch(member.history_filling))
 
     async def _say_waiting(self) -> None:
-        """Tell a person every second what is new, and now and then what we wait for."""
         member = self._member
         for second in itertools.count():
             now = self._loop.time()
@@ -543,7 +530,6 @@ class Life:
                     await committed.wait()
 
     def _look_back(self) -> None:
-        """Remember what has come since the last look."""
         member = self._member
         timeline, newest = member.diary.timeline, member.measurements.newest
         timeline.look(fragment.chain.header for fragment in member.core.fragments)
@@ -587,6 +573,47 @@ class Life:
         save_uplink(member.settings.data_dir, member.meters.uplink.measured_bits_per_s)
         save_timeline(member.holdings.store.folder, member.diary.timeline)
         await member.checkpoints.save()
+
+
+class OwnMember:
+    """Handle of one member, for its machine's owner (`daemon.owner.control.MemberHandle`)."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def names(self) -> tuple[str, str, str]:
+        member = self._member
+        return member.peer.identity.peer_id, member.settings.name, member.run.name
+
+    def state(self) -> str:
+        return self._member.report.shown_state
+
+    def recent(self) -> tuple[str, ...]:
+        return self._member.diary.recent
+
+    def has_handed_over(self) -> bool:
+        link = self._member.learner_link
+        return not link.ready.is_set() or link.handed_over
+
+    def follow(self, wish: ch.SpareMachine) -> None:
+        self._member.learner_link.follow(wish)
+
+    def permit(self, link: LinkCapacity) -> None:
+        up, down = link.upload_bits_per_s, link.download_bits_per_s
+        self._member.meters.permit(link)
+        self._member.peer.transport.allow(up if up < math.inf else 0.0, down if down < math.inf else 0.0)
+
+    def carried_bytes(self) -> tuple[int, int]:
+        return self._member.peer.transport.carried_bytes()
+
+    def hand_over_bytes(self) -> int:
+        """Count the bytes of a contribution and an update of every fragment."""
+        run = self._member.run
+        names = (run.manifest.codec.contribution, run.manifest.codec.update)
+        return sum(codec(name).encoded_bytes(layout.numel) for name in names for layout in run.layouts)
+
+    def note(self, words: str, reason: str) -> None:
+        self._member.diary.say(logging.INFO, "rest", words, why=reason)
 
 
 class RunHoldings:
@@ -776,50 +803,12 @@ def _download_words(manifest: Manifest, takes: Footprint) -> str:
     return f"{size_text(takes.download_bytes)} of parameters{tokenizer}, from peers"
 
 
-class MemberReins:
-    """Reins of one member (`daemon.control.owner.Reins`)."""
+def next_incarnation(restored: Restored, me: str) -> int:
+    """Make the incarnation of this life: milliseconds since 1970, but more than any in a restored chain.
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def names(self) -> tuple[str, str, str]:
-        """See `Reins.names`."""
-        member = self._member
-        return member.peer.identity.peer_id, member.settings.name, member.run.name
-
-    def state(self) -> str:
-        """See `Reins.state`."""
-        return self._member.report.word
-
-    def recent(self) -> tuple[str, ...]:
-        """See `Reins.recent`."""
-        return self._member.diary.recent
-
-    def has_handed_over(self) -> bool:
-        """See `Reins.has_handed_over`."""
-        link = self._member.learner_link
-        return not link.ready.is_set() or link.handed_over
-
-    def follow(self, wish: ch.SpareMachine) -> None:
-        """See `Reins.follow`."""
-        self._member.learner_link.follow(wish)
-
-    def permit(self, link: Link) -> None:
-        """See `Reins.permit`."""
-        up, down = link.upload_bits_per_s, link.download_bits_per_s
-        self._member.meters.permit(link)
-        self._member.peer.transport.allow(up if up < math.inf else 0.0, down if down < math.inf else 0.0)
-
-    def carried_bytes(self) -> tuple[int, int]:
-        """See `Reins.carried_bytes`."""
-        return self._member.peer.transport.carried_bytes()
-
-    def hand_over_bytes(self) -> int:
-        """See `Reins.hand_over_bytes`: a contribution and an update of every fragment."""
-        run = self._member.run
-        names = (run.manifest.codec.contribution, run.manifest.codec.update)
-        return sum(codec(name).encoded_bytes(layout.numel) for name in names for layout in run.layouts)
-
-    def note(self, words: str, reason: str) -> None:
-        """See `Reins.note`."""
-        self._member.diary.say(logging.INFO, "rest", words, why=reason)
+    With the clock set back, our contributions would be taken for ones of an earlier life that are merged
+    already.
+    """
+    marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
+    earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
+    return max(time.time_ns() // 1_000_000, earlier + 1)

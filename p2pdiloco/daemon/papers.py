@@ -2,7 +2,7 @@
 
 All of them are judged offline: by signatures, and the owner's peer id, which the run id covers. A clock is
 asked at the door only (`daemon.admission.Register`). `Invite` is a grant with its key as text, in one word
-that survives copying (`WordKind`, which run links use, too).
+that survives copying (`LinkFormat`, which run links use, too).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from p2pdiloco.core.api.types import PeerId, RunId, Signature, Vouch, Wire, sign
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.identity import Identity, peer_of, public_of, verify
 from p2pdiloco.util import direct_members, read_note
+
+logger = logging.getLogger(__name__)
 
 MAX_USES = 1024
 MAX_LISTED = 1024
@@ -202,8 +204,8 @@ W = TypeVar("W", bound=Wire)
 T = TypeVar("T")
 
 
-class WordKind(Struct, frozen=True):
-    """Kind of word: a structure as text in one word that survives copying.
+class LinkFormat(Struct, frozen=True):
+    """Format of a link or an invite: a structure as text, in one word that survives copying.
 
         <prefix><base32 of msgpack and 5 bytes of its SHA-256, small letters, no padding>
 
@@ -215,11 +217,11 @@ class WordKind(Struct, frozen=True):
     """Noun for people, with its article."""
     prefix: str
     domain: bytes
-    """Beginning of what is summed: the sum of another kind never fits."""
+    """Beginning of what is summed: the sum of another format never fits."""
     hint: str
 
     def fits(self, word: str) -> bool:
-        """Tell whether this is meant as one of this kind, whole or not."""
+        """Tell whether this is meant as one of this format, whole or not."""
         return "".join(word.split()).lower().startswith(self.prefix)
 
     def encode(self, packed: Wire) -> str:
@@ -283,7 +285,7 @@ def unpack_peers(peers: Peers) -> tuple[str, ...]:
     return addresses
 
 
-INVITE = WordKind(
+INVITE = LinkFormat(
     noun="an invite",
     prefix="p2pdiloco1",
     domain=b"p2pdiloco/1/invite\0",
@@ -368,7 +370,6 @@ def _unpacked(packed: _PackedInvite) -> Invite:
     return Invite.of(packed.run.hex(), right, unpack_peers(packed.peers))
 
 
-logger = logging.getLogger(__name__)
 NAME = "notice"
 
 

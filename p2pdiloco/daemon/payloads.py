@@ -33,6 +33,8 @@ from p2pdiloco.tensors.merge import Payload, memory_bytes
 from p2pdiloco.tensors.outer_update import Encoded, Pin
 from p2pdiloco.tensors.vault import Vault
 
+logger = logging.getLogger(__name__)
+
 
 class Tickets:
     """Table of payloads by ticket, by which the core knows them: contributions, partial merges and outer
@@ -265,7 +267,6 @@ def check_budget(most_bytes: float, least: int) -> None:
         )
 
 
-logger = logging.getLogger(__name__)
 IN_MEMORY_BYTES = 128 << 20
 """Bytes of what may go to the disk that stay in memory nevertheless: most is beyond doubt 20 s later, and
 to write and delete it took a twentieth of a round. Nothing stays where a person bounds memory."""

@@ -124,9 +124,9 @@ class Report:
         self._owner = owner
 
     @property
-    def word(self) -> NodeState:
+    def shown_state(self) -> NodeState:
         """State in one word: a node that could train, and rests for its owner, is idle."""
-        rests = self._owner is not None and self._owner.rest_row() is not None
+        rests = self._owner is not None and self._owner.pause_row() is not None
         return "idle" if rests and self.state == "training" else self.state
 
     def snapshot(self, now: float) -> NodeSnapshot:
@@ -141,7 +141,7 @@ class Report:
             peer=self._diary.me,
             run_name=self._run.name,
             run_id=self._run.id,
-            state=self.word,
+            state=self.shown_state,
             device=self._learner.device,
             inner_step=status.inner_step if status else 0,
             loss=status.loss if status else None,
@@ -178,7 +178,7 @@ class Report:
             link=self._link_watch.words[:240],
             course=self._course.row(now),
             start=self._core.grounds,
-            rest=self._owner.rest_row() if self._owner is not None else None,
+            rest=self._owner.pause_row() if self._owner is not None else None,
             transfer=self._owner.transfer_row() if self._owner is not None else None,
             excluded=excluded_rows(self._core.shared.excluded, lambda peer: self._diary.names.get(peer, "")),
         )
@@ -292,7 +292,6 @@ class Report:
         return round(sum(shares) / len(shares), 3) if shares else None
 
     def _some(self) -> Sequence[Fragment]:
-        """Choose the fragments that stand for all."""
         fragments = self._core.fragments
         return fragments[:: max(1, len(fragments) // MOST_COMPARED)]
 

@@ -10,7 +10,6 @@ from arch_source import modules, nodes
 
 TWICE = {
     "Admission": "a paper, beside the judge of offers in a round",
-    "Link": "a record of ports, beside a socket and a line of a plan",
     "Presence": "a wire struct, beside who keeps it up",
 }
 """Names that several classes have, and why."""

@@ -40,41 +40,6 @@ SILENT_S = 3.0
 PAUSE_S = 15.0
 
 
-class _PieceSink:
-    """Sink of one piece."""
-
-    def __init__(self, copying: Copying, copy: StateCopy, part: StatePart, peer: str, fragment: int) -> None:
-        self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
-        self._fragment = fragment
-        self.first = not copy.begun.is_set()
-        self.received_bytes = 0
-
-    def begin(self, header: bytes, payload_bytes: int) -> None:
-        copy, part = self._copy, self._part
-        found = wire.decode(header, wire.StateHeader)
-        version = found.version.header
-        if version.fragment != self._fragment:
-            raise RemoteError("wrong-fragment")
-        goes_on = (version.state_digest, found.offset) == (copy.digest, part.have)
-        if not goes_on and (not self.first or found.offset):
-            raise RemoteError("garbage", "goes on with something else than was asked for")
-        if self.first:
-            if not self._copying.versions.signed(found.version):
-                raise RemoteError("version-signature")
-            if not goes_on:
-                copy.anew(part)
-        if payload_bytes > part.end - part.have:
-            raise RemoteError("oversized", f"payload of {payload_bytes} bytes, asked for less")
-        part.began(self._copying.now())
-        copy.begins(self._peer, found if self.first else None)
-
-    def write(self, offset: int, chunk: memoryview) -> None:
-        part = self._part
-        self._copy.loan.write(part.began_at + offset, chunk)
-        part.came(part.began_at + offset + len(chunk))
-        self.received_bytes += len(chunk)
-
-
 class Copying:
     """Transfer of states on the newcomer's side: from several holders of one version, straight into the
     vault's spare.
@@ -416,6 +381,41 @@ class StateCopy:
         self.missing = deque([(part.end, self.size)] if part.end < self.size else [])
 
 
+class _PieceSink:
+    """Sink of one piece."""
+
+    def __init__(self, copying: Copying, copy: StateCopy, part: StatePart, peer: str, fragment: int) -> None:
+        self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
+        self._fragment = fragment
+        self.first = not copy.begun.is_set()
+        self.received_bytes = 0
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        copy, part = self._copy, self._part
+        found = wire.decode(header, wire.StateHeader)
+        version = found.version.header
+        if version.fragment != self._fragment:
+            raise RemoteError("wrong-fragment")
+        goes_on = (version.state_digest, found.offset) == (copy.digest, part.have)
+        if not goes_on and (not self.first or found.offset):
+            raise RemoteError("garbage", "goes on with something else than was asked for")
+        if self.first:
+            if not self._copying.versions.signed(found.version):
+                raise RemoteError("version-signature")
+            if not goes_on:
+                copy.anew(part)
+        if payload_bytes > part.end - part.have:
+            raise RemoteError("oversized", f"payload of {payload_bytes} bytes, asked for less")
+        part.began(self._copying.now())
+        copy.begins(self._peer, found if self.first else None)
+
+    def write(self, offset: int, chunk: memoryview) -> None:
+        part = self._part
+        self._copy.loan.write(part.began_at + offset, chunk)
+        part.came(part.began_at + offset + len(chunk))
+        self.received_bytes += len(chunk)
+
+
 MAX_PINS = 16
 """Number of states that are being read by others at one time."""
 SHARE = 4
@@ -547,7 +547,6 @@ class Donating:
 
 
 def _piece(buffers: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
-    """Cut the buffers' bytes from start to end."""
     found, base = [], 0
     for buffer in buffers:
         part = buffer[max(0, start - base) : max(0, end - base)]

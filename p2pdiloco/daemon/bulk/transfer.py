@@ -33,6 +33,9 @@ from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 logger = logging.getLogger(__name__)
 
 
+_FETCH_ERRORS = (TransportError, RemoteError)
+
+
 class Transfers:
     """Bulk streams of one run, on the daemon's side."""
 
@@ -271,9 +274,6 @@ class Transfers:
         detail = error.reason[:64] if isinstance(error, RemoteError) and not failure.innocent else ""
         logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
         self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, failure, detail))
-
-
-_FETCH_ERRORS = (TransportError, RemoteError)
 
 
 def _size_of(source: PullSource) -> int:

@@ -270,7 +270,6 @@ class Outlet(io.RawIOBase):
             self._thread.start()
 
     def _say_losses(self) -> None:
-        """Say how much is missing at just this place, if anything is."""
         lost, self._lost_lines, self._is_full = self._lost_lines, 0, False
         if lost:
             self._put(_Piece(f"{self._words(lost)}\n".encode(errors="backslashreplace"), lost))
@@ -441,7 +440,6 @@ class Lasting:
             self._progress.stop()
 
     def _is_due(self) -> bool:
-        """Tell whether it is time for a line: at first at once, then now and then."""
         now, first = self._now(), self._told_s == self._began_s
         if not first and now - self._told_s < LINE_EVERY_S:
             return False

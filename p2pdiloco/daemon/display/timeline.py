@@ -24,6 +24,8 @@ from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.errors import StorageError, encoded
 from p2pdiloco.util import BoundedDict, MovingAverage, clear_folder_at, read_note
 
+logger = logging.getLogger(__name__)
+
 MAX_LOSS = 1e6
 """Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
 Text = Annotated[str, Meta(max_length=80)]
@@ -174,7 +176,6 @@ def sane(point: LossPoint, now_s: float) -> bool:
     return abs(point.loss) <= MAX_LOSS and now_s - MAX_AGE_S <= point.at_s <= now_s + 300
 
 
-logger = logging.getLogger(__name__)
 NAME = "timeline.json"
 MAX_MERGED = 1024
 """Members of which it is known when their work was merged last."""
@@ -334,7 +335,6 @@ _decoder = msgspec.json.Decoder(KeptTimeline)
 
 
 def _said_of(reason: str) -> str:
-    """Word what a node says of itself as others say it."""
     beginning = next((ours for ours in OF_OTHERS if reason.startswith(ours)), "")
     return OF_OTHERS[beginning] + reason.removeprefix(beginning) if beginning else reason
 

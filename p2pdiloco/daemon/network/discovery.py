@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from p2pdiloco.daemon.admission import Introductions
     from p2pdiloco.daemon.course import Measurements
 
+
+logger = logging.getLogger(__name__)
+
 MAX_NAMED = 4096
 """Number of peers that are remembered by name; the one unseen for longest is forgotten first."""
 LATELY_S = 86_400.0
@@ -74,7 +77,6 @@ class Names(BoundedDict[str, str]):
         return tuple(peer for when_s, peer in sorted(seen, reverse=True) if now - when_s < LATELY_S)
 
 
-logger = logging.getLogger(__name__)
 LIFETIME_S = 45.0
 REFRESH_S = 12.0
 LOOK_S = 3.0
@@ -95,14 +97,6 @@ REDIAL_HIDDEN_S = 30.0
 REST_S, MOST_REST_S = 6.0, 120.0
 """Time for which an author who could not be dialled is left alone, doubled at every failure in a row up to
 the second: records of generated keys name anything."""
-
-
-async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
-    """Keep our list of runs on the DHT, for ever."""
-    while True:
-        value = wire.encode(wire.RunList(tuple(runs())[: wire.MAX_RUNS]))
-        await transport.put_record(wire.RUNS_KEY, value, LIFETIME_S)
-        await asyncio.sleep(REFRESH_S)
 
 
 class OurRecord:
@@ -365,6 +359,14 @@ class Presence:
 
 ASK_TIMEOUT_S, STATUS_TIMEOUT_S = 5.0, 3.0
 T = TypeVar("T")
+
+
+async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
+    """Keep our list of runs on the DHT, for ever."""
+    while True:
+        value = wire.encode(wire.RunList(tuple(runs())[: wire.MAX_RUNS]))
+        await transport.put_record(wire.RUNS_KEY, value, LIFETIME_S)
+        await asyncio.sleep(REFRESH_S)
 
 
 def _ignored(_peer: str, _why: str) -> None:

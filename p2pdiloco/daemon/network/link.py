@@ -40,7 +40,7 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.versions import level_sizes
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.capacity import TELL_EVERY_S, UPDATE_COPIES, Meter, UplinkMeter
-from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.bulk.updates import degree
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.learner_link import LearnerLink
@@ -50,6 +50,8 @@ from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.merge import partial_bytes
 from p2pdiloco.util import read_note
+
+logger = logging.getLogger(__name__)
 
 LABEL_BYTES = 400
 """Bytes of the label of a contribution, a partial merge or a version, without its contributors."""
@@ -134,7 +136,7 @@ def neighbours(manifest: Manifest, members: int) -> float:
     return (members - 1) * (1 - (1 - 1 / groups) ** manifest.sync.fragments)
 
 
-def control_doubts(manifest: Manifest, limits: Link) -> list[str]:
+def control_doubts(manifest: Manifest, limits: LinkCapacity) -> list[str]:
     """Warn about limits of a person that leave nothing beside control messages.
 
     Counted are as many members as are expected, or as a group holds, if that is more. Control messages are
@@ -154,7 +156,7 @@ def control_doubts(manifest: Manifest, limits: Link) -> list[str]:
     ]
 
 
-def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Demand:
+def demand(manifest: Manifest, link: LinkCapacity, members: int, step_s: float) -> Demand:
     """Compute what `manifest` asks of a member with this link, in a run of so many members.
 
     Raises:
@@ -165,7 +167,7 @@ def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Deman
 
 
 def demand_of(
-    manifest: Manifest, layouts: tuple[FragmentLayout, ...], link: Link, members: int, step_s: float
+    manifest: Manifest, layouts: tuple[FragmentLayout, ...], link: LinkCapacity, members: int, step_s: float
 ) -> Demand:
     """Compute the demand with the model cut into fragments already. An unknown rate of the link is
     infinite."""
@@ -280,7 +282,7 @@ class Advice(Struct, frozen=True):
     """Warnings about the manifest with this setting: what nobody has shown to work."""
 
 
-def advise(manifest: Manifest, link: Link, members: int, step_s: float) -> Advice | None:
+def advise(manifest: Manifest, link: LinkCapacity, members: int, step_s: float) -> Advice | None:
     """Find the smallest H, and with it the most faithful codec, that the link carries with comfort.
 
     With them come a P with which rounds are short, and a tau that holds. None: the link carries no setting.
@@ -470,7 +472,7 @@ class LinkWatch:
         self.words = "" if keeps_up else self._say(link, found)
         return True
 
-    def _say(self, link: Link, found: Demand) -> str:
+    def _say(self, link: LinkCapacity, found: Demand) -> str:
         has = [
             f"{rate_text(rate)}bit/s {way}"
             for rate, way in ((link.upload_bits_per_s, "up"), (link.download_bits_per_s, "down"))
@@ -495,14 +497,14 @@ def behind(found: Demand) -> int:
     return SLOW_OFFICES if found.download_share > 1 + TOLERANCE else FOLLOWS
 
 
-UNLIMITED = Link(math.inf, math.inf)
+UNLIMITED = LinkCapacity(math.inf, math.inf)
 
 
 class LinkMeters:
     """Meters of our link, each way, by all payload bytes of one transport, beside what a person permits."""
 
     def __init__(
-        self, transport: Transport, limits: Link = UNLIMITED, remembered_bits_per_s: float = math.inf
+        self, transport: Transport, limits: LinkCapacity = UNLIMITED, remembered_bits_per_s: float = math.inf
     ) -> None:
         """`limits`: rates that a person permits; infinite where nothing is said. `remembered_bits_per_s`:
         what the uplink carried in an earlier life."""
@@ -517,7 +519,7 @@ class LinkMeters:
         self.downlink = Meter(lambda: self._transport.payload_bytes()[1], now, LINK_OVERHEAD)
         """Meter that runs while updates that we asked for come."""
 
-    def permit(self, limits: Link) -> None:
+    def permit(self, limits: LinkCapacity) -> None:
         """Go by other rates of a person's from now on."""
         self.limits = limits
 
@@ -527,10 +529,10 @@ class LinkMeters:
         return self._transport.payload_bytes()[0]
 
     @property
-    def link(self) -> Link:
+    def link(self) -> LinkCapacity:
         """Rates of the link as far as they are known. Round trips do not count: they cost delay, not
         participation."""
-        return Link(
+        return LinkCapacity(
             min(self.limits.upload_bits_per_s, self.uplink.sure_bits_per_s),
             min(self.limits.download_bits_per_s, self.downlink.bits_per_s),
             0.0,
@@ -540,9 +542,6 @@ class LinkMeters:
     def uplink_bytes_per_s(self) -> float:
         """Rate of the uplink as far as it is known: what a person permits, or what was measured."""
         return self.link.upload_bits_per_s / 8
-
-
-logger = logging.getLogger(__name__)
 
 
 class LinkTeller:

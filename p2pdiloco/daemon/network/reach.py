@@ -46,7 +46,7 @@ from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.util import BoundedDict
@@ -247,7 +247,6 @@ class Reachability:
         return True
 
     async def _look_outside(self, voices: Sequence[Voice], own_ips: set[str]) -> None:
-        """Look for addresses that lead to us from outside, and tell the transport those that are proved."""
         now = self._now()
         for place in self._named.add(voices, own_ips, now)[:MAX_IPS]:
             if await self._transport.answers_at(self._transport.peer_id, *place, DIAL_S):
@@ -461,9 +460,9 @@ class MeasuredLink(Struct, frozen=True):
     took_s: float
 
     @property
-    def link(self) -> Link:
+    def link(self) -> LinkCapacity:
         """Measured rates and latency as `daemon.network.link` takes them."""
-        return Link(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
+        return LinkCapacity(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
 
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from p2pdiloco.config.settings import (
     value_text,
 )
 from p2pdiloco.daemon.budgets import apart, begun
-from p2pdiloco.daemon.display.snapshot import Finding, Rest, RestReason, TransferRow, size
+from p2pdiloco.daemon.display.snapshot import Finding, LearnerPause, PauseReason, TransferRow, size
 from p2pdiloco.daemon.owner.pauses import Governor, OwnersMachine
 from p2pdiloco.errors import StorageError
 from p2pdiloco.util import read_note
@@ -43,6 +43,28 @@ logger = logging.getLogger(__name__)
 WARN_SHARE = 0.8
 RESERVE_SHARE = 0.1
 """Largest share of the budget that is left for handing over."""
+
+
+class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of the file."""
+
+    limits: OwnLimits = OwnLimits()
+    changed: tuple[str, ...] = ()
+    """Names of the limits that were changed, also back to none."""
+    paused_since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    """Seconds since 1970; 0: not paused."""
+
+
+class LimitRow(Struct, frozen=True):
+    """Row of one limit that can be changed while the node runs."""
+
+    name: str
+    """Name of its flag, without the dashes in front: "max-upload"."""
+    value: str
+    """Value as `limits` takes it, such as "20Mbit"; empty: no limit."""
+    comes_from: str
+    """Source of the value: "default", "start" (a flag, the environment or a file), "limits" (changed
+    while it ran, and kept)."""
 
 
 class WishKeeper:
@@ -131,20 +153,20 @@ class WishKeeper:
         """Leave so many bytes of the budget for handing over."""
         self._reserve_bytes = nbytes
 
-    def look(self, now: float, wall: float) -> Rest | None:
+    def look(self, now: float, wall: float) -> LearnerPause | None:
         """Decide whether the learner rests. `now`: a clock that is never set."""
         return self._governor.look(now, wall, self._words(wall))
 
     def _words(self, wall: float) -> list[Finding]:
         found = []
         if since := self.finishing_since:
-            found.append(Finding(RestReason.FINISHING, "finishing", "the node has left", since))
+            found.append(Finding(PauseReason.FINISHING, "finishing", "the node has left", since))
         if since := self.paused_since:
-            found.append(Finding(RestReason.PAUSED, "paused by its owner", "`p2pdiloco resume`", since))
+            found.append(Finding(PauseReason.PAUSED, "paused by its owner", "`p2pdiloco resume`", since))
         if self.is_used_up(wall):
             words = f"this month's {size(self.bounds.transfer_bytes)} of transfer are used up"
             ends = f"{month_ends(wall)}, or --max-transfer is raised"
-            found.append(Finding(RestReason.TRANSFER, words, ends))
+            found.append(Finding(PauseReason.TRANSFER, words, ends))
         return found
 
     def is_used_up(self, wall: float) -> bool:
@@ -176,28 +198,6 @@ class WishKeeper:
 
 
 FILE = "owner.json"
-
-
-class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file."""
-
-    limits: OwnLimits = OwnLimits()
-    changed: tuple[str, ...] = ()
-    """Names of the limits that were changed, also back to none."""
-    paused_since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
-    """Seconds since 1970; 0: not paused."""
-
-
-class LimitRow(Struct, frozen=True):
-    """Row of one limit that can be changed while the node runs."""
-
-    name: str
-    """Name of its flag, without the dashes in front: "max-upload"."""
-    value: str
-    """Value as `limits` takes it, such as "20Mbit"; empty: no limit."""
-    comes_from: str
-    """Source of the value: "default", "start" (a flag, the environment or a file), "limits" (changed
-    while it ran, and kept)."""
 
 
 _decoder = msgspec.json.Decoder(KeptWishes)
@@ -384,7 +384,6 @@ class TransferBook:
         return before is not None and abs((wall - before[1]) - (now - before[0])) > JUMP_S
 
     def _take_up(self) -> None:
-        """Take up what came of a write, if it is done."""
         if self._writing is not None and self._writing.done():
             self._note(self._writing.result())
             self._writing = None

@@ -56,10 +56,10 @@ from p2pdiloco.daemon.papers import (
     MAX_ADDRESSES,
     Invite,
     Key,
+    LinkFormat,
     Notice,
     Peers,
     Right,
-    WordKind,
     decode_invite,
     encode_invite,
     grant,
@@ -80,7 +80,7 @@ PULL_TIMEOUT_S = 10.0
 MAX_ASKED = 8
 """Number of peers that are asked for a manifest at one go, beside those that we were told to join."""
 MAX_NAMES = 4
-MAX_WORDS = 8
+MAX_NAMED_RUNS = 8
 SHORT = 12
 """Digits of a run id that people are shown."""
 ID_DIGITS = 64
@@ -194,8 +194,8 @@ def peers_of(addresses: Iterable[str]) -> list[str]:
 def run_names(listed: Iterable[ListedRun]) -> str:
     """List names of runs, for a person to choose from; of many the first ones."""
     names = sorted(f"{entry.name} ({entry.run[:SHORT]})" for entry in listed)
-    more = f" and {len(names) - MAX_WORDS} more" if len(names) > MAX_WORDS else ""
-    return ", ".join(names[:MAX_WORDS]) + more
+    more = f" and {len(names) - MAX_NAMED_RUNS} more" if len(names) > MAX_NAMED_RUNS else ""
+    return ", ".join(names[:MAX_NAMED_RUNS]) + more
 
 
 def saved_runs(data_dir: Path) -> dict[str, tuple[ListedRun, SignedManifest]]:
@@ -409,7 +409,7 @@ def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
 
 
 SCHEME = "p2pdiloco:"
-LINK = WordKind(
+LINK = LinkFormat(
     noun="a run link",
     prefix=f"{SCHEME}1",
     domain=b"p2pdiloco/1/link\0",
@@ -431,7 +431,7 @@ class _PackedLink(Wire, frozen=True):
 
 
 class RunLink(Struct, frozen=True):
-    """Run, and the way to it in one word, `p2pdiloco:1<base32>` (`daemon.papers.WordKind`): all that a node
+    """Run, and the way to it in one word, `p2pdiloco:1<base32>` (`daemon.papers.LinkFormat`): all that a node
     needs to take part.
 
     A link holds no secret, unless an invite was put in. It makes joining sure: a node that dials the peers
@@ -483,12 +483,12 @@ def _worth_telling(addresses: Sequence[str]) -> Sequence[str]:
     return [address for address in addresses if not is_loopback(address)] or addresses
 
 
-def is_word(text: str) -> bool:
+def is_link(text: str) -> bool:
     """Tell whether this is meant as a link or an invite, whole or not."""
     return "".join(text.split()).lower().startswith(SCHEME) or INVITE.fits(text)
 
 
-def read_word(text: str) -> RunLink:
+def read_link(text: str) -> RunLink:
     """Read a link, or an invite. Raises: ConfigError (it is neither, or damaged)."""
     word = "".join(text.split()).lower()
     if INVITE.fits(text):
@@ -518,34 +518,34 @@ def _unpacked(packed: _PackedLink) -> RunLink:
 
 
 class Way(Struct, frozen=True):
-    """Way into a swarm, as a person gave it: addresses, a run, or a word that says both."""
+    """Way into a swarm, as a person gave it: addresses, a run, or a link that says both."""
 
     join: tuple[str, ...]
-    """Addresses, without words."""
+    """Addresses, without links."""
     run: str
-    word: str = ""
-    """Link or invite that was given; empty: none."""
+    text: str = ""
+    """Link or invite that was given, as text; empty: none."""
     link: RunLink | None = None
-    """Contents of that word."""
+    """Contents of that text."""
 
 
-def way_of(join: Sequence[str], run: str = "", word: str = "") -> Way:
-    """Read what a person gave: `--join`, each an address or a word, `--run`, and a word by itself.
+def way_of(join: Sequence[str], run: str = "", text: str = "") -> Way:
+    """Read what a person gave: `--join`, each an address or a link, `--run`, and a link by itself.
 
-    Raises: ConfigError (a word is damaged, or is to another run than `run`; or there are several).
+    Raises: ConfigError (a link is damaged, or is to another run than `run`; or there are several).
     """
-    words = [*filter(None, (word,)), *filter(is_word, join)]
-    if not words:
+    texts = [*filter(None, (text,)), *filter(is_link, join)]
+    if not texts:
         return Way(tuple(join), run)
-    if len(words) > 1:
+    if len(texts) > 1:
         raise ConfigError("several run links or invites are given, and one says all", "leave all but one out")
-    link = read_word(words[0])
+    link = read_link(texts[0])
     if not link.means(run):
-        what = "invite" if INVITE.fits(words[0]) else "link"
+        what = "invite" if INVITE.fits(texts[0]) else "link"
         raise ConfigError(f"the {what} is to run {link.title}, and --run says {run}", "leave --run out")
-    plain = [address for address in join if not is_word(address)]
+    plain = [address for address in join if not is_link(address)]
     addresses = tuple(dict.fromkeys([*plain, *link.addresses]))
-    return Way(addresses, link.run, words[0], link)
+    return Way(addresses, link.run, texts[0], link)
 
 
 _SETTINGS: tuple[type[NodeSettings] | type[BootstrapSettings], ...] = (NodeSettings, BootstrapSettings)
@@ -717,8 +717,8 @@ class Ownership:
 
     def key_of(self, word: str) -> str:
         """Find the key of an invite by its text, its name, or the key itself. Raises: UserError."""
-        if is_word(word):
-            invite = read_word(word).invite
+        if is_link(word):
+            invite = read_link(word).invite
             if invite is None:
                 raise UserError("there is no invite in this run link", "name one, or give the invite itself")
             return invite.grant.key

@@ -85,6 +85,8 @@ from p2pdiloco.tensors.sizes import (
 )
 from p2pdiloco.tensors.vault import Vault
 
+logger = logging.getLogger(__name__)
+
 
 class Run(PublishedRun, frozen=True, kw_only=True):
     """Verified run and what follows from its manifest."""
@@ -357,9 +359,6 @@ def footprint_of(manifest: Manifest) -> Footprint:
         ),
         download_bytes=STATE_BYTES * numel + given,
     )
-
-
-logger = logging.getLogger(__name__)
 
 
 def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:

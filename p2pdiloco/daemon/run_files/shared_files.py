@@ -38,6 +38,8 @@ from p2pdiloco.tasks.tokens import FILE, MAX_TOKENIZER_BYTES, digest_of, read_to
 from p2pdiloco.tensors.sizes import MAX_NUMEL
 from p2pdiloco.util import clear_folder_at
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 PAUSE_S = 15.0
 MAX_ASKED = 8
@@ -112,7 +114,6 @@ def mapped(file: Path) -> memoryview | None:
         return None
 
 
-logger = logging.getLogger(__name__)
 HEADER_BYTES, HEADER_BYTES_A_TENSOR = 4096, 512
 """Most that the header of such a file takes, beside the names: in JSON a letter is up to six bytes."""
 
