@@ -123,7 +123,7 @@ async def test_a_socket_of_another_user_is_root_s_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, is_taken: bool
 ) -> None:
     async with served(tmp_path):
-        # The server sees asyncio's view of its socket, and takes the asker for its owner; the client does not.
+        # The server sees asyncio's view of its socket, and takes it for its owner's; the client does not.
         monkeypatch.setattr(control, "is_owner", lambda connection: not isinstance(connection, socket.socket))
         monkeypatch.setattr(control.os, "geteuid", lambda: user)
         if is_taken:
