@@ -20,25 +20,26 @@ import psutil
 
 ALLOWED = {
     # Before the transport begins.
-    ("data_dir.py", "lock"),
-    ("data_dir.py", "__enter__"),
-    ("identity.py", "load_or_create"),
-    ("own.py", "keep_invite"),
-    ("peers_file.py", "keep_joined_through"),
+    ("data_dir.py", "DataDir.lock"),
+    ("data_dir.py", "DataDir.__enter__"),
+    ("identity.py", "Identity.load_or_create"),
+    ("admission.py", "keep_invite"),
+    ("known_runs.py", "keep_joined_through"),
     # Before the node is a member: it sends no heartbeats, and nobody counts on it.
-    ("holdings.py", "__init__"),
-    ("own.py", "own_admission"),
-    ("approval.py", "approve"),
-    ("approval.py", "check"),
-    ("runs.py", "room_for"),
-    ("visitor.py", "visit"),  # a command is no daemon
+    ("member.py", "RunHoldings.__init__"),
+    ("admission.py", "own_admission"),
+    ("member.py", "Approval.approve"),
+    ("member.py", "Approval.check"),
+    ("run.py", "room_for"),
+    ("status_command.py", "visit"),  # a command is no daemon
     # Of tests: a node signs in another thread, a bootstrap in another process.
-    ("runs.py", "sign_run"),
-    ("signing.py", "sign_all"),
-    ("owner.py", "__init__"),
+    ("run.py", "sign_run"),
+    ("served_runs.py", "sign_all"),
+    ("control.py", "NodeControls.__init__"),
 }
-"""Functions of the package, by file, below which a start may wait."""
-ROOMS = ("/p2pdiloco/daemon/", "/p2pdiloco/adapters/net/", "/p2pdiloco/web/")
+"""Functions of the package, by file and qualified name, below which a start may wait."""
+NET = ("dns", "endpoint", "flow", "framing", "hivemind_", "multiaddrs", "p2pd", "streams")
+ROOMS = ("/p2pdiloco/daemon/", "/p2pdiloco/web/", *(f"/p2pdiloco/adapters/{name}" for name in NET))
 """Rooms of what a daemon's loop runs."""
 TESTS = Path(__file__).parent
 READERS = ("cpu_times", "net_if_stats", "process_iter", "sensors_battery", "virtual_memory")
@@ -59,7 +60,7 @@ def may_wait() -> bool:
         else:
             is_package = f"{os.sep}p2pdiloco{os.sep}" in code.co_filename
             coroutine = coroutine or (is_package and bool(code.co_flags & inspect.CO_COROUTINE))
-        if (Path(code.co_filename).name, code.co_name) in ALLOWED:
+        if (Path(code.co_filename).name, code.co_qualname) in ALLOWED:
             return True
         ours = ours or any(room in code.co_filename for room in ROOMS)
         frame = frame.f_back

@@ -42,9 +42,9 @@ from p2pdiloco.daemon.run_files.known_runs import (
     PublishedRun,
     RunSearch,
     Way,
-    is_word,
+    is_link,
     peers_of,
-    read_word,
+    read_link,
     way_of,
 )
 from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError, clean
@@ -173,7 +173,7 @@ class Guide:
     def _look(self, way: Way, run: str) -> None:
         self._run = None
         click.echo("looking at the run …", err=True)
-        settings = NodeSettings(join=way.join, run=way.run or run, invite=way.word, data_dir=self.data_dir)
+        settings = NodeSettings(join=way.join, run=way.run or run, invite=way.text, data_dir=self.data_dir)
         found = manifest_to_join(settings)
         self._check_admission(found, way)
         self._run = found
@@ -210,8 +210,8 @@ class Guide:
         """Make the settings: what was there before, and the answers in its place."""
         way: Way = answers["way"]
         values = {key: value for key, value in self._before.items() if key not in ("invite", "join", "run")}
-        if way.word:
-            values["invite"] = "".join(way.word.split())
+        if way.text:
+            values["invite"] = "".join(way.text.split())
         else:
             values |= {"join": way.join, "run": self._run.id if self._run is not None else way.run}
         asked = ("name", "data", "max_upload", "max_download", "max_disk", *LIMITS)
@@ -220,7 +220,7 @@ class Guide:
 
 def _read_way(word: str) -> Way:
     """Read a link, an invite or an address. Raises: ConfigError."""
-    if not is_word(word):
+    if not is_link(word):
         check_join_address(word)
     return way_of((word,))
 
@@ -533,7 +533,7 @@ def _kind_of(word: str) -> str:
     """Say what a word is, and whether it is a secret. Raises: ConfigError."""
     if INVITE.fits(word):
         return "an invite: a secret"
-    if read_word(word).invite is not None:
+    if read_link(word).invite is not None:
         return "a run link with an invite in it: a secret"
     return "a run link, which is no secret"
 

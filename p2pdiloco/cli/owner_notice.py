@@ -51,8 +51,8 @@ from p2pdiloco.daemon.papers import (
 from p2pdiloco.daemon.run_files.known_runs import (
     Ownership,
     RunSearch,
+    is_link,
     is_whole_id,
-    is_word,
     load_own_addresses,
     load_peers,
     peers_of,
@@ -535,7 +535,7 @@ async def _give(
 def why_cannot_join(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:
     """Say why this folder's node cannot join; empty: it can. Raises: UserError (there is nobody to ask)."""
     try:
-        way = way_of(join, word=run) if is_word(run) else way_of(join, run)
+        way = way_of(join, text=run) if is_link(run) else way_of(join, run)
     except ConfigError as error:
         return str(error)
     invite = way.link.invite if way.link is not None else None

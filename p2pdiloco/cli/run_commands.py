@@ -444,12 +444,12 @@ def plan(
     if manifest is None:
         raise InvariantViolation("a plan without a manifest")
     # Imported here so that --help does not pay for torch.
-    from p2pdiloco.daemon.budgets import Link
+    from p2pdiloco.daemon.budgets import LinkCapacity
     from p2pdiloco.daemon.network.link import advise, demand
 
     members = members or manifest.group.expected_members or MEMBERS
-    known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
-    link = Link(
+    known = measured.link if measured else LinkCapacity(given_up, given_up, LATENCY_MS / 1e3)
+    link = LinkCapacity(
         given_up or known.upload_bits_per_s,
         given_down or known.download_bits_per_s,
         known.latency_s if latency_ms is None else latency_ms / 1e3,

@@ -1,4 +1,15 @@
-"""Membership as a run decides it: invites, admissions and the owner's notice, at the door and on the disk."""
+"""Membership as a run decides it: invites, admissions and the owner's notice, at the door and on the disk.
+
+`Membership` has the `Register` of this node's run with its files, the `Gate` before it, and our
+`Introductions` to others. The functions at the end find out what this node itself shows: by an invite, by the
+owner's key in its folder, or from an earlier start.
+
+    <data_dir>/invite.txt                    the invite or run link that was given last; perhaps a secret
+    <data_dir>/runs/<run id, 16>/admission   what this node shows its peers
+    <data_dir>/runs/<run id, 16>/admitted    whom this node has seen admitted, by invite; at most a second old
+
+Rules: docs/protocol/trust.md, section 1.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +57,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     Way,
     load_joined_through,
     peers_file,
-    read_word,
+    read_link,
     way_of,
 )
 from p2pdiloco.daemon.wire import (
@@ -65,14 +76,7 @@ from p2pdiloco.identity import Identity, verify
 from p2pdiloco.ports import Transport
 from p2pdiloco.util import BoundedDict, read_note
 
-# Register of a run's members, as one node has it: whom it has admitted, and what the owner's notice says.
-#
-# Everything is judged by signatures. A clock is asked only where a peer is seen for the first time: whoever
-# has been admitted once stays so after the invite's end, and whoever has a mark in the chain was. A newcomer
-# has no chain yet, and everybody whom it meets may have been there for long: it takes expired ones for the
-# time being, and whoever has no mark when it is a member itself has to be vouched for by another. `uses` are
-# counted by what this node has seen or was told; two nodes that cannot hear each other may together admit
-# more.
+logger = logging.getLogger(__name__)
 
 MAX_ADMITTED = 4096
 
@@ -85,8 +89,165 @@ class Charter(Struct, frozen=True):
     mode: Literal["open", "invite", "list"] = "open"
 
 
+class Change(Enum):
+    """Changes of the register."""
+
+    ADMITTED = "admitted"
+    NOTICE = "notice"
+
+
+class NotAdmitted(RemoteError):
+    """Refusal of a peer that the run has not admitted."""
+
+    def __init__(self, why: Unheard) -> None:
+        super().__init__(why.value)
+
+
+SAVE_PAUSE_S = 1.0
+FIRST_ROUND_S = 5.0
+"""Time after the start at which a node compares what it knows: its notice may be of long ago."""
+
+
+class _Users(Wire, frozen=True):
+    """Peers that came with one grant, as they are kept."""
+
+    grant: Grant
+    peers: Annotated[tuple[tuple[PeerId, Signature], ...], Meta(max_length=MAX_ADMITTED)]
+
+
+class Membership:
+    """Membership of one run, on one node."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        run: PublishedRun,
+        data_dir: Path,
+        worked: Callable[[str], bool],
+        settled: Callable[[], bool],
+        on_notice: Callable[[], None] = lambda: None,
+        proof_of: Callable[[str], Evidence | None] = lambda _peer: None,
+        proven: Callable[[str, Evidence], None] = lambda _peer, _proof: None,
+    ) -> None:
+        """`worked`, `settled`, `proof_of`: see `Register`. `on_notice` is called when there is a newer
+        notice; `proven` when a peer shows why it excludes us.
+
+        Raises: StorageError, UserError (this node has no invite where one is needed).
+        """
+        self._folder = run_folder(data_dir, run.id)
+        self._news = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        self._saving: asyncio.Task[None] | None = None
+        """Saving of the newest notice."""
+        self._notice_is_new = self._register_is_new = False
+        self._me, self._name = transport.peer_id, run.name
+        self._on_notice = on_notice
+        owner = run.signed.owner
+        charter = Charter(run.id, owner, run.manifest.admission.mode)
+        self.register = Register(charter, worked, settled, proof_of=proof_of)
+        notice = load_notice(self._folder, run.id, owner)
+        if notice is not None:
+            self.register.take_notice(notice)
+        for shown in self._load():
+            self.register.take(shown.peer, shown, vouched=True)
+        ours = own_admission(data_dir, run, transport.peer_id)
+        if ours is None and run.manifest.admission.mode == "invite":
+            raise UserError(
+                f"run {run.name} takes members by invite, and this node has none",
+                "ask the run's owner for one, who makes it with `p2pdiloco invite`: p2pdiloco node INVITE",
+            )
+        self._grant = ours.grant if ours is not None else None
+        if ours is not None:
+            self.register.take(transport.peer_id, ours, vouched=True)
+        self.gate = Gate(self.register, ours, self._changed)
+        self.introductions = Introductions(transport, self.register, ours, self._changed, proven)
+
+    def _load(self) -> list[Admission]:
+        decode = msgspec.msgpack.Decoder(tuple[_Users, ...]).decode
+        users = read_note(self._folder / "admitted", decode, logger.warning) or ()
+        found = [Admission(u.grant, peer, signature) for u in users for peer, signature in u.peers]
+        return found[:MAX_ADMITTED]
+
+    def _changed(self, what: Change) -> None:
+        if what is Change.NOTICE:
+            self._notice_is_new = True
+            self._say_notice()
+            self._saving = asyncio.ensure_future(self._save_notice())  # at once: it must never go back
+            self._on_notice()
+        else:
+            self._register_is_new = True
+        self._news.set()
+
+    def _say_notice(self) -> None:
+        notice = self.register.notice
+        assert notice is not None
+        figures = {"number": notice.sequence, **notice_figures(notice)}
+        logger.info("the run's owner has a new notice, number %(number)d: " + NOTICE_WORDS, figures)
+        fault = self.register.would_take(self._me, self._grant)
+        if fault is not None:
+            logger.error("%s: nobody of run %s takes anything from this node", fault, self._name)
+
+    async def _save_notice(self) -> None:
+        """Save the newest notice, after those before it."""
+        async with self._one_at_a_time:
+            notice = self.register.notice
+            assert notice is not None
+            try:
+                await asyncio.to_thread(save_notice, self._folder, notice)
+            except (StorageError, UserError) as error:
+                logger.warning("%s", error)
+
+    async def close(self) -> None:
+        """Save what is not saved yet."""
+        if self._saving is not None:
+            await self._saving
+        self.save()
+
+    def save(self) -> None:
+        """Save whom we have seen admitted, if that has changed. A failure is logged: it costs memory only."""
+        if not self._register_is_new:
+            return
+        self._register_is_new = False
+        users: dict[Grant, list[tuple[str, bytes]]] = {}
+        for shown in self.register.admissions:
+            users.setdefault(shown.grant, []).append((shown.peer, shown.signature))
+        content = msgspec.msgpack.encode(tuple(_Users(g, tuple(peers)) for g, peers in users.items()))
+        try:
+            Files().save(self._folder / "admitted", [content], durable=False)
+        except StorageError as error:
+            logger.warning("%s", error)
+
+    async def watch(self) -> None:
+        """Keep what is new, pass it on, and compare notes with other members, for ever."""
+        round_s = FIRST_ROUND_S
+        while True:
+            try:
+                async with asyncio.timeout(round_s):
+                    await self._news.wait()
+            except TimeoutError:
+                await self.introductions.compare()
+                round_s = ROUND_S
+            self._news.clear()
+            if self._notice_is_new:
+                self._notice_is_new = False
+                assert self._saving is not None
+                await asyncio.shield(self._saving)
+                await self.introductions.pass_on()
+            self.save()
+            await asyncio.sleep(SAVE_PAUSE_S)
+
+
 class Register:
-    """Register of one run."""
+    """Register of a run's members, as one node has it: whom it has admitted, and what the owner's notice
+    says.
+
+    Everything is judged by signatures. A clock is asked only where a peer is seen for the first time: a peer
+    that has been admitted once stays so after the invite's end, and so does one that has a mark in the chain.
+    A newcomer has no chain yet, and everybody whom it meets may have been there for long: it takes expired
+    admissions for the time being. When it is a member itself, a peer without a mark has to be vouched for by
+    another. `uses` are counted by what this node has seen or was told; two nodes that cannot hear each other
+    may together admit more.
+    """
 
     def __init__(
         self,
@@ -232,149 +393,6 @@ class Register:
         return tuple(left[-most:])
 
 
-# Membership of this node's run: the register with its files, the gate before it, and our introductions.
-#
-# <data_dir>/runs/<run id, 16>/admitted   whom this node has seen admitted, by invite; at most a second old
-
-logger = logging.getLogger(__name__)
-SAVE_PAUSE_S = 1.0
-FIRST_ROUND_S = 5.0
-"""Time after the start at which a node compares what it knows: its notice may be of long ago."""
-
-
-class _Users(Wire, frozen=True):
-    """Peers that came with one grant, as they are kept."""
-
-    grant: Grant
-    peers: Annotated[tuple[tuple[PeerId, Signature], ...], Meta(max_length=MAX_ADMITTED)]
-
-
-class Membership:
-    """Membership of one run, on one node."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        run: PublishedRun,
-        data_dir: Path,
-        worked: Callable[[str], bool],
-        settled: Callable[[], bool],
-        on_notice: Callable[[], None] = lambda: None,
-        proof_of: Callable[[str], Evidence | None] = lambda _peer: None,
-        proven: Callable[[str, Evidence], None] = lambda _peer, _proof: None,
-    ) -> None:
-        """`worked`, `settled`, `proof_of`: see `Register`. `on_notice` is called when there is a newer
-        notice; `proven` when a peer shows why it excludes us.
-
-        Raises: StorageError, UserError (this node has no invite where one is needed).
-        """
-        self._folder = run_folder(data_dir, run.id)
-        self._news = asyncio.Event()
-        self._one_at_a_time = asyncio.Lock()
-        self._saving: asyncio.Task[None] | None = None
-        """Saving of the newest notice."""
-        self._notice_is_new = self._register_is_new = False
-        self._me, self._name = transport.peer_id, run.name
-        self._on_notice = on_notice
-        owner = run.signed.owner
-        charter = Charter(run.id, owner, run.manifest.admission.mode)
-        self.register = Register(charter, worked, settled, proof_of=proof_of)
-        notice = load_notice(self._folder, run.id, owner)
-        if notice is not None:
-            self.register.take_notice(notice)
-        for shown in self._load():
-            self.register.take(shown.peer, shown, vouched=True)
-        ours = own_admission(data_dir, run, transport.peer_id)
-        if ours is None and run.manifest.admission.mode == "invite":
-            raise UserError(
-                f"run {run.name} takes members by invite, and this node has none",
-                "ask the run's owner for one, who makes it with `p2pdiloco invite`: p2pdiloco node INVITE",
-            )
-        self._grant = ours.grant if ours is not None else None
-        if ours is not None:
-            self.register.take(transport.peer_id, ours, vouched=True)
-        self.gate = Gate(self.register, ours, self._changed)
-        self.introductions = Introductions(transport, self.register, ours, self._changed, proven)
-
-    def _load(self) -> list[Admission]:
-        decode = msgspec.msgpack.Decoder(tuple[_Users, ...]).decode
-        users = read_note(self._folder / "admitted", decode, logger.warning) or ()
-        found = [Admission(u.grant, peer, signature) for u in users for peer, signature in u.peers]
-        return found[:MAX_ADMITTED]
-
-    def _changed(self, what: Change) -> None:
-        if what is Change.NOTICE:
-            self._notice_is_new = True
-            self._say_notice()
-            self._saving = asyncio.ensure_future(self._save_notice())  # at once: it must never go back
-            self._on_notice()
-        else:
-            self._register_is_new = True
-        self._news.set()
-
-    def _say_notice(self) -> None:
-        notice = self.register.notice
-        assert notice is not None
-        figures = {"number": notice.sequence, **notice_figures(notice)}
-        logger.info("the run's owner has a new notice, number %(number)d: " + NOTICE_WORDS, figures)
-        fault = self.register.would_take(self._me, self._grant)
-        if fault is not None:
-            logger.error("%s: nobody of run %s takes anything from this node", fault, self._name)
-
-    async def _save_notice(self) -> None:
-        """Save the newest notice, after those before it."""
-        async with self._one_at_a_time:
-            notice = self.register.notice
-            assert notice is not None
-            try:
-                await asyncio.to_thread(save_notice, self._folder, notice)
-            except (StorageError, UserError) as error:
-                logger.warning("%s", error)
-
-    async def close(self) -> None:
-        """Save what is not saved yet."""
-        if self._saving is not None:
-            await self._saving
-        self.save()
-
-    def save(self) -> None:
-        """Save whom we have seen admitted, if that has changed. A failure is logged: it costs memory only."""
-        if not self._register_is_new:
-            return
-        self._register_is_new = False
-        users: dict[Grant, list[tuple[str, bytes]]] = {}
-        for shown in self.register.admissions:
-            users.setdefault(shown.grant, []).append((shown.peer, shown.signature))
-        content = msgspec.msgpack.encode(tuple(_Users(g, tuple(peers)) for g, peers in users.items()))
-        try:
-            Files().save(self._folder / "admitted", [content], durable=False)
-        except StorageError as error:
-            logger.warning("%s", error)
-
-    async def watch(self) -> None:
-        """Keep what is new, pass it on, and compare notes with other members, for ever."""
-        round_s = FIRST_ROUND_S
-        while True:
-            try:
-                async with asyncio.timeout(round_s):
-                    await self._news.wait()
-            except TimeoutError:
-                await self.introductions.compare()
-                round_s = ROUND_S
-            self._news.clear()
-            if self._notice_is_new:
-                self._notice_is_new = False
-                assert self._saving is not None
-                await asyncio.shield(self._saving)
-                await self.introductions.pass_on()
-            self.save()
-            await asyncio.sleep(SAVE_PAUSE_S)
-
-
-# Gate of a run: who may say, push and pull what at our front door, before anything of it is decoded.
-#
-# Rules: docs/protocol/trust.md, section 1.
-
 QUERIES, QUERIES_S = 32.0, 60.0
 """Queries with something to check that a peer has answered at once, if it is not admitted, and time in which
 it may have as many again."""
@@ -383,22 +401,9 @@ it may have as many again."""
 _UNHEARD = {AdmissionFault.BANNED: Unheard.BANNED, AdmissionFault.EXCLUDED: Unheard.EXCLUDED}
 
 
-class Change(Enum):
-    """Changes of the register."""
-
-    ADMITTED = "admitted"
-    NOTICE = "notice"
-
-
-class NotAdmitted(RemoteError):
-    """Refusal of a peer that the run has not admitted."""
-
-    def __init__(self, why: Unheard) -> None:
-        super().__init__(why.value)
-
-
 class Gate:
-    """Gate of one run, for those who come to us."""
+    """Gate of one run: says who may say, push and pull what at our front door, before anything of it is
+    decoded."""
 
     def __init__(
         self,
@@ -473,154 +478,6 @@ class Gate:
         return NoticeAnswer(notice)
 
 
-# Admission of this node itself: by an invite, by the owner's key in its folder, or from an earlier start.
-#
-# <data_dir>/invite.txt                    the invite or run link that was given last; perhaps a secret
-# <data_dir>/runs/<run id, 16>/admission   what this node shows its peers
-
-
-def invite_file(data_dir: Path) -> Path:
-    """Path of the invite or link that was given last."""
-    return data_dir / "invite.txt"
-
-
-def saved_word(data_dir: Path) -> RunLink | None:
-    """Read the invite or link that was given last; None: there is none that can be read."""
-    return read_note(invite_file(data_dir), _decode_word, logger.warning)
-
-
-def _decode_word(content: bytes) -> RunLink:
-    try:
-        return read_word(content.decode("ascii"))
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-
-
-def with_invite(settings: NodeSettings) -> NodeSettings:
-    """Fill in what an invite or a run link says: the run, and the peers to join through.
-
-    It is the given one, among the addresses to join too, or, where nothing else says where to go, that of an
-    earlier start.
-
-    Raises: ConfigError.
-    """
-    data_dir = expanded(settings.data_dir)
-    way = way_of(settings.join, settings.run, settings.invite)
-    _refuse_expired(data_dir, way)
-    link = way.link
-    if link is None and not (settings.join or settings.run_file or peers_file(data_dir).exists()):
-        link = saved_word(data_dir)
-        if link is None or not link.means(settings.run):
-            return settings
-        way = Way(link.addresses, link.run)
-    return msgspec.structs.replace(settings, join=way.join, run=way.run, invite=way.word)
-
-
-def with_link(settings: BootstrapSettings) -> BootstrapSettings:
-    """Fill in what a link or an invite among the addresses to join says. Raises: ConfigError."""
-    way = way_of(settings.join)
-    if way.link is None:
-        return settings
-    run = settings.run or (Path(way.run),)
-    return msgspec.structs.replace(settings, join=way.join, run=run)
-
-
-def joined_through_before(settings: NodeSettings) -> tuple[str, ...]:
-    """List what this folder's node joined through before, where nothing is given now: the addresses given
-    last, else those of the link or invite that was."""
-    if settings.join or settings.run_file is not None:
-        return ()
-    if kept := load_joined_through(settings.data_dir):
-        return kept
-    link = saved_word(settings.data_dir)
-    return link.addresses if link is not None and link.means(settings.run) else ()
-
-
-def _refuse_expired(data_dir: Path, way: Way) -> None:
-    """Refuse an invite that lets nobody in any more. Who was let in by it stays in. Raises: ConfigError."""
-    invite = way.link.invite if way.link is not None else None
-    if invite is None or not 0 < invite.grant.expires < time.time():
-        return
-    if not (run_folder(data_dir, invite.run) / "admission").exists():
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(invite.grant.expires))
-        raise ConfigError(
-            f"the invite has expired, at {when} by this machine's clock", "ask the run's owner for another"
-        )
-
-
-def check_owner(settings: NodeSettings, run: PublishedRun) -> None:
-    """Check that a run is of the owner that the link to it names, the given one or the saved one.
-
-    Raises: UserError.
-    """
-    link = read_word(settings.invite) if settings.invite else saved_word(settings.data_dir)
-    if link is not None and link.run == run.id and link.owner not in ("", run.signed.owner):
-        raise UserError(
-            f"run {run.name} is of owner {clean(run.signed.owner)}, and the link says {link.owner}",
-            "do not use this link; ask the run's owner for the true one",
-        )
-
-
-def owns(data_dir: Path, owner: str) -> bool:
-    """Tell whether this folder has the key of that owner."""
-    path = data_dir / "owner.key"
-    return path.exists() and Identity.load_or_create(path).peer_id == owner
-
-
-def keep_invite(settings: NodeSettings) -> None:
-    """Remember the given invite or link for later starts; a link that lets nobody in takes no invite's place.
-
-    Raises: StorageError.
-    """
-    if not settings.invite:
-        return
-    before, now = saved_word(settings.data_dir), read_word(settings.invite)
-    if before is not None and before.invite is not None and (before.run, None) == (now.run, now.invite):
-        return
-    text = "".join(settings.invite.split()) + "\n"
-    Files().save(invite_file(settings.data_dir), [text.encode()], durable=True, private=True)
-
-
-def own_admission(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
-    """Make or find what this node shows the run's peers, and keep it; None: it has nothing to show.
-
-    The owner's key comes first, then the invite that was given last, then what was kept.
-
-    Raises: StorageError.
-    """
-    path = run_folder(data_dir, run.id) / "admission"
-    shown = _by_owner(data_dir, run, me) or _by_invite(data_dir, run, me)
-    if shown is None:
-        kept = read_note(path, _decode, logger.warning)
-        sound = kept is not None and admission_fault(kept, me, run.id, run.signed.owner, verify) is None
-        return kept if sound else None
-    Files().make_folder(path.parent)
-    Files().save(path, [msgspec.msgpack.encode(shown)], durable=True)
-    return shown
-
-
-def _decode(content: bytes) -> Admission:
-    return msgspec.msgpack.decode(content, type=Admission)
-
-
-def _by_owner(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
-    path = data_dir / "owner.key"
-    if not path.exists():
-        return None
-    owner = Identity.load_or_create(path)
-    if owner.peer_id != run.signed.owner:
-        return None
-    return admission(grant(run.id, owner.peer_id, 0, MAX_USES, owner), me, owner)
-
-
-def _by_invite(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
-    link = saved_word(data_dir)
-    invite = link.invite if link is not None else None
-    return invite.admit(me) if invite is not None and invite.run == run.id else None
-
-
-# Introductions: what this node shows at others' doors, and what it learns there.
-
 SHOW_TIMEOUT_S = 3.0
 AGAIN_S = 5.0
 """Time after which a peer that refuses us is shown our admission again."""
@@ -633,7 +490,8 @@ T = TypeVar("T")
 
 
 class Introductions:
-    """Introductions of this node to the peers of one run."""
+    """Introductions to the peers of one run: what this node shows at their doors, and what it learns
+    there."""
 
     def __init__(
         self,
@@ -760,3 +618,143 @@ class Introductions:
     def _some_members(self, most: int) -> Iterable[str]:
         members = [peer for peer in self._transport.connected() if self.admits(peer)]
         return random.sample(members, min(most, len(members)))
+
+
+def invite_file(data_dir: Path) -> Path:
+    """Path of the invite or link that was given last."""
+    return data_dir / "invite.txt"
+
+
+def saved_link(data_dir: Path) -> RunLink | None:
+    """Read the invite or link that was given last; None: there is none that can be read."""
+    return read_note(invite_file(data_dir), _decode_link, logger.warning)
+
+
+def _decode_link(content: bytes) -> RunLink:
+    try:
+        return read_link(content.decode("ascii"))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+def with_invite(settings: NodeSettings) -> NodeSettings:
+    """Fill in what an invite or a run link says: the run, and the peers to join through.
+
+    It is the given one, among the addresses to join too, or, where nothing else says where to go, that of an
+    earlier start.
+
+    Raises: ConfigError.
+    """
+    data_dir = expanded(settings.data_dir)
+    way = way_of(settings.join, settings.run, settings.invite)
+    _refuse_expired(data_dir, way)
+    link = way.link
+    if link is None and not (settings.join or settings.run_file or peers_file(data_dir).exists()):
+        link = saved_link(data_dir)
+        if link is None or not link.means(settings.run):
+            return settings
+        way = Way(link.addresses, link.run)
+    return msgspec.structs.replace(settings, join=way.join, run=way.run, invite=way.text)
+
+
+def with_link(settings: BootstrapSettings) -> BootstrapSettings:
+    """Fill in what a link or an invite among the addresses to join says. Raises: ConfigError."""
+    way = way_of(settings.join)
+    if way.link is None:
+        return settings
+    run = settings.run or (Path(way.run),)
+    return msgspec.structs.replace(settings, join=way.join, run=run)
+
+
+def joined_through_before(settings: NodeSettings) -> tuple[str, ...]:
+    """List what this folder's node joined through before, where nothing is given now: the addresses given
+    last, else those of the link or invite that was."""
+    if settings.join or settings.run_file is not None:
+        return ()
+    if kept := load_joined_through(settings.data_dir):
+        return kept
+    link = saved_link(settings.data_dir)
+    return link.addresses if link is not None and link.means(settings.run) else ()
+
+
+def _refuse_expired(data_dir: Path, way: Way) -> None:
+    """Refuse an invite that lets nobody in any more. Who was let in by it stays in. Raises: ConfigError."""
+    invite = way.link.invite if way.link is not None else None
+    if invite is None or not 0 < invite.grant.expires < time.time():
+        return
+    if not (run_folder(data_dir, invite.run) / "admission").exists():
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(invite.grant.expires))
+        raise ConfigError(
+            f"the invite has expired, at {when} by this machine's clock", "ask the run's owner for another"
+        )
+
+
+def check_owner(settings: NodeSettings, run: PublishedRun) -> None:
+    """Check that a run is of the owner that the link to it names, the given one or the saved one.
+
+    Raises: UserError.
+    """
+    link = read_link(settings.invite) if settings.invite else saved_link(settings.data_dir)
+    if link is not None and link.run == run.id and link.owner not in ("", run.signed.owner):
+        raise UserError(
+            f"run {run.name} is of owner {clean(run.signed.owner)}, and the link says {link.owner}",
+            "do not use this link; ask the run's owner for the true one",
+        )
+
+
+def owns(data_dir: Path, owner: str) -> bool:
+    """Tell whether this folder has the key of that owner."""
+    path = data_dir / "owner.key"
+    return path.exists() and Identity.load_or_create(path).peer_id == owner
+
+
+def keep_invite(settings: NodeSettings) -> None:
+    """Remember the given invite or link for later starts; a link that lets nobody in takes no invite's place.
+
+    Raises: StorageError.
+    """
+    if not settings.invite:
+        return
+    before, now = saved_link(settings.data_dir), read_link(settings.invite)
+    if before is not None and before.invite is not None and (before.run, None) == (now.run, now.invite):
+        return
+    text = "".join(settings.invite.split()) + "\n"
+    Files().save(invite_file(settings.data_dir), [text.encode()], durable=True, private=True)
+
+
+def own_admission(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
+    """Make or find what this node shows the run's peers, and keep it; None: it has nothing to show.
+
+    The owner's key comes first, then the invite that was given last, then what was kept.
+
+    Raises: StorageError.
+    """
+    path = run_folder(data_dir, run.id) / "admission"
+    shown = _by_owner(data_dir, run, me) or _by_invite(data_dir, run, me)
+    if shown is None:
+        kept = read_note(path, _decode, logger.warning)
+        sound = kept is not None and admission_fault(kept, me, run.id, run.signed.owner, verify) is None
+        return kept if sound else None
+    Files().make_folder(path.parent)
+    Files().save(path, [msgspec.msgpack.encode(shown)], durable=True)
+    return shown
+
+
+def _decode(content: bytes) -> Admission:
+    return msgspec.msgpack.decode(content, type=Admission)
+
+
+def _by_owner(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
+    path = data_dir / "owner.key"
+    if not path.exists():
+        return None
+    owner = Identity.load_or_create(path)
+    if owner.peer_id != run.signed.owner:
+        return None
+    return admission(grant(run.id, owner.peer_id, 0, MAX_USES, owner), me, owner)
+
+
+def _by_invite(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
+    link = saved_link(data_dir)
+    invite = link.invite if link is not None else None
+    return invite.admit(me) if invite is not None and invite.run == run.id else None

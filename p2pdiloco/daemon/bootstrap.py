@@ -1,7 +1,7 @@
 """Program `p2pdiloco bootstrap`: a well-known address, at which peers find each other.
 
 It has neither a model nor torch in memory: what needs them when a run is signed is a process of its own
-(`daemon.run_files.signing`).
+(`daemon.run_files.served_runs`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2pdiloco.config.values import parse_web
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
 from p2pdiloco.daemon.network.reach import DialBack
-from p2pdiloco.daemon.process import (
+from p2pdiloco.daemon.program import (
     begin,
     data_folder,
     peers_to_join,

@@ -1,10 +1,10 @@
-"""Budgets of what a peer is given that is no member of our run: it may ask for as much as it likes.
+"""Limits of this machine and of its peers: budgets of strangers, free memory and disk, background tasks,
+threads.
 
-Each is a bucket that fills again with time, so what a peer had is remembered for longer than its connection.
-Peer ids cost nothing: what all strangers have together is bounded by their streams
-(`adapters.net.places`), and by the states' share of the uplink (`daemon.bulk.states.courtesy`).
-
-Listed in docs/reference/bounds.md, section 7.
+Budgets are of what a peer is given that is no member of our run: it may ask for as much as it likes. Each is
+a bucket that fills again with time, so what a peer had is remembered for longer than its connection. Peer ids
+cost nothing: what all strangers have together is bounded by their streams (`adapters.streams`), and by the
+states' share of the uplink (`daemon.bulk.states.Courtesy`). Listed in docs/reference/bounds.md, section 7.
 """
 
 from __future__ import annotations
@@ -110,8 +110,6 @@ class BulkBudgets:
         self._updates[key] = self._updates.get(key, 0) + size
 
 
-# Memory and disk that this machine has left for a node.
-
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 
@@ -173,11 +171,8 @@ def free_disk_bytes(folder: Path) -> int:
         raise storage_error(error, "look at", folder) from error
 
 
-# Attempts that may be made in a time: so many at once, and as many again after it.
-
-
 class Attempts:
-    """Bucket that fills again with time."""
+    """Bucket of attempts: so many at once, and as many again after a time."""
 
     def __init__(self, most: int, full_again_s: float) -> None:
         self._most = float(most)
@@ -196,11 +191,8 @@ class Attempts:
         return True
 
 
-# Tasks of a member beside its event handling: a bug of ours in any of them ends the daemon.
-
-
 class Background:
-    """Group of tasks: starts them and ends them."""
+    """Tasks of a member beside its event handling: a bug of ours in any of them ends the daemon."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -233,16 +225,16 @@ class Background:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# Work in a thread of its own, beside the event loop, for which nobody waits at the end.
-#
-# Computing version 0 of a large model takes minutes, in which peers are answered and Ctrl-C is heard.
-
 T = TypeVar("T")
 NAME = "apart"
 
 
 async def apart(work: Callable[[], T]) -> T:
-    """Do the work in a thread; returns its result, or raises what it raised. It goes on when cancelled."""
+    """Do the work in a thread of its own, beside the event loop; return its result, or raise what it raised.
+
+    It goes on when cancelled, and nobody waits for it at the process's end: computing version 0 of a large
+    model takes minutes, in which peers are answered and Ctrl-C is heard.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -283,14 +275,12 @@ def is_working() -> bool:
     return any(thread.name == NAME for thread in threading.enumerate())
 
 
-# Link of a node to the others, as it was measured or told. Needs no torch.
-
 LINK_OVERHEAD = 1.04
 """Factor from payload bytes to bytes on the link: encryption, multiplexing, TCP and IP headers."""
 
 
-class Link(Struct, frozen=True):
-    """Rates and latency of one node's link to the others."""
+class LinkCapacity(Struct, frozen=True):
+    """Rates and latency of one node's link to the others, as it was measured or told."""
 
     upload_bits_per_s: float
     download_bits_per_s: float

@@ -1,9 +1,12 @@
-"""Course of the run: how far it is, when it will be over, and whether learners make inner steps.
+"""Course of the run: how far it is, when it will be over, whether learners make inner steps, and its held-out
+loss.
 
-What counts is the chain: tokens merged into the heads, the mean over fragments. So all who hold the same
-versions agree on where the run is, whatever their learners reckon meanwhile (`learner.optimizer.schedule`).
+What counts for `RunCourse` is the chain: tokens merged into the heads, the mean over fragments. So all who
+hold the same versions agree on where the run is, whatever their learners reckon meanwhile
+(`learner.optimizer`). `LearnerCount` says how many train; `Turns` and `Measurements` are of the held-out
+loss.
 
-Rules: docs/protocol/learner.md, section 5.
+Rules: docs/protocol/learner.md, sections 5 and 8.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import Amendment, Going, in_force, newest
 from p2pdiloco.core.api.effects import CommitVersion
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
+from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.chain import most_learners
 from p2pdiloco.core.node import Core
@@ -63,11 +66,12 @@ class Pace:
         return (tokens - before) / (now - since_s) if now - since_s >= LEAST_PACE_S else 0.0
 
 
-class FollowsCourse(Protocol):
-    """Learner, as far as this is concerned (`daemon.learner.learner_link`)."""
-
-    def follow(self, course: ch.FollowCourse) -> None:
-        """Go by this course."""
+_REST_WORDS: dict[ch.Rests, str] = {
+    "no": "the run goes on",
+    "paused": "the run's owner has paused it: this node makes no inner steps until it goes on",
+    "ended": "the run has ended: this node makes no more inner steps, and gives the result to whoever asks; "
+    "it can be stopped",
+}
 
 
 class RunCourse:
@@ -78,12 +82,13 @@ class RunCourse:
         manifest: Manifest,
         core: Core,
         amendments: Callable[[], tuple[Amendment, ...]],
-        learner: FollowsCourse,
+        follow: Callable[[ch.FollowCourse], None],
         say: Callable[[str, int], None],
     ) -> None:
-        """`amendments`: those of the run's owner. `say` hears of every change, and at how many tokens."""
+        """`amendments`: those of the run's owner. `follow` has the learner go by a course. `say` hears of
+        every change, and at how many tokens."""
         self._inner, self._stops = manifest.inner, manifest.end.learners == "stop"
-        self._core, self._amendments, self._learner, self._say = core, amendments, learner, say
+        self._core, self._amendments, self._follow, self._say = core, amendments, follow, say
         self._told = ch.FollowCourse()
         self._pace = Pace()
         self._is_over = False
@@ -143,7 +148,7 @@ class RunCourse:
         self._in_force, self._coming = amendment, last
         before, self._told = self._told, ch.FollowCourse(amendments, rests)
         if self._told != before:
-            self._learner.follow(self._told)
+            self._follow(self._told)
         if rests != before.rests:
             self._say(_REST_WORDS[rests], tokens)
 
@@ -175,14 +180,6 @@ class RunCourse:
         )
 
 
-_REST_WORDS: dict[ch.Rests, str] = {
-    "no": "the run goes on",
-    "paused": "the run's owner has paused it: this node makes no inner steps until it goes on",
-    "ended": "the run has ended: this node makes no more inner steps, and gives the result to whoever asks; "
-    "it can be stopped",
-}
-
-
 def words_of(amendment: Amendment) -> str:
     """Word an amendment for people."""
     words = [
@@ -197,27 +194,14 @@ def words_of(amendment: Amendment) -> str:
     return ", ".join(words)
 
 
-# Number of learners that train in the run, as a learner is told it: it reckons by it where the run is.
-#
-# Told a second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
-# four times as long: a run of 700 steps ended 1 to 4 % worse.
-
-
-class KnowsLearners(Protocol):
-    """Source of how many train (`core.shared.Shared`)."""
-
-    @property
-    def expected_members(self) -> int:
-        """Members that the run was to have at its start; 0: nobody knows."""
-
-    def training(self, now: float) -> int:
-        """Return how many learners are known to train, this one included."""
-
-
 class LearnerCount:
-    """Number of learners of the run, as versions and the swarm show it."""
+    """Number of learners that train in the run, as versions and the swarm show it: a learner reckons by it.
 
-    def __init__(self, swarm: KnowsLearners) -> None:
+    Told a second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
+    four times as long: a run of 700 steps ended 1 to 4 % worse.
+    """
+
+    def __init__(self, swarm: Shared) -> None:
         self._swarm = swarm
         self._merged_together = 0
         """Number of contributors of the version made last: in a run of many groups we hear of our
@@ -235,17 +219,6 @@ class LearnerCount:
         return max(1, min(self._swarm.training(now), self._most), self._merged_together)
 
 
-# Measuring the global parameters: one member at a time does, and all hear of the held-out loss.
-#
-# For so many versions as a term has, rendezvous hashing over the live learners names an order, without a word
-# exchanged. The first measures when the newest loss that it knows of is older than the interval. Each later
-# one is half an interval more patient, so somebody does when the first is gone or cannot. Losses travel in
-# presence records. In that order, and heard, are only those that have a mark (in runs by invite or list: are
-# admitted). A member knows the learners of its own neighbourhood: a run of more than `group.size` members has
-# one measurement per interval and neighbourhood, not one in all.
-#
-# Rules: docs/protocol/learner.md, section 8.
-
 FIRST_EVALUATION_S = 5.0
 """Time until the first evaluation: who has just come back has something better to do, as others wait for
 its work."""
@@ -258,7 +231,16 @@ OFFICE = "evaluation"
 
 
 class Turns:
-    """Order in which members measure: what one of them knows of losses, and whether it is its turn."""
+    """Order in which members measure the global parameters: one at a time does, and all hear of the held-out
+    loss.
+
+    For so many versions as a term has, rendezvous hashing over the live learners names an order, without a
+    word exchanged. The first measures when the newest loss that it knows of is older than the interval. Each
+    later one is half an interval more patient, so somebody does when the first is gone or cannot. Losses
+    travel in presence records. In that order, and heard, are only those that have a mark (in runs by invite
+    or list: are admitted). A member knows the learners of its own neighbourhood: a run of more than
+    `group.size` members has one measurement per interval and neighbourhood, not one in all.
+    """
 
     def __init__(self, run: str, me: str, interval_s: float, first_s: float, term_versions: int) -> None:
         """`first_s`: earliest time of the first measurement, in seconds after our start."""
@@ -368,31 +350,28 @@ class Measurements:
             self.turns.heard(peer, heldout, self._loop.time())
 
 
-class MeasuringLearner(Protocol):
-    """Learner, as far as this is concerned (`daemon.learner.learner_link`)."""
-
-    ready: asyncio.Event
-
-    async def evaluate(self) -> float | None:
-        """Let it measure the held-out loss; returns the seconds that it took, None if nothing came."""
-
-
 async def evaluate_regularly(
-    measurements: Measurements, learner: MeasuringLearner, core: Core, committed: asyncio.Event
+    measurements: Measurements,
+    ready: asyncio.Event,
+    evaluate: Callable[[], Awaitable[float | None]],
+    core: Core,
+    committed: asyncio.Event,
 ) -> None:
     """Measure when it is our turn, for ever; alone or with --evaluate each it always is.
 
-    `committed` is set with every version: the order may be another one then.
+    `ready` is set while the learner makes inner steps; `evaluate` has it measure the held-out loss, and
+    returns the seconds that it took, None if nothing came. `committed` is set with every version: the order
+    may be another one then.
     """
     loop, turns = asyncio.get_running_loop(), measurements.turns
     while True:
-        await learner.ready.wait()
+        await ready.wait()
         now = loop.time()
         others = [] if measurements.alone else core.shared.expected_learners(now)
         learners = [peer for peer in others if measurements.counts(peer)]
         due_s = turns.due_s(now, core.fragments[0].chain.head.number, learners)
         if now >= due_s:
-            took_s = await learner.evaluate()
+            took_s = await evaluate()
             turns.ended(loop.time(), took_s)
             continue
         committed.clear()

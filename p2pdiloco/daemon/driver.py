@@ -1,4 +1,8 @@
-"""Runner of the core: the only place where events go in and effects are carried out."""
+"""Driver of the core: the only place where events go in and effects are carried out.
+
+`Runner` handles what is in the letter box (`Post`) and has the `Executors` carry effects out, of which
+`Outbound` (control messages), `Merging` and `Committing` are here.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,168 @@ from p2pdiloco.tensors.merge import Findings, Input, Payload, digest_of
 from p2pdiloco.tensors.outer_update import Correction, steps_as_everywhere
 from p2pdiloco.tensors.vault import MergeResult, PartialMerge
 
-# Letter box of the core: made before everything that has something to tell the core.
+logger = logging.getLogger(__name__)
+
+
+class Executors(Struct, frozen=True):
+    """Objects that carry out the core's effects."""
+
+    tickets: Tickets
+    outbound: Outbound
+    transfers: Transfers
+    learner: LearnerLink
+    kept: KeptPayloads
+    merging: Merging
+    committing: Committing
+    durable: Durable
+    loss_auditing: LossAuditing
+    record: Callable[[ef.Record], None]
+    """Writer of the core's decisions."""
+
+
+class Runner:
+    """Pump of events through the core."""
+
+    def __init__(self, core: Core, post: Post, background: Background, executors: Executors) -> None:
+        self._core = core
+        self._post = post
+        self._background = background
+        self._executors = executors
+        self._loop = asyncio.get_running_loop()
+        self._pumping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for_s = 0.0
+        self._offers: set[asyncio.Task[Any]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        """Newest saving of proofs."""
+        self.confirmed: asyncio.Future[None] = self._loop.create_future()
+        """Future that is done when the core counts as a full member."""
+        self.departure: asyncio.Future[None] = self._loop.create_future()
+        """Done once the core has left (`Left`)."""
+        self._do = self._effects()
+        post.emptied_by(self._pump)
+
+    def _effects(self) -> dict[type, Callable[[Any], object]]:
+        executors, spawn = self._executors, self._background.spawn
+        tickets, learner, transfers = executors.tickets, executors.learner, executors.transfers
+        kept, merging = executors.kept, executors.merging
+        return {
+            ef.Send: lambda e: executors.outbound.send(e.peer, e.message),
+            ef.Persist: lambda e: spawn(self._persist(e)),
+            ef.KeepProofs: self._keep_proofs,
+            ef.CastOut: lambda e: spawn(self._cast_out(e)),
+            ef.RequestFragment: lambda e: learner.request(e.fragment),
+            ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
+            ef.DiscardContribution: lambda e: tickets.release(e.ticket),
+            ef.Spill: self._spill,
+            ef.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
+            ef.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
+            ef.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
+            ef.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
+            ef.Release: lambda e: tickets.release(e.ticket),
+            ef.Merge: lambda e: spawn(merging.merge(e)),
+            ef.MergePartial: lambda e: spawn(merging.merge_partial(e)),
+            ef.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
+            ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
+            ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
+            ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
+            ef.LossAudit: lambda e: spawn(executors.loss_auditing.audit(e)),
+            ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
+            ef.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
+            ef.Record: executors.record,
+            ef.Confirmed: lambda _effect: _happened(self.confirmed),
+            ef.Left: lambda _effect: _happened(self.departure),
+        }
+
+    # --- pump ----------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        if self._pumping:
+            return
+        self._pumping = True
+        heard = False
+        try:
+            while (event := self._post.take()) is not None:
+                heard = heard or isinstance(event, ev.MessageReceived)
+                for effect in self._core.handle(event, self._loop.time()):
+                    self._do[type(effect)](effect)
+        except BaseException as error:
+            self._background.fail(error)
+            raise
+        finally:
+            self._pumping = False
+        self._arm()
+        if heard:
+            self._executors.learner.count_learners()  # somebody's may have begun, or ended
+
+    def _arm(self) -> None:
+        deadline = self._core.next_deadline()
+        if self._timer is not None:
+            if self._armed_for_s == deadline:
+                return
+            self._timer.cancel()
+        self._armed_for_s = deadline
+        self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._post.put(ev.Tick())
+
+    def close(self) -> None:
+        """Stop the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- effects -------------------------------------------------------------------------------------
+
+    def _spill(self, effect: ef.Spill) -> None:
+        writing = self._executors.kept.spill(effect)
+        if writing is not None:
+            self._background.spawn(writing)
+
+    def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
+        task = self._background.spawn(transfer)
+        self._offers.add(task)
+        task.add_done_callback(self._offers.discard)
+
+    async def end_offers(self) -> None:
+        """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
+        await asyncio.sleep(0)  # all of them have begun: what never ran cannot be cut
+        offers = list(self._offers)
+        for task in offers:
+            task.cancel()
+        await asyncio.gather(*offers, return_exceptions=True)
+
+    def _keep_proofs(self, effect: ef.KeepProofs) -> None:
+        self._keeping = self._background.spawn(self._executors.durable.keep_proofs(effect.proofs))
+
+    async def _cast_out(self, effect: ef.CastOut) -> None:
+        """End this node, which nobody listens to any more, once it knows so at its next start, too."""
+        if self._keeping is not None:
+            await self._keeping
+        raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
+
+    async def _persist(self, effect: ef.Persist) -> None:
+        try:
+            await self._executors.durable.save(effect.record)
+        except StorageError as error:
+            self._post.put(ev.PersistFailed(effect.token, str(error)[:160]))
+            return
+        for then in effect.then:
+            self._do[type(then)](then)
+        self._post.put(ev.Persisted(effect.token))
+
+
+def _happened(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Post:
-    """Events for the core, in the order in which they came. Used on the event loop only."""
+    """Letter box of the core: events in the order in which they came. Used on the event loop only.
+
+    It is made before everything that has something to tell the core.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Event] = deque()
@@ -63,16 +224,13 @@ class Post:
         self._empty = empty
 
 
-# Control messages on their way out: bounded per peer, a few at a time, failures become events.
-
-logger = logging.getLogger(__name__)
 MAX_QUEUED = 256
 IN_FLIGHT = 4
 TIMEOUT_S = 5.0
 
 
 class Outbound:
-    """Queues of control messages, one per peer.
+    """Queues of control messages on their way out, one per peer, a few at a time. Failures become events.
 
     A heartbeat takes in one that still waits; a full queue drops its oldest.
     """
@@ -141,8 +299,6 @@ class Outbound:
             task.cancel()
 
 
-# Merges and outer steps that the core asks for, in the tensors thread; each ends in an event.
-
 SEED_BYTES = 16
 """Size of the seed of a sample that nobody else draws."""
 Named = tuple[bytes, int, Payload]
@@ -153,7 +309,8 @@ before the work begins."""
 
 
 class Merging:
-    """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare`."""
+    """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare` in the tensors thread;
+    each ends in an event."""
 
     def __init__(
         self,
@@ -192,14 +349,21 @@ class Merging:
         return self._merge(effect, *self._inputs(effect))
 
     async def _merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
-        key = (effect.fragment, effect.term, effect.number)
         vault, correction, named = self._compute.vault, None, _named(effect, inputs, partials)
         if effect.repairs is not None and self._repair is not None:
             correction = await self._repair(effect.repairs)
 
         def make() -> MergeResult:
-            job = effect.fragment, effect.number, inputs, partials, effect.longest_steps
-            done = vault.merge(*job, effect.limits, effect.seed, correction)
+            done = vault.merge(
+                effect.fragment,
+                effect.number,
+                inputs,
+                partials,
+                effect.longest_steps,
+                effect.limits,
+                effect.seed,
+                correction,
+            )
             _check_whole(named)
             if correction is not None and not correction.is_whole():
                 raise StorageError("what a repair consists of was damaged here")
@@ -212,17 +376,25 @@ class Merging:
                 correction = None
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
+            why, unusable = str(error)[:160], _unusable(effect, error)
+            self._post(ev.MergeFailed(effect.fragment, effect.term, effect.number, why, unusable))
             return
         if vault.maker.repeatable:
             self._keep(effect.fragment, named)
         ticket = self._tickets.put(done.update)
         self._post(
             ev.Merged(
-                *(*key, ticket, done.update_digest, len(done.update), done.state_digest, done.norm),
-                _learners(effect, done.found.cut),
-                _measured(done.found),
-                correction is not None,
+                effect.fragment,
+                effect.term,
+                effect.number,
+                ticket,
+                update_digest=done.update_digest,
+                update_bytes=len(done.update),
+                state_digest=done.state_digest,
+                norm=done.norm,
+                cut=_learners(effect, done.found.cut),
+                measured=_measured(done.found),
+                repaired=correction is not None,
             )
         )
 
@@ -233,7 +405,6 @@ class Merging:
     async def _merge_partial(
         self, effect: ef.MergePartial, inputs: list[Input], partials: list[Payload]
     ) -> None:
-        key = (effect.fragment, effect.group, effect.attempt)
         vault, named = self._compute.vault, _named(effect, inputs, partials)
 
         def make() -> PartialMerge:
@@ -244,14 +415,25 @@ class Merging:
         try:
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
+            why, unusable = str(error)[:160], _unusable(effect, error)
+            self._post(ev.PartialFailed(effect.fragment, effect.group, effect.attempt, why, unusable))
             return
         ticket = self._tickets.put(done.payload)
         if vault.maker.repeatable:
             made = done.digest, ticket, done.payload
             self._keep(effect.fragment, [*named, made])
-        learners, measured = _learners(effect, done.found.cut), _measured(done.found)
-        self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload), learners, measured))
+        self._post(
+            ev.PartialMerged(
+                effect.fragment,
+                effect.group,
+                effect.attempt,
+                ticket,
+                payload_digest=done.digest,
+                payload_bytes=len(done.payload),
+                cut=_learners(effect, done.found.cut),
+                measured=_measured(done.found),
+            )
+        )
 
     def apply(self, effect: ef.ApplyUpdate) -> Work:
         """Make the outer step of somebody else's update into the spare."""
@@ -260,12 +442,14 @@ class Merging:
 
     async def _apply(self, effect: ef.ApplyUpdate, update: Buffer, own: Buffer | None) -> None:
         vault, unsound, cosine, certain = self._compute.vault, False, None, False
-        job = effect.fragment, effect.number, update, effect.longest_steps, effect.norm
+
+        def step() -> bytes:
+            return vault.apply(effect.fragment, effect.number, update, effect.longest_steps, effect.norm)
 
         def apply() -> tuple[bytes, bool, float | None]:
-            made, certain = vault.apply(*job), False
+            made, certain = step(), False
             if effect.stated and made != effect.stated:
-                first, made = made, vault.apply(*job)
+                first, made = made, step()
                 certain = made == first and self._is_sound(effect, update)
             return made, certain, None if own is None else self._cosine(effect.fragment, own, update)
 
@@ -277,8 +461,9 @@ class Merging:
                 {"fragment": effect.fragment, "number": effect.number, "error": str(error)},
             )
             digest, unsound = b"", True
-        key = effect.fragment, effect.number, effect.ticket
-        self._post(ev.UpdateApplied(*key, digest, unsound, cosine, certain))
+        self._post(
+            ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound, cosine, certain)
+        )
 
     def _is_sound(self, effect: ef.ApplyUpdate, update: Buffer) -> bool:
         """Tell whether that an outer step has another result than its syncer states is no fault of ours."""
@@ -310,54 +495,9 @@ class Merging:
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
 
 
-def _input(given: ef.MergeInput, payload: Payload) -> Input:
-    part = given.contributor
-    return Input(payload, part.tokens, part.inner_steps, mean=given.mean, votes=part.votes)
-
-
-def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:
-    own = [(part.contributor.payload_digest, part.ticket) for part in effect.inputs]
-    below = [(part.payload_digest, part.ticket) for part in effect.partials]
-    payloads = [*(each.payload for each in inputs), *partials]
-    return [(*name, payload) for name, payload in zip([*own, *below], payloads, strict=True)]
-
-
-def _check_whole(named: list[Named]) -> None:
-    """Check that what was merged is still what came: under our signature a damage of our memory or disk
-    would be a false merge. Raises: UnusableInputs, StorageError."""
-    whole = [digest_of(payload) == digest for digest, _ticket, payload in named]
-    if not all(whole):
-        logger.error(
-            "%(damaged)d payloads were damaged here since they came", {"damaged": whole.count(False)}
-        )
-        raise UnusableInputs(
-            {n: Unsound(Verdict.DAMAGED) for n, is_whole in enumerate(whole) if not is_whole}
-        )
-
-
-def _measured(found: Findings) -> tuple[ev.Measured, ...]:
-    return tuple(map(ev.Measured, found.lengths, found.scores))
-
-
-def _learners(effect: ef.Merge | ef.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(effect.inputs[index].contributor.learner for index in inputs)
-
-
-def _unusable(
-    effect: ef.Merge | ef.MergePartial, error: UnusableInputs | StorageError
-) -> tuple[tuple[Ticket, Verdict], ...]:
-    """List the inputs of a merge that are at fault, by ticket; none, if it is our disk."""
-    if isinstance(error, StorageError):
-        return ()
-    tickets = [*(part.ticket for part in effect.inputs), *(part.ticket for part in effect.partials)]
-    return tuple((tickets[index], fault.verdict) for index, fault in error.faults.items())
-
-
-# Commits of new versions: told to vault, log of updates, disk and learner.
-
-
 class Committing:
-    """Committing of new versions: carries out `CommitVersion`."""
+    """Committing of new versions: carries out `CommitVersion`, for vault, log of updates, disk and
+    learner."""
 
     def __init__(
         self,
@@ -406,157 +546,44 @@ class Committing:
             await self._durable.keep(effect.version, payload)
 
 
-class Hands(Struct, frozen=True):
-    """Objects that carry effects out."""
-
-    tickets: Tickets
-    outbound: Outbound
-    transfers: Transfers
-    learner: LearnerLink
-    kept: KeptPayloads
-    merging: Merging
-    committing: Committing
-    durable: Durable
-    loss_auditing: LossAuditing
-    record: Callable[[ef.Record], None]
-    """Writer of the core's decisions."""
+def _input(given: ef.MergeInput, payload: Payload) -> Input:
+    part = given.contributor
+    return Input(payload, part.tokens, part.inner_steps, mean=given.mean, votes=part.votes)
 
 
-class Runner:
-    """Pump of events through the core."""
-
-    def __init__(self, core: Core, post: Post, background: Background, hands: Hands) -> None:
-        self._core = core
-        self._post = post
-        self._background = background
-        self._hands = hands
-        self._loop = asyncio.get_running_loop()
-        self._pumping = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_for_s = 0.0
-        self._offers: set[asyncio.Task[Any]] = set()
-        self._keeping: asyncio.Task[None] | None = None
-        """Newest saving of proofs."""
-        self.confirmed: asyncio.Future[None] = self._loop.create_future()
-        """Future that is done when the core counts as a full member."""
-        self.departure: asyncio.Future[None] = self._loop.create_future()
-        """Done once the core has left (`Left`)."""
-        self._do = self._effects()
-        post.emptied_by(self._pump)
-
-    def _effects(self) -> dict[type, Callable[[Any], object]]:
-        hands, spawn = self._hands, self._background.spawn
-        tickets, learner, transfers = hands.tickets, hands.learner, hands.transfers
-        kept, merging = hands.kept, hands.merging
-        return {
-            ef.Send: lambda e: hands.outbound.send(e.peer, e.message),
-            ef.Persist: lambda e: spawn(self._persist(e)),
-            ef.KeepProofs: self._keep_proofs,
-            ef.CastOut: lambda e: spawn(self._cast_out(e)),
-            ef.RequestFragment: lambda e: learner.request(e.fragment),
-            ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
-            ef.DiscardContribution: lambda e: tickets.release(e.ticket),
-            ef.Spill: self._spill,
-            ef.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
-            ef.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
-            ef.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
-            ef.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
-            ef.Release: lambda e: tickets.release(e.ticket),
-            ef.Merge: lambda e: spawn(merging.merge(e)),
-            ef.MergePartial: lambda e: spawn(merging.merge_partial(e)),
-            ef.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
-            ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
-            ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
-            ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
-            ef.LossAudit: lambda e: spawn(hands.loss_auditing.audit(e)),
-            ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
-            ef.CommitVersion: lambda e: spawn(hands.committing.commit(e)),
-            ef.Record: hands.record,
-            ef.Confirmed: lambda _effect: _happened(self.confirmed),
-            ef.Left: lambda _effect: _happened(self.departure),
-        }
-
-    # --- pump ----------------------------------------------------------------------------------------
-
-    def _pump(self) -> None:
-        """Handle whatever has been posted, unless that is being done."""
-        if self._pumping:
-            return
-        self._pumping = True
-        heard = False
-        try:
-            while (event := self._post.take()) is not None:
-                heard = heard or isinstance(event, ev.MessageReceived)
-                for effect in self._core.handle(event, self._loop.time()):
-                    self._do[type(effect)](effect)
-        except BaseException as error:
-            self._background.fail(error)
-            raise
-        finally:
-            self._pumping = False
-        self._arm()
-        if heard:
-            self._hands.learner.count_learners()  # somebody's may have begun, or ended
-
-    def _arm(self) -> None:
-        deadline = self._core.next_deadline()
-        if self._timer is not None:
-            if self._armed_for_s == deadline:
-                return
-            self._timer.cancel()
-        self._armed_for_s = deadline
-        self._timer = self._loop.call_at(deadline, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._post.put(ev.Tick())
-
-    def close(self) -> None:
-        """Stop the clock."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    # --- effects -------------------------------------------------------------------------------------
-
-    def _spill(self, effect: ef.Spill) -> None:
-        writing = self._hands.kept.spill(effect)
-        if writing is not None:
-            self._background.spawn(writing)
-
-    def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
-        task = self._background.spawn(transfer)
-        self._offers.add(task)
-        task.add_done_callback(self._offers.discard)
-
-    async def end_offers(self) -> None:
-        """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
-        await asyncio.sleep(0)  # all of them have begun: what never ran cannot be cut
-        offers = list(self._offers)
-        for task in offers:
-            task.cancel()
-        await asyncio.gather(*offers, return_exceptions=True)
-
-    def _keep_proofs(self, effect: ef.KeepProofs) -> None:
-        self._keeping = self._background.spawn(self._hands.durable.keep_proofs(effect.proofs))
-
-    async def _cast_out(self, effect: ef.CastOut) -> None:
-        """End this node, which nobody listens to any more, once it knows so at its next start, too."""
-        if self._keeping is not None:
-            await self._keeping
-        raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
-
-    async def _persist(self, effect: ef.Persist) -> None:
-        try:
-            await self._hands.durable.save(effect.record)
-        except StorageError as error:
-            self._post.put(ev.PersistFailed(effect.token, str(error)[:160]))
-            return
-        for then in effect.then:
-            self._do[type(then)](then)
-        self._post.put(ev.Persisted(effect.token))
+def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:
+    own = [(part.contributor.payload_digest, part.ticket) for part in effect.inputs]
+    below = [(part.payload_digest, part.ticket) for part in effect.partials]
+    payloads = [*(each.payload for each in inputs), *partials]
+    return [(*name, payload) for name, payload in zip([*own, *below], payloads, strict=True)]
 
 
-def _happened(future: asyncio.Future[None]) -> None:
-    """Tell those that wait for a future, unless they have stopped waiting."""
-    if not future.done():
-        future.set_result(None)
+def _check_whole(named: list[Named]) -> None:
+    """Check that what was merged is still what came: under our signature a damage of our memory or disk
+    would be a false merge. Raises: UnusableInputs, StorageError."""
+    whole = [digest_of(payload) == digest for digest, _ticket, payload in named]
+    if not all(whole):
+        logger.error(
+            "%(damaged)d payloads were damaged here since they came", {"damaged": whole.count(False)}
+        )
+        raise UnusableInputs(
+            {n: Unsound(Verdict.DAMAGED) for n, is_whole in enumerate(whole) if not is_whole}
+        )
+
+
+def _measured(found: Findings) -> tuple[ev.Measured, ...]:
+    return tuple(map(ev.Measured, found.lengths, found.scores))
+
+
+def _learners(effect: ef.Merge | ef.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(effect.inputs[index].contributor.learner for index in inputs)
+
+
+def _unusable(
+    effect: ef.Merge | ef.MergePartial, error: UnusableInputs | StorageError
+) -> tuple[tuple[Ticket, Verdict], ...]:
+    """List the inputs of a merge that are at fault, by ticket; none, if it is our disk."""
+    if isinstance(error, StorageError):
+        return ()
+    tickets = [*(part.ticket for part in effect.inputs), *(part.ticket for part in effect.partials)]
+    return tuple((tickets[index], fault.verdict) for index, fault in error.faults.items())

@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from p2pdiloco.config.manifest import BYTES
+from p2pdiloco.core.api.events import MessageReceived
+from p2pdiloco.core.api.messages import decode as decode_message
 from p2pdiloco.core.api.reasons import PullRefusal, Unheard, Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
 from p2pdiloco.daemon.display.logs import Audience
-from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
+from p2pdiloco.daemon.display.snapshot import encode_status
 from p2pdiloco.daemon.network.reach import DialBack, ProbeGate
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun, encode_manifest
 from p2pdiloco.daemon.run_files.shared_files import (
@@ -37,21 +39,9 @@ if TYPE_CHECKING:
     from p2pdiloco.daemon.admission import Gate
     from p2pdiloco.daemon.bulk.transfer import Transfers
     from p2pdiloco.daemon.history import HistoryDoor
+    from p2pdiloco.daemon.report import Report
 
 _Asked = wire.RunsQuery | wire.StatusQuery | wire.NameQuery | wire.StandsQuery | CreditsQuery
-
-
-class Reports(Protocol):
-    """Source of what a member is and does (`daemon.report`)."""
-
-    def status(self, now: float, reader: Audience) -> StatusReport:
-        """Answer a status query of such a reader."""
-
-    def bearers(self, name: str) -> tuple[str, ...]:
-        """List who was called so lately."""
-
-    def stands(self) -> wire.Stands:
-        """Say on which versions the member stands. Raises: RemoteError (it is no full member yet)."""
 
 
 class FrontDoor:
@@ -67,7 +57,8 @@ class FrontDoor:
         self._member: Transfers | None = None
         self._gate: Gate | None = None
         self._history: HistoryDoor | None = None
-        self._reporter: Reports | None = None
+        self._reporter: Report | None = None
+        self._post: Callable[[MessageReceived], None] | None = None
         self._member_run = ""
         self.probes = ProbeGate()
         self._listings = Budget(Enough.LISTINGS, LISTING_BYTES, LISTING_S, now)
@@ -78,21 +69,23 @@ class FrontDoor:
         self,
         run: str,
         member: Transfers | None,
-        reports: Reports,
+        reports: Report,
         gate: Gate | None = None,
         history: HistoryDoor | None = None,
+        post: Callable[[MessageReceived], None] | None = None,
     ) -> None:
         """Become a member of a run, from now on.
 
-        `member` takes what its peers send, `reports` answers whoever asks for its status, `gate` says who
-        the peers are; None: everybody. `history` gives the run's history.
+        `member` takes and gives bulk, `reports` answers whoever asks for its status, `gate` says who the
+        peers are; None: everybody. `history` gives the run's history, `post` takes messages for the core;
+        None: they are refused.
         """
         self._member_run, self._member, self._reporter, self._gate = run, member, reports, gate
-        self._history = history
+        self._history, self._post = history, post
 
     def leave(self) -> None:
         """Be no member any more."""
-        self._member = self._reporter = self._history = None
+        self._member = self._reporter = self._history = self._post = None
 
     def add_run(self, run: PublishedRun, data_dir: Path | None = None) -> None:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
@@ -124,11 +117,11 @@ class FrontDoor:
             return await self._on_query(sender, data[1:])
         if data[:1] != wire.MESSAGE:
             raise RemoteError("garbage", "neither message nor query")
-        if self._member is None:
+        if self._post is None:
             raise RemoteError(Unheard.NOT_READY.value, "no member of a run yet")
         if self._gate is not None:
             self._gate.check(sender)
-        self._member.on_message(sender, data[1:])
+        self._post(MessageReceived(sender, decode_message(self._member_run, data[1:])))
         return b""
 
     async def _on_query(self, sender: str, data: bytes) -> bytes:

@@ -1,4 +1,8 @@
-"""History of a run, kept by whoever wants: written with every version, fetched and given to anybody."""
+"""History of a run, kept by whoever wants: written with every version, fetched and given to anybody.
+
+`HistoryKeeper` keeps it (`node --keep-history`), `Filling` fetches what is missing, `HistoryDoor` gives it to
+peers, `AskedCredits` asks members who did how much of the run.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +43,6 @@ from p2pdiloco.daemon.wire import KEEPS_NONE, MAX_ROWS, CreditLine, CreditsAnswe
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 
-# Keeping of a run's history (`node --keep-history`): every version that this node takes, and what it lacks.
-#
-# Reading and writing happen in a thread of its own. Ledgers follow the chain; after a fork, or when something
-# was missing, a fragment is counted anew.
-
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
 REST = 50.0
@@ -53,10 +52,23 @@ AGAIN_S, LONGEST_AGAIN_S = 5.0, 1800.0
 COMPLAIN_EVERY_S = 300.0
 EMPTY = Credits((), 1, 0, 0, 0)
 T = TypeVar("T")
+Pull = Callable[[str, PullHistory], Awaitable[list[HistoryRecord]]]
+"""Function that asks a peer for a page, which is checked. Raises: RemoteError, TransportError."""
+
+
+class FalseHistory(RemoteError):
+    """Error: a peer gave other versions than it was asked for."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("false-history", detail)
 
 
 class HistoryKeeper:
-    """HistoryKeeper of one run's history."""
+    """Keeper of one run's history: every version that this node takes, and what it lacks.
+
+    Reading and writing happen in a thread of its own. Ledgers follow the chain; after a fork, or when
+    something was missing, a fragment is counted anew.
+    """
 
     def __init__(self, run: str, fragments: int, folder: Path, names: Mapping[str, str]) -> None:
         """`folder`: of the history; `names`: of members, as they were seen last."""
@@ -174,7 +186,6 @@ class HistoryKeeper:
                 self._incomplete.discard(fragment)
 
     def _recount(self, fragment: int) -> None:
-        """Count a fragment anew, to the newest version that is here."""
         tip = self._tips[fragment]
         if self._history.find(fragment, tip.number, tip.digest) is None:
             tip = self._kept.get(fragment, tip)
@@ -253,22 +264,9 @@ def _tell_bug(done: Future[None]) -> None:
         logger.error("history of the run: %r", error)
 
 
-# Fetching a run's history: what is missing of the line that leads to a head, from whoever has it.
-#
-# Every record is compared with the digest that its child names, so it does not matter who gives it.
-
 MAX_PAGE_BYTES = PAGE_BYTES + MAX_RECORD_BYTES
 PAGE_TIMEOUT_S = 20.0
 TRIES, BUSY_S = 5, 2.0
-Pull = Callable[[str, PullHistory], Awaitable[list[HistoryRecord]]]
-"""Function that asks a peer for a page, which is checked. Raises: RemoteError, TransportError."""
-
-
-class FalseHistory(RemoteError):
-    """Error: a peer gave other versions than it was asked for."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__("false-history", detail)
 
 
 class FetchedInto(Protocol):
@@ -309,7 +307,10 @@ def check_page(asked: PullHistory, records: Sequence[HistoryRecord]) -> None:
 
 
 class Filling:
-    """Filling of one run's history from peers."""
+    """Filling of one run's history: fetches what is missing of the line that leads to a head, from peers.
+
+    Every record is compared with the digest that its child names, so it does not matter who gives it.
+    """
 
     def __init__(self, run: str, pull: Pull, peers: Sequence[str]) -> None:
         self._run, self._pull = run, pull
@@ -362,11 +363,6 @@ def _is_busy(error: Exception) -> bool:
     return isinstance(error, wire.PullRefused) and error.why is PullRefusal.BUSY
 
 
-# Serving of a run's history to anybody who asks, within bounds.
-#
-# Whoever keeps none gives the newest versions that it has anyway: a keeper that was away fills its gap with
-# them, and of a run that nobody keeps something can be told.
-
 MAX_GIVEN = 4
 """Number of pages that go out at one time."""
 LEAST_BYTES = 64 * 1024
@@ -376,7 +372,11 @@ Log = Callable[[int], Sequence[SignedVersion]]
 
 
 class HistoryDoor:
-    """Giver of a run's history and credits."""
+    """Giver of a run's history and credits to anybody who asks, within bounds.
+
+    A node that keeps none gives the newest versions that it has anyway: a keeper that was away fills its gap
+    with them, and of a run that nobody keeps something can be told.
+    """
 
     def __init__(
         self, run: str, log: Log, keeper: HistoryKeeper | None, now: Callable[[], float] = time.monotonic
@@ -432,8 +432,6 @@ def from_log(log: Sequence[SignedVersion], tip: HeadRef) -> Iterator[HistoryReco
         yield HistoryRecord(0, version)
         number, digest = number - 1, version.header.parent
 
-
-# Asking members of a run who did how much of it.
 
 EVERY_S = 60.0
 """Pause between two questions for credits."""

@@ -1,7 +1,8 @@
 """Host of the learner process, on the daemon's side: starts it, talks to it, ends it.
 
 It runs in the daemon's event loop and needs no torch beyond the exchange. Whether and from what a dead
-learner is started again is the daemon's policy: the host only reports `LearnerExited`.
+learner is started again is the daemon's policy, for which `Failures` and `Silence` count: a host only reports
+`LearnerExited`. `GuestHost` is for a program with a training loop of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 from msgspec import Struct, structs
@@ -48,6 +49,8 @@ from p2pdiloco.learner.channel import (
 from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout
 from p2pdiloco.util import clear_folder_at
+
+logger = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES = 1024 * 1024
 """Bytes of commands that a learner may leave unread. One that leaves more is hung, and is killed."""
@@ -87,7 +90,7 @@ class LearnerHost:
     """Host of one learner process at a time, and the channel to it."""
 
     guest = False
-    """True: learners are programs of somebody else's (`daemon.learner.guest`)."""
+    """True: learners are programs of somebody else's (`GuestHost`)."""
 
     def __init__(
         self,
@@ -339,7 +342,6 @@ def _environment() -> dict[str, str]:
 
 
 def _open_log(path: Path) -> int:
-    """Append to the log, begun anew when it has grown."""
     try:
         clear_folder_at(path)
         grown = path.exists() and path.stat().st_size > MAX_LOG_BYTES
@@ -365,25 +367,34 @@ def _describe(code: int, log_path: Path, since: int) -> str:
     return f"{how}; its last words: {last}" if last else how
 
 
-# Guest: a learner that the daemon did not start, a program with a training loop of its own.
-#
-# It connects to a socket in the file system, and gets the descriptor of the exchange with the first bytes.
-# From then on it is what a learner process is (`learner.channel`). Its end is a learner's absence; the next
-# one to connect goes on. It is never signalled: a program that hangs loses its connection only.
-
 ACCEPT_PAUSE_S = 1.0
 """Pause after a connection that could not be taken, such as for want of file descriptors."""
-logger = logging.getLogger(__name__)
 
 
 class GuestHost(LearnerHost):
-    """Host that waits for a learner instead of starting one."""
+    """Host that waits for a guest: a learner that the daemon did not start, a program with a training loop of
+    its own.
+
+    The program connects to a socket in the file system, and gets the descriptor of the exchange with the
+    first bytes. From then on it is what a learner process is (`learner.channel`). Its end is a learner's
+    absence; the next one to connect goes on. It is never signalled: a program that hangs loses its connection
+    only.
+    """
 
     guest = True
 
-    def __init__(self, socket_path: Path, *host: Any) -> None:
-        """`socket_path`: path where learners connect; made anew. `host`: see `LearnerHost`."""
-        super().__init__(*host)
+    def __init__(
+        self,
+        socket_path: Path,
+        manifest: Manifest,
+        layouts: Sequence[FragmentLayout],
+        exchange: Exchange,
+        options: LearnerOptions,
+        on_event: OnEvent,
+        log_path: Path,
+    ) -> None:
+        """`socket_path`: path where learners connect; made anew. The others: as of `LearnerHost`."""
+        super().__init__(manifest, layouts, exchange, options, on_event, log_path)
         self._socket_path = socket_path
         self._listener: socket.socket | None = None
         self._made: tuple[int, int] | None = None
@@ -433,7 +444,7 @@ class GuestHost(LearnerHost):
         self._greet()
 
     def send(self, command: Command) -> bool:
-        """See `LearnerHost.send`. A program that has not begun yet is told nothing else."""
+        """Post a command, as `LearnerHost.send`. A program that has not begun yet is told nothing else."""
         return self._greeted and super().send(command)
 
     def kill(self, reason: str = "") -> None:
@@ -446,7 +457,7 @@ class GuestHost(LearnerHost):
         """Tell the program to save (if a path is given) and to stop; after timeout_s its connection is
         dropped.
 
-        See `LearnerHost.stop`.
+        Returns as `LearnerHost.stop`.
         """
         self._start = None
         exit_task = self._exit
@@ -597,8 +608,6 @@ def _pid_of(connection: socket.socket) -> int:
     return 0
 
 
-# Failures of learners: whether there is another one, and after what pause.
-
 RESTART_MAX_S = 30.0
 HEALTHY_S = 60.0
 """Life of a learner after which it died of something new: the back-off begins again."""
@@ -607,7 +616,7 @@ FAILED_STARTS = 3
 
 
 class Failures:
-    """Count of learners' ends."""
+    """Count of learners' ends: says whether there is another one, and after what pause."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -652,11 +661,6 @@ class Failures:
         self.stepped, self._ready_s = False, math.inf
 
 
-# Silence of a learner: whether it hangs (a driver, a disk, or somebody who stopped the process).
-#
-# Time is counted in the daemon's own ticks: a daemon that was stopped itself, or a machine that slept,
-# accuses nobody.
-
 TICK_S = 5.0
 DOUBT_S, DOUBT_STEPS = 60.0, 20
 """Silence, in seconds and in its usual inner steps, after which it is said."""
@@ -665,7 +669,11 @@ HANGS_S, HANGS_STEPS = 600.0, 100
 
 
 class Silence:
-    """Time for which nothing has been heard of a learner."""
+    """Time for which nothing has been heard of a learner: it may hang (a driver, a disk, a stopped process).
+
+    Time is counted in the daemon's own ticks: a daemon that was stopped itself, or a machine that slept,
+    accuses nobody.
+    """
 
     def __init__(self) -> None:
         self.silent_s = 0.0
@@ -691,14 +699,13 @@ class Silence:
         return ""
 
 
-# Options of the learner process: what it is told of its node.
-
 COMPILED_CODE = "compiled"
 """Folder in the data folder for what the learner's compiler made: for all runs, and for its next start."""
 
 
 def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) -> LearnerOptions:
-    """Make the learner's options. `place`: file that keeps the place in the data."""
+    """Make the learner's options: what it is told of its node. `place`: file that keeps the place in the
+    data."""
     plain = run.manifest.data.tokenizer == BYTES
     return LearnerOptions(
         peer=peer,

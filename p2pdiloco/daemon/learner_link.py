@@ -1,6 +1,6 @@
 """Link between the core and the learner process: copies out, encodings, and bases to train from.
 
-A fragment that the learner copied out is encoded here (`tensors.own_contributions`) and becomes a
+A fragment that the learner copied out is encoded here (`tensors.outer_update`) and becomes a
 contribution of the core. Versions go the other way, as the base that the learner measures against."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.daemon.course import KnowsLearners, LearnerCount
+from p2pdiloco.core.base import Shared
+from p2pdiloco.daemon.course import LearnerCount
 from p2pdiloco.daemon.learner_host import TICK_S, Failures, LearnerExited, MakeHost, OnEvent, Silence
 from p2pdiloco.daemon.payloads import Compute, Tickets
 from p2pdiloco.daemon.run_files.saved_state import Resume
@@ -39,7 +40,7 @@ class LearnerLink:
         post: Callable[[ev.Event], None],
         tell: OnEvent,
         spawn: Callable[..., asyncio.Task[None]],
-        swarm: KnowsLearners,
+        swarm: Shared,
     ) -> None:
         """`tell`: who else hears what the learner says. `state_path`: file of the learner's state."""
         self._host = make_host(self._on_event)
@@ -88,7 +89,7 @@ class LearnerLink:
         await self._host.prepare()
 
     async def start(self, left: Resume | None = None) -> None:
-        """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`):
+        """Start a learner from the vault's versions, with what its state file has:
         of displacements what an earlier life `left`. Learners are given that until one contributes or
         saves."""
         self._left, self._begun = left or self._left, True
@@ -170,10 +171,6 @@ class LearnerLink:
     @property
     def _can_save(self) -> bool:
         return self._ready and not (self._saving or self._stopping or self._host.guest)
-
-    async def evaluate(self) -> float | None:
-        """See `Questions`."""
-        return await self.questions.evaluate()
 
     @property
     def _answers(self) -> bool:
@@ -394,8 +391,6 @@ class LearnerLink:
             await self.start()
 
 
-# Slot of one fragment in the learner, as the daemon sees it.
-
 SEVERITY: dict[InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
 
 
@@ -501,13 +496,11 @@ class Slot:
         return "overwrite" in (self.installing, self.next)
 
 
-# Questions to the learner that are waited for: the held-out loss, and what contributions do to the loss.
-#
-# It answers between two inner steps. Whoever waits is told if it ends first.
-
-
 class Questions:
-    """Questions to the learner of one node: one for the held-out loss at a time, and one about each file."""
+    """Questions to the learner of one node: one for the held-out loss at a time, and one about each file.
+
+    It answers between two inner steps. Whoever waits is told if it ends first.
+    """
 
     def __init__(self, ask: Callable[[ch.Command], bool], appraises: Callable[[], bool]) -> None:
         """`ask`: posts a question; False: there is nobody to take it. `appraises`: tells whether a learner is
@@ -553,9 +546,6 @@ class Questions:
             if not waits.done():
                 waits.set_result(None)
         self._waits.clear()
-
-
-# Status of the learner, as the core takes it in.
 
 
 def core_status(found: ch.Status) -> ev.LearnerStatus:

@@ -1,6 +1,8 @@
 """Member of a run: the parts between an open transport and a training learner.
 
-Its life is `daemon.life`.
+`Member` makes and owns them, `Life` runs them from joining to an orderly end, `RunHoldings` are its files and
+what of them is in memory from the start. `Approval` shows a person what a run takes before anything is made
+of it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.core.proofs import telling
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import Membership, check_owner
-from p2pdiloco.daemon.budgets import Background, Link, free_disk_bytes, free_memory_bytes
+from p2pdiloco.daemon.budgets import Background, LinkCapacity, free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.bulk.merge_audits import LossAuditing
 from p2pdiloco.daemon.bulk.pushes import OwnChain
 from p2pdiloco.daemon.bulk.transfer import Transfers
@@ -42,7 +44,7 @@ from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.display.snapshot import count
 from p2pdiloco.daemon.display.timeline import load_timeline, save_timeline
-from p2pdiloco.daemon.driver import Committing, Hands, Merging, Outbound, Post, Runner
+from p2pdiloco.daemon.driver import Committing, Executors, Merging, Outbound, Post, Runner
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.history import Filling, HistoryDoor, HistoryKeeper, pull_page
 from p2pdiloco.daemon.learner_host import GuestHost, LearnerHost, OnEvent, learner_options
@@ -156,7 +158,7 @@ class Member:
             self.post.put(ev.ReachChanged(peer.reach.reach))
         peer.door.add_run(run, self._data_dir)
         given = HistoryDoor(run.id, self._log_of, self.keeper)
-        peer.door.enter(run.id, self.transfers, self.report, self.membership.gate, given)
+        peer.door.enter(run.id, self.transfers, self.report, self.membership.gate, given, self.post.put)
 
     def _make_core(self) -> None:
         held, restored = self.holdings, self.holdings.found.restored
@@ -197,9 +199,6 @@ class Member:
         notice = self.membership.register.notice
         self.post.put(ev.Guided(self._anchors, notice.vouch if notice is not None else ()))
 
-    def _has_mark(self, peer: str) -> bool:
-        return self.core.shared.has_mark(peer)
-
     def _counts(self, peer: str) -> bool:
         """Tell whether to listen to what a peer says of the world: it is not banned, and was let in or has
         worked."""
@@ -209,14 +208,17 @@ class Member:
         """Take in the evidence for which a peer excludes us."""
         self.post.put(ev.MessageReceived(peer, telling(proof)))
 
-    def _is_settled(self) -> bool:
-        return self.core.confirmed
-
     def _admit(self) -> None:
-        judges = self._has_mark, self._is_settled
-        proofs = self.core.shared.excluded.proof_of, self._on_proof
-        where = self.peer.transport, self.run, self._data_dir
-        self.membership = Membership(*where, *judges, self._guide, *proofs)
+        self.membership = Membership(
+            self.peer.transport,
+            self.run,
+            self._data_dir,
+            worked=self.core.shared.has_mark,
+            settled=lambda: self.core.confirmed,
+            on_notice=self._guide,
+            proof_of=self.core.shared.excluded.proof_of,
+            proven=self._on_proof,
+        )
 
     def _look_for_others(self) -> None:
         run, settings, group = self.run, self.settings, self.run.manifest.group
@@ -225,15 +227,22 @@ class Member:
         turns = Turns(run.id, self._me, settings.eval_every_s, FIRST_EVALUATION_S, group.term_versions)
         alone = settings.evaluate == "each"
         self.measurements = Measurements(turns, vault, group.log_versions, alone, self._counts)
-        known = self.core.shared, self.measurements, settings.keep_history
-        ours = OurRecord(self._incarnation, settings.name, *known)
-        keep = partial(save_peers, self._data_dir)
-        guests = self.membership.introductions
-        worked = self.core.shared.has_worked
-        self.presence = Presence(transport, run.id, ours, self.post.put, keep, group.size, guests, worked)
+        shared, keeps = self.core.shared, settings.keep_history
+        ours = OurRecord(self._incarnation, settings.name, shared, self.measurements, keeps)
+        self.presence = Presence(
+            transport,
+            run.id,
+            ours,
+            self.post.put,
+            keep=partial(save_peers, self._data_dir),
+            dial_at_once=group.size,
+            guests=self.membership.introductions,
+            has_worked=shared.has_worked,
+        )
 
     def _measure_the_link(self) -> None:
-        limits = Link(*(rate or math.inf for rate in rates(self.settings)))
+        upload, download = rates(self.settings)
+        limits = LinkCapacity(upload or math.inf, download or math.inf)
         for doubt in control_doubts(self.run.manifest, limits):
             logger.warning("%s", doubt)
         self.meters = LinkMeters(self.peer.transport, limits, load_uplink(self._data_dir))
@@ -242,10 +251,8 @@ class Member:
     def _open_streams(self) -> None:
         held, transport, post = self.holdings, self.peer.transport, self.post.put
         in_memory_bytes = 0 if held.memory_is_bounded else IN_MEMORY_BYTES
-        own = held.kept, held.tickets, held.compute, held.disk_io, post, in_memory_bytes
-        self.kept = KeptPayloads(*own)
-        files = held.updates, held.store, held.disk_io
-        self.chain = OwnChain(self.core, self.run.layouts, *files, self.kept)
+        self.kept = KeptPayloads(held.kept, held.tickets, held.compute, held.disk_io, post, in_memory_bytes)
+        self.chain = OwnChain(self.core, self.run.layouts, held.updates, held.store, held.disk_io, self.kept)
         self.transfers = Transfers(
             self.chain, transport, held.compute, held.tickets, post, self.meters, held.memory, held.spool
         )
@@ -271,17 +278,19 @@ class Member:
     def _make_host(self, on_event: OnEvent) -> LearnerHost:
         run, settings, exchange = self.run, self.settings, self.holdings.exchange
         options = learner_options(settings, run, self._me, self.holdings.store.folder / "data.place")
-        host = (run.manifest, run.layouts, exchange, options, on_event, self._data_dir / "learner.log")
-        at = settings.learner_socket
-        return LearnerHost(*host) if at is None else GuestHost(at, *host)
+        log_path, at = self._data_dir / "learner.log", settings.learner_socket
+        if at is None:
+            return LearnerHost(run.manifest, run.layouts, exchange, options, on_event, log_path)
+        return GuestHost(at, run.manifest, run.layouts, exchange, options, on_event, log_path)
 
     def _carry_out_effects(self) -> None:
         held, link, bulk = self.holdings, self.learner_link, self.transfers
         compute, tickets, post = held.compute, held.tickets, self.post.put
-        parts = compute, tickets, held.updates, held.durable, link, self.keeper
-        self.committing = Committing(self._me, *parts)
+        self.committing = Committing(
+            self._me, compute, tickets, held.updates, held.durable, link, self.keeper
+        )
         self.merging = Merging(compute, tickets, post, bulk.merged.keep, bulk.true_updates.correction)
-        hands = Hands(
+        executors = Executors(
             tickets=tickets,
             outbound=self.outbound,
             transfers=self.transfers,
@@ -293,19 +302,25 @@ class Member:
             loss_auditing=self._loss_auditing(),
             record=self.diary.on_record,
         )
-        self.runner = Runner(self.core, self.post, self.background, hands)
+        self.runner = Runner(self.core, self.post, self.background, executors)
 
     def _loss_auditing(self) -> LossAuditing:
-        transfers, questions = self.transfers, self.learner_link.questions
-        parts = self.chain, self.holdings.compute, transfers.auditing, questions
-        return LossAuditing(*parts, self.holdings.store.folder, self.run.manifest, self.post.put)
+        return LossAuditing(
+            self.chain,
+            self.holdings.compute,
+            self.transfers.auditing,
+            self.learner_link.questions,
+            self.holdings.store.folder,
+            self.run.manifest,
+            self.post.put,
+        )
 
     def _keep_and_show(self) -> None:
         held, run, link = self.holdings, self.run, self.learner_link
         log_versions = run.manifest.group.log_versions
         self.checkpoints = Checkpoints(held.compute, held.store, held.disk_io, log_versions, self.diary)
         self.link_teller = LinkTeller(self.link_watch, self.core.shared, link, self.diary, self.post.put)
-        self.course = RunCourse(run.manifest, self.core, self._amendments, link, self._on_course)
+        self.course = RunCourse(run.manifest, self.core, self._amendments, link.follow, self._on_course)
         traffic = Traffic(self.outbound, self.transfers, self.peer.transport, held.memory, self.sharing)
         self.report: Report = Report(
             run,
@@ -326,19 +341,6 @@ class Member:
         self.diary.say(logging.INFO, "course", words, tokens=tokens)
 
 
-def next_incarnation(restored: Restored, me: str) -> int:
-    """Make the incarnation of this life: milliseconds since 1970, but more than any in a restored chain.
-
-    With the clock set back, our contributions would be taken for ones of an earlier life that are merged
-    already.
-    """
-    marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
-    earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
-    return max(time.time_ns() // 1_000_000, earlier + 1)
-
-
-# Life of a member: joining, training and its regular work, an orderly end.
-
 FLUSH_S = 0.5
 SAY_EVERY_S = 10
 COURSE_EVERY_S = 1.0
@@ -347,7 +349,7 @@ SAY_ALONE_S, SAY_WAITING_S = 3, 5
 
 
 class Life:
-    """Life of one member, from its start to its end."""
+    """Life of one member: joining, training and its regular work, an orderly end."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -435,7 +437,6 @@ class Life:
     # --- before it trains ----------------------------------------------------------------------------
 
     def _begin_presence(self) -> None:
-        """Let others find us, and look for them."""
         member, spawn = self._member, self._member.background.spawn
         spawn(self._watch_p2pd())
         if member.peer.reach is not None:
@@ -451,7 +452,6 @@ class Life:
             spawn(member.keeper.watch(member.history_filling))
 
     async def _say_waiting(self) -> None:
-        """Tell a person every second what is new, and now and then what we wait for."""
         member = self._member
         for second in itertools.count():
             now = self._loop.time()
@@ -489,10 +489,15 @@ class Life:
 
     def _begin_regular_work(self) -> None:
         member, spawn = self._member, self._member.background.spawn
+        link = member.learner_link
         spawn(self._step_back())
         spawn(self._follow_course())
         committed = member.committing.done
-        spawn(evaluate_regularly(member.measurements, member.learner_link, member.core, committed))
+        spawn(
+            evaluate_regularly(
+                member.measurements, link.ready, link.questions.evaluate, member.core, committed
+            )
+        )
         spawn(self._save_regularly())
         plan = ResultPlan.of(member.settings)
         if plan is not None:
@@ -525,7 +530,6 @@ class Life:
                     await committed.wait()
 
     def _look_back(self) -> None:
-        """Remember what has come since the last look."""
         member = self._member
         timeline, newest = member.diary.timeline, member.measurements.newest
         timeline.look(fragment.chain.header for fragment in member.core.fragments)
@@ -571,11 +575,50 @@ class Life:
         await member.checkpoints.save()
 
 
-# Holdings of a node in a run: its files, and what of them is in memory from the start.
+class OwnMember:
+    """Handle of one member, for its machine's owner (`daemon.owner.control.MemberHandle`)."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def names(self) -> tuple[str, str, str]:
+        member = self._member
+        return member.peer.identity.peer_id, member.settings.name, member.run.name
+
+    def state(self) -> str:
+        return self._member.report.shown_state
+
+    def recent(self) -> tuple[str, ...]:
+        return self._member.diary.recent
+
+    def has_handed_over(self) -> bool:
+        link = self._member.learner_link
+        return not link.ready.is_set() or link.handed_over
+
+    def follow(self, wish: ch.SpareMachine) -> None:
+        self._member.learner_link.follow(wish)
+
+    def permit(self, link: LinkCapacity) -> None:
+        up, down = link.upload_bits_per_s, link.download_bits_per_s
+        self._member.meters.permit(link)
+        self._member.peer.transport.allow(up if up < math.inf else 0.0, down if down < math.inf else 0.0)
+
+    def carried_bytes(self) -> tuple[int, int]:
+        return self._member.peer.transport.carried_bytes()
+
+    def hand_over_bytes(self) -> int:
+        """Count the bytes of a contribution and an update of every fragment."""
+        run = self._member.run
+        names = (run.manifest.codec.contribution, run.manifest.codec.update)
+        return sum(codec(name).encoded_bytes(layout.numel) for name in names for layout in run.layouts)
+
+    def note(self, words: str, reason: str) -> None:
+        self._member.diary.say(logging.INFO, "rest", words, why=reason)
 
 
 class RunHoldings:
-    """Holdings of one run: opens and restores all of them, and closes them."""
+    """Files of a node in a run, and what of them is in memory from the start: opens, restores and closes
+    all."""
 
     def __init__(self, run: Run, vault: Vault, settings: NodeSettings, timing: Timing) -> None:
         codecs, data_dir = run.manifest.codec, settings.data_dir
@@ -612,14 +655,15 @@ class RunHoldings:
         self.events.close()
 
 
-# Approval of a run before anything is made of it: what it takes of this machine is shown, compared, and, of
-# whoever sits at a terminal, asked for once.
-
 Ask = Callable[[str], Awaitable[bool]]
 
 
 class Approval:
-    """Approval of runs by the settings of one node, its machine, and whoever sits at its terminal."""
+    """Approval of runs before anything is made of them, by a node's settings, its machine, and a person.
+
+    What a run takes of this machine is shown, compared, and, if somebody sits at the terminal, asked for
+    once.
+    """
 
     def __init__(
         self, settings: NodeSettings, say: Callable[[str, Mapping[str, object]], None], ask: Ask | None
@@ -759,53 +803,12 @@ def _download_words(manifest: Manifest, takes: Footprint) -> str:
     return f"{size_text(takes.download_bytes)} of parameters{tokenizer}, from peers"
 
 
-# Reins of a membership, for the owner's controls: what there is of a member, in the words of `Reins`.
+def next_incarnation(restored: Restored, me: str) -> int:
+    """Make the incarnation of this life: milliseconds since 1970, but more than any in a restored chain.
 
-
-class MemberReins:
-    """Reins of one member (`daemon.control.owner.Reins`)."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def names(self) -> tuple[str, str, str]:
-        """See `Reins.names`."""
-        member = self._member
-        return member.peer.identity.peer_id, member.settings.name, member.run.name
-
-    def state(self) -> str:
-        """See `Reins.state`."""
-        return self._member.report.word
-
-    def recent(self) -> tuple[str, ...]:
-        """See `Reins.recent`."""
-        return self._member.diary.recent
-
-    def has_handed_over(self) -> bool:
-        """See `Reins.has_handed_over`."""
-        link = self._member.learner_link
-        return not link.ready.is_set() or link.handed_over
-
-    def follow(self, wish: ch.SpareMachine) -> None:
-        """See `Reins.follow`."""
-        self._member.learner_link.follow(wish)
-
-    def permit(self, link: Link) -> None:
-        """See `Reins.permit`."""
-        up, down = link.upload_bits_per_s, link.download_bits_per_s
-        self._member.meters.permit(link)
-        self._member.peer.transport.allow(up if up < math.inf else 0.0, down if down < math.inf else 0.0)
-
-    def carried_bytes(self) -> tuple[int, int]:
-        """See `Reins.carried_bytes`."""
-        return self._member.peer.transport.carried_bytes()
-
-    def hand_over_bytes(self) -> int:
-        """See `Reins.hand_over_bytes`: a contribution and an update of every fragment."""
-        run = self._member.run
-        names = (run.manifest.codec.contribution, run.manifest.codec.update)
-        return sum(codec(name).encoded_bytes(layout.numel) for name in names for layout in run.layouts)
-
-    def note(self, words: str, reason: str) -> None:
-        """See `Reins.note`."""
-        self._member.diary.say(logging.INFO, "rest", words, why=reason)
+    With the clock set back, our contributions would be taken for ones of an earlier life that are merged
+    already.
+    """
+    marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
+    earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
+    return max(time.time_ns() // 1_000_000, earlier + 1)

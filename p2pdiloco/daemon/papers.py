@@ -1,7 +1,8 @@
 """Papers of a run's members: grants and notices by its owner, admissions by whoever holds a grant's key.
 
 All of them are judged offline: by signatures, and the owner's peer id, which the run id covers. A clock is
-asked at the door only (`daemon.admission.register`).
+asked at the door only (`daemon.admission.Register`). `Invite` is a grant with its key as text, in one word
+that survives copying (`LinkFormat`, which run links use, too).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -27,6 +28,8 @@ from p2pdiloco.core.api.types import PeerId, RunId, Signature, Vouch, Wire, sign
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.identity import Identity, peer_of, public_of, verify
 from p2pdiloco.util import direct_members, read_note
+
+logger = logging.getLogger(__name__)
 
 MAX_USES = 1024
 MAX_LISTED = 1024
@@ -110,15 +113,6 @@ def notice_figures(notice: Notice) -> dict[str, int]:
     }
 
 
-class Signs(Protocol):
-    """Key that signs (`identity.Identity`)."""
-
-    peer_id: str
-
-    def sign(self, message: bytes) -> bytes:
-        """Sign the message."""
-
-
 P = TypeVar("P", Grant, Admission, Notice)
 _DOMAINS: dict[type, str] = {Grant: "grant", Admission: "admission", Notice: "notice"}
 _encoder = msgspec.msgpack.Encoder()
@@ -128,17 +122,17 @@ def _covered(paper: Grant | Admission | Notice) -> bytes:
     return signed_bytes(_DOMAINS[type(paper)], structs.replace(paper, signature=b""))
 
 
-def signed(paper: P, key: Signs) -> P:
+def signed(paper: P, key: Identity) -> P:
     """Sign a paper."""
     return structs.replace(paper, signature=key.sign(_covered(paper)))
 
 
-def grant(run: str, key: str, expires: int, uses: int, owner: Signs) -> Grant:
+def grant(run: str, key: str, expires: int, uses: int, owner: Identity) -> Grant:
     """Make a grant, as the run's owner."""
     return signed(Grant(run, key, expires, uses, b""), owner)
 
 
-def admission(granted: Grant, peer: str, key: Signs) -> Admission:
+def admission(granted: Grant, peer: str, key: Identity) -> Admission:
     """Make an admission with a grant's key."""
     return signed(Admission(granted, peer, b""), key)
 
@@ -190,13 +184,6 @@ def decode_notice(data: bytes) -> Notice:
         raise RemoteError("notice-garbage", str(error)[:120]) from error
 
 
-# Words: structures as text in one word that survives copying, which invites and run links are.
-#
-#     <prefix><base32 of msgpack and 5 bytes of its SHA-256, small letters, no padding>
-#
-# Base32 because it is one word to a mouse, has no letters that look alike but in case, and makes small QR
-# codes.
-
 MAX_TEXT = 4096
 MAX_PEERS = 4
 MAX_ADDRESSES = 4
@@ -217,18 +204,24 @@ W = TypeVar("W", bound=Wire)
 T = TypeVar("T")
 
 
-class Kind(Struct, frozen=True):
-    """Kind of word."""
+class LinkFormat(Struct, frozen=True):
+    """Format of a link or an invite: a structure as text, in one word that survives copying.
+
+        <prefix><base32 of msgpack and 5 bytes of its SHA-256, small letters, no padding>
+
+    Base32 because it is one word to a mouse, has no letters that look alike but in case, and makes small QR
+    codes.
+    """
 
     noun: str
     """Noun for people, with its article."""
     prefix: str
     domain: bytes
-    """Beginning of what is summed: the sum of another kind never fits."""
+    """Beginning of what is summed: the sum of another format never fits."""
     hint: str
 
     def fits(self, word: str) -> bool:
-        """Tell whether this is meant as one of this kind, whole or not."""
+        """Tell whether this is meant as one of this format, whole or not."""
         return "".join(word.split()).lower().startswith(self.prefix)
 
     def encode(self, packed: Wire) -> str:
@@ -292,9 +285,7 @@ def unpack_peers(peers: Peers) -> tuple[str, ...]:
     return addresses
 
 
-# Invites as text: all that a newcomer needs, in one word that survives copying (`daemon.admission.word`).
-
-INVITE = Kind(
+INVITE = LinkFormat(
     noun="an invite",
     prefix="p2pdiloco1",
     domain=b"p2pdiloco/1/invite\0",
@@ -379,14 +370,12 @@ def _unpacked(packed: _PackedInvite) -> Invite:
     return Invite.of(packed.run.hex(), right, unpack_peers(packed.peers))
 
 
-# Notice of a run's owner on the disk: `<data_dir>/runs/<run id, 16>/notice`.
-
-logger = logging.getLogger(__name__)
 NAME = "notice"
 
 
 def load_notice(folder: Path, run: str, owner: str) -> Notice | None:
-    """Load the run's notice from its folder; None: there is none that the owner made."""
+    """Load the run's notice from its folder, `<data_dir>/runs/<run id, 16>/notice`; None: there is none
+    that the owner made."""
 
     def decode(content: bytes) -> Notice:
         try:

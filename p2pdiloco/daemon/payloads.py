@@ -1,4 +1,7 @@
-"""Owners of bytes: tickets, the tensors thread, the memory budget, kept contributions."""
+"""Owners of bytes: tickets, the memory budget, the tensors thread, kept contributions, the log of updates.
+
+`Durable` writes the core's records onto the disk.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,16 @@ from p2pdiloco.tensors.merge import Payload, memory_bytes
 from p2pdiloco.tensors.outer_update import Encoded, Pin
 from p2pdiloco.tensors.vault import Vault
 
-# Tickets by which the core knows payloads: contributions, partial merges and outer updates.
-#
-# The payloads are in host memory or, of what peers pushed, in scratch on the disk.
+logger = logging.getLogger(__name__)
 
 
 class Tickets:
-    """Table of payloads by ticket. What the core released is gone; what a running job still reads stays
-    alive."""
+    """Table of payloads by ticket, by which the core knows them: contributions, partial merges and outer
+    updates.
+
+    They are in host memory or, of what peers pushed, in scratch on the disk. What the core released is gone;
+    what a running job still reads stays alive.
+    """
 
     def __init__(self) -> None:
         self._payloads: dict[int, Payload] = {}
@@ -122,14 +127,6 @@ class Tickets:
         return sum(memory_bytes(self._payloads[ticket]) for ticket in self._pushed)
 
 
-# Budget of memory for payloads (--max-memory): whoever asks for more is put off, and counted.
-#
-# Counted are payloads behind tickets (contributions, updates, partial merges), the newest outer updates, and
-# whatever is arriving or kept of cut streams. Not counted is the model itself (the vault and what daemon and
-# learner share), which no node can do without.
-#
-# Listed in docs/reference/bounds.md, section 5.
-
 OUT_OF_BUDGET = Verdict.NO_MEMORY.value
 
 
@@ -153,7 +150,15 @@ class GivesWay(Holder, Protocol):
 
 
 class Memory:
-    """Budget of payloads: how much of it is used, and how often it did not suffice."""
+    """Budget of memory for payloads (--max-memory): how much of it is used, and how often it did not suffice.
+
+    Counted are payloads behind tickets (contributions, updates, partial merges), the newest outer updates,
+    and whatever is arriving or kept of cut streams. Not counted is the model itself (the vault and what
+    daemon and learner share), which no node can do without. A peer for which there is no room is put off, and
+    counted.
+
+    Listed in docs/reference/bounds.md, section 5.
+    """
 
     def __init__(self, most_bytes: float = 0.0, fetch_bytes: int = 0) -> None:
         """`most_bytes`: size of the budget; 0: no bound."""
@@ -262,18 +267,16 @@ def check_budget(most_bytes: float, least: int) -> None:
         )
 
 
-# Merged contributions that are not beyond doubt yet: onto the disk, and back as one.
-#
-# `core/pending.py` decides which.
-
-logger = logging.getLogger(__name__)
 IN_MEMORY_BYTES = 128 << 20
 """Bytes of what may go to the disk that stay in memory nevertheless: most is beyond doubt 20 s later, and
 to write and delete it took a twentieth of a round. Nothing stays where a person bounds memory."""
 
 
 class KeptPayloads:
-    """Payloads of such contributions: carries out `Spill` and `Combine`."""
+    """Payloads of merged contributions that are not beyond doubt yet: carries out `Spill` and `Combine`.
+
+    `core.pending` decides which go onto the disk, and come back as one.
+    """
 
     def __init__(
         self,
@@ -351,18 +354,15 @@ class KeptPayloads:
 
     async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> None:
         """Add payloads up in the tensors thread; of those on the disk, one at a time is in memory."""
-        key = (effect.fragment, effect.attempt)
         try:
             done = await self._compute.run(self._compute.vault.own.combine, effect.fragment, sources)
         except (RemoteError, StorageError) as error:
             logger.error("contributions that a lost branch had merged cannot be sent again: %s", error)
-            self._post(CombineFailed(*key, str(error)[:160]))
+            self._post(CombineFailed(effect.fragment, effect.attempt, str(error)[:160]))
             return
         ticket = self._tickets.put(done.payload)
-        self._post(Combined(*key, ticket, done.digest, len(done.payload)))
-
-
-# Log of the newest outer updates of every fragment, in memory.
+        size = len(done.payload)
+        self._post(Combined(effect.fragment, effect.attempt, ticket, done.digest, size))
 
 
 class UpdateLog:
@@ -400,8 +400,6 @@ class UpdateLog:
         return self._logs.get(fragment, {}).get(number)
 
 
-# Durable records: votes and outer updates go onto the disk, in the thread for it.
-
 COMPLAIN_EVERY_S = 30.0
 SYNC_EVERY_S = 10.0
 """Interval at which updates of others' versions are synced. Others count what we have had for `durable_s` as
@@ -409,7 +407,10 @@ safe from a crash of ours: that is 10 s more, for the disk to do it in."""
 
 
 class Durable:
-    """Writer of the core's records. A full disk is told to the person now and then, not at every try."""
+    """Writer of the core's records, votes and outer updates, in the thread for the disk.
+
+    A full disk is told to the person now and then, not at every try.
+    """
 
     def __init__(self, store: RunStore, tickets: Tickets, io: Executor, durable_s: float) -> None:
         """`io`: the thread for the disk. `durable_s`: see `core.api.config.Timing`."""
@@ -490,18 +491,16 @@ class Durable:
             self._complaint, self._complain_again_s = reason, now + COMPLAIN_EVERY_S
 
 
-# Tensors thread: the one that reads and writes Theta, momentum and the exchange buffers.
-#
-# Jobs run strictly in the order in which they were posted, which is the order of the core's effects. So a
-# commit that was posted before a merge is done before it. The event loop posts a job to the thread, and gets
-# the result back.
-
 T = TypeVar("T")
 
 
 class Compute:
-    """Vault and exchange behind one thread. Methods without `async` are jobs to be run in that thread, as
-    the vault's own are."""
+    """Tensors thread: the only one that reads and writes Theta, momentum and the exchange buffers.
+
+    Jobs run strictly in the order in which they were posted, which is the order of the core's effects. So a
+    commit that was posted before a merge is done before it. The event loop posts a job to the thread, and
+    gets the result back. Methods without `async` are jobs to be run in that thread, as the vault's own are.
+    """
 
     def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
         """`exchange`: memory shared with the learner; None: there is no learner, and states are copied

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -28,9 +27,7 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     NodeState,
     PeerRow,
-    RestRow,
     StatusReport,
-    TransferRow,
     excluded_rows,
     sane_loss,
     status_of,
@@ -40,6 +37,7 @@ from p2pdiloco.daemon.driver import Outbound
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.network.discovery import NOT_TOLD, Sharing
 from p2pdiloco.daemon.network.link import LinkWatch
+from p2pdiloco.daemon.owner.control import NodeControls
 from p2pdiloco.daemon.payloads import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.run_files.run import STATE_BYTES, Run
 from p2pdiloco.daemon.wire import MAX_BEARERS
@@ -91,16 +89,6 @@ class Traffic:
         return counts
 
 
-class OwnerRows(Protocol):
-    """Wishes of the machine's owner, as far as they are reported (`daemon.control.owner`)."""
-
-    def rest_row(self) -> RestRow | None:
-        """Make the row of why the learner rests; None: it does not."""
-
-    def transfer_row(self) -> TransferRow | None:
-        """Make the row of this month's bytes."""
-
-
 class Report:
     """Report of what a node is and does."""
 
@@ -125,20 +113,20 @@ class Report:
         self._traffic = traffic
         self._link_watch = link_watch
         self.state: NodeState = "joining"
-        self._owner: OwnerRows | None = None
+        self._owner: NodeControls | None = None
 
     def enter(self, state: NodeState) -> None:
         """Note that a new part of the node's life begins."""
         self.state = state
 
-    def owned_by(self, owner: OwnerRows) -> None:
+    def owned_by(self, owner: NodeControls) -> None:
         """Report what the machine's owner wants, too."""
         self._owner = owner
 
     @property
-    def word(self) -> NodeState:
+    def shown_state(self) -> NodeState:
         """State in one word: a node that could train, and rests for its owner, is idle."""
-        rests = self._owner is not None and self._owner.rest_row() is not None
+        rests = self._owner is not None and self._owner.pause_row() is not None
         return "idle" if rests and self.state == "training" else self.state
 
     def snapshot(self, now: float) -> NodeSnapshot:
@@ -153,7 +141,7 @@ class Report:
             peer=self._diary.me,
             run_name=self._run.name,
             run_id=self._run.id,
-            state=self.word,
+            state=self.shown_state,
             device=self._learner.device,
             inner_step=status.inner_step if status else 0,
             loss=status.loss if status else None,
@@ -190,7 +178,7 @@ class Report:
             link=self._link_watch.words[:240],
             course=self._course.row(now),
             start=self._core.grounds,
-            rest=self._owner.rest_row() if self._owner is not None else None,
+            rest=self._owner.pause_row() if self._owner is not None else None,
             transfer=self._owner.transfer_row() if self._owner is not None else None,
             excluded=excluded_rows(self._core.shared.excluded, lambda peer: self._diary.names.get(peer, "")),
         )
@@ -215,8 +203,9 @@ class Report:
         return wire.Stands(tuple(versions))
 
     def status(self, now: float, reader: Audience = Audience.ANYBODY) -> StatusReport:
-        """Make the answer to a status query. Whoever asks is not known as this machine's owner, whose wishes
-        and transfer are nobody else's: `p2pdiloco status` asks its own node for them (`daemon.control`)."""
+        """Make the answer to a status query. Whoever asks is not known as this machine's owner, whose
+        wishes and transfer are nobody else's: `p2pdiloco status` asks its own node for them
+        (`daemon.owner.control`)."""
         told = status_of(self.snapshot(now))
         return replace(told, rest=None, transfer=None, recent=self._diary.recent_for(reader))
 
@@ -303,7 +292,6 @@ class Report:
         return round(sum(shares) / len(shares), 3) if shares else None
 
     def _some(self) -> Sequence[Fragment]:
-        """Choose the fragments that stand for all."""
         fragments = self._core.fragments
         return fragments[:: max(1, len(fragments) // MOST_COMPARED)]
 

@@ -30,11 +30,11 @@ from p2pdiloco.daemon.display.logs import (
 from p2pdiloco.daemon.display.terminal import Keys, LiveView, log_fields, log_line, suspend
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.learner_host import try_socket
-from p2pdiloco.daemon.member import Approval, Life, Member, MemberReins, OwnPeer
+from p2pdiloco.daemon.member import Approval, Life, Member, OwnMember, OwnPeer
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
 from p2pdiloco.daemon.network.reach import DialBack, Reachability
 from p2pdiloco.daemon.owner.control import NodeControls, owned
-from p2pdiloco.daemon.process import (
+from p2pdiloco.daemon.program import (
     begin,
     data_folder,
     peers_to_join,
@@ -84,13 +84,13 @@ def run_node(settings: NodeSettings) -> int:
     dialled = structs.replace(settings, join=settings.join or before)
     has_others = peers_file(settings.data_dir).exists() or (may_be_alone and bool(dialled.join))
     join = peers_to_join(dialled, has_others)
-    told = _Told(settings.join, may_be_alone, () if join else dialled.join)
+    told = _JoinOptions(settings.join, may_be_alone, () if join else dialled.join)
     settings = structs.replace(settings, join=join)
     return run_program(lambda stop: _node(settings, told, stop), settings.log)
 
 
-class _Told(Struct, frozen=True):
-    """Directions of this start: whom to join through."""
+class _JoinOptions(Struct, frozen=True):
+    """Options of this start: whom to join through."""
 
     given: tuple[str, ...]
     """Addresses that were given now; empty: those of the settings are of an earlier start."""
@@ -100,8 +100,7 @@ class _Told(Struct, frozen=True):
     """Names of the DNS, where nobody was found behind them yet."""
 
 
-async def _node(settings: NodeSettings, told: _Told, stop: asyncio.Event) -> None:
-    """Be a member of the run until told to stop, but for times in which the owner's wishes keep it away."""
+async def _node(settings: NodeSettings, told: _JoinOptions, stop: asyncio.Event) -> None:
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
@@ -113,7 +112,7 @@ async def _node(settings: NodeSettings, told: _Told, stop: asyncio.Event) -> Non
 
 
 async def _join(
-    settings: NodeSettings, told: _Told, identity: Identity, views: Views, stop: asyncio.Event
+    settings: NodeSettings, told: _JoinOptions, identity: Identity, views: Views, stop: asyncio.Event
 ) -> None:
     recent = RecentLines()
     configure_logging(plain(settings.log), recent=recent)
@@ -123,20 +122,20 @@ async def _join(
     approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
     own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
     async with owned(settings, stop) as controls:
-        stay = _Stay(identity, approval, recent, views, controls, stop, told)
+        session = _RunSession(identity, approval, recent, views, controls, stop, told)
         run = settings.run
         while True:
             views.enter(StartingSource("node", settings.name, identity.peer_id, controls), controls)
             if await unless_stopped(controls.may_join(), stop) is None or stop.is_set():
                 return
-            run = await stay.once(structs.replace(controls.settings(), run=run), own) or run
+            run = await session.once(structs.replace(controls.settings(), run=run), own) or run
             own = None
             if not controls.away.is_set():
                 return
 
 
-class _Stay:
-    """Stays of this process in its run: mostly one."""
+class _RunSession:
+    """Sessions of this process as a member of its run: mostly one."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class _Stay:
         views: Views,
         controls: NodeControls,
         stop: asyncio.Event,
-        told: _Told,
+        told: _JoinOptions,
     ) -> None:
         self._identity, self._approval, self._recent = identity, approval, recent
         self._views, self._controls, self._stop = views, controls, stop
@@ -212,7 +211,7 @@ async def _membership(
             logger.warning("%s", doubt)
     member = Member(peer, run, vault, settings, recent, Timing())
     member.report.owned_by(controls)
-    controls.attach(MemberReins(member))
+    controls.attach(OwnMember(member))
     life = Life(member)
     views.enter(NodeSource(member, controls), controls)
     listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
@@ -257,7 +256,6 @@ class OwnTime:
 
 
 async def _leave_within(time: OwnTime) -> None:
-    """End this process if leaving takes longer than that."""
     loop = asyncio.get_running_loop()
     while True:
         began_s = loop.time()
@@ -272,7 +270,6 @@ def _leave_unfinished() -> None:
 
 
 async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:
-    """Show the live view on a terminal, a plain line now and then elsewhere."""
     loop = asyncio.get_running_loop()
     if resolve_style(settings.log) != "tui":
         while True:
@@ -303,7 +300,6 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> 
 
 
 def _own_manifest(settings: NodeSettings, run_file: Path, approval: Approval) -> tuple[Path, Manifest]:
-    """Read the run.toml of the run that this node owns and starts, from --run-file."""
     manifest = load_manifest(run_file)
     _check_data(settings, manifest.data)
     approval.check(manifest)
@@ -313,7 +309,6 @@ def _own_manifest(settings: NodeSettings, run_file: Path, approval: Approval) ->
 async def _own_run(
     data_dir: Path, run_file: Path, manifest: Manifest, transport: Transport, hosts: Sequence[str]
 ) -> tuple[Run, Vault]:
-    """Sign the run that this node owns and starts."""
     owner = Identity.load_or_create(data_dir / "owner.key")
     await refuse_to_split(transport, hosts, manifest.run.name, owner.peer_id)
     if edits := words_of_edits(manifest, data_dir, owner.peer_id):

@@ -38,8 +38,6 @@ from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
 
-# Queries about admission between peers: shown at the door, and answered by it.
-
 MAX_OTHERS = 32
 
 
@@ -99,8 +97,6 @@ class GiveNotice(Wire, frozen=True, tag=True):
 
 AdmissionQuery = ShowAdmission | MayJoin | NoticeQuery | GiveNotice
 
-
-# Queries about a run's history and credits between peers; anybody may ask.
 
 KEEPS_NONE = "keeps-no-history"
 """Reason of whoever is asked for credits, and keeps no history."""
@@ -229,8 +225,8 @@ class PullState(Wire, frozen=True, tag=True):
 
 
 class PullContribution(Wire, frozen=True, tag=True):
-    """Request for the payload of a contribution, to merge it again (`daemon.bulk.audits`). It comes without
-    a header."""
+    """Request for the payload of a contribution, to merge it again (`daemon.bulk.merge_audits`). It comes
+    without a header."""
 
     run: RunId
     fragment: Count
@@ -245,7 +241,7 @@ class PullManifest(Wire, frozen=True, tag=True):
 
 class PullInitial(Wire, frozen=True, tag=True):
     """Request for the parameters that version 0 of a run is, from this byte on
-    (`daemon.run_files.initial`)."""
+    (`daemon.run_files.shared_files`)."""
 
     run: RunId
     offset: Count = 0
@@ -260,13 +256,13 @@ class InitialHeader(Wire, frozen=True, tag=True):
 
 
 class PullTokenizer(Wire, frozen=True, tag=True):
-    """Request for the tokenizer file of a run (`daemon.run_files.tokenizers`)."""
+    """Request for the tokenizer file of a run (`daemon.run_files.shared_files`)."""
 
     run: RunId
 
 
 class PullProbe(Wire, frozen=True, tag=True):
-    """Request for so many bytes of nothing, by which a link is measured (`daemon.links.probing`)."""
+    """Request for so many bytes of nothing, by which a link is measured (`daemon.network.reach`)."""
 
     size_bytes: Probed
 
@@ -405,7 +401,7 @@ class Presence(Wire, frozen=True, tag=True):
 
 
 class Reading(Wire, frozen=True, tag=True):
-    """Record of a member on the DHT of what of the run's data is begun (`learner.reading.shards`)."""
+    """Record of a member on the DHT of what of the run's data is begun (`learner.samples`)."""
 
     data: Annotated[str, Meta(max_length=64)]
     epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]

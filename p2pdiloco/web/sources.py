@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.daemon.budgets import Link
+from p2pdiloco.daemon.budgets import LinkCapacity
 from p2pdiloco.daemon.display.snapshot import SETTLED, NodeSnapshot, StatusReport, status_of
 from p2pdiloco.daemon.display.timeline import Timeline, load_timeline, sane, save_timeline
 from p2pdiloco.daemon.history import AskedCredits
@@ -179,7 +179,11 @@ class LinkRates:
 
 
 def own_view(
-    snapshot: NodeSnapshot, timeline: Timeline, link: Link, rates: LinkRates, controls: OwnerControls | None
+    snapshot: NodeSnapshot,
+    timeline: Timeline,
+    link: LinkCapacity,
+    rates: LinkRates,
+    controls: OwnerControls | None,
 ) -> OwnView:
     """Make what only the owner of the machine sees."""
     state = controls.state() if controls is not None else None
@@ -216,7 +220,7 @@ def _contributions(snapshot: NodeSnapshot, timeline: Timeline) -> ContributionsV
     )
 
 
-def _link_view(snapshot: NodeSnapshot, link: Link, rates: LinkRates) -> LinkView:
+def _link_view(snapshot: NodeSnapshot, link: LinkCapacity, rates: LinkRates) -> LinkView:
     up, down = rates.of(snapshot.bytes_sent, snapshot.bytes_received)
     return LinkView(
         reach=snapshot.reach,

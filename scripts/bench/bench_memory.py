@@ -54,8 +54,8 @@ class Syncer:
         self.vault.load_initial({"w": torch.randn(shape)})
         self.compute, self.tickets, self.held = Compute(self.vault, None), Tickets(), []  # type: ignore[arg-type]
         self.spool = Spool(folder) if folder else None
-        heads: Any = SimpleNamespace(head=lambda fragment: None)
-        self.pushes_in = PushesIn(heads, self.compute, self.tickets, self._post, spool=self.spool)
+        head: Any = lambda fragment: None  # noqa: E731
+        self.pushes_in = PushesIn(head, self.compute, self.tickets, self._post, spool=self.spool)
         self.payload = memoryview(codec(codec_name).encode(0.01 * torch.randn(layouts[0].numel)))
         self._label = SimpleNamespace(
             payload_bytes=len(self.payload),

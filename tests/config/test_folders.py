@@ -10,7 +10,7 @@ import pytest
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, check_bootstrap, check_node
 from p2pdiloco.config.values import expanded, has_home, those_known
-from p2pdiloco.daemon.process import data_folder
+from p2pdiloco.daemon.program import data_folder
 from p2pdiloco.errors import ConfigError
 
 JOIN = ("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGrW3c3JmGwPbTbVmn9LrgvmHDiEy2hkrUGWuJgKVCyUq",)

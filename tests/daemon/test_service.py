@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from p2pdiloco.daemon import process as service
+from p2pdiloco.daemon import program as service
 
 pytestmark = pytest.mark.process
 
 PROBE = """
 import sys
-from p2pdiloco.daemon import process as program
+from p2pdiloco.daemon import program
 
 async def body(stop):
     program.print_addresses(["/ip4/192.0.2.1/tcp/1/p2p/x"], "node")

@@ -9,7 +9,7 @@ import pytest
 
 from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.daemon.network import discovery
-from p2pdiloco.daemon.process import begin
+from p2pdiloco.daemon.program import begin
 from p2pdiloco.daemon.run_files.known_runs import save_own_addresses
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.daemon.process import print_addresses
+from p2pdiloco.daemon.program import print_addresses
 from p2pdiloco.daemon.start import OWN_TICK_S, STARVED, OwnTime
 
 PROBE = """
 import asyncio, fcntl, os, signal, sys, termios
 from pathlib import Path
-from p2pdiloco.daemon import process as program
+from p2pdiloco.daemon import program
 
 hangup, told = sys.argv[1], Path(sys.argv[2])
 signal.signal(signal.SIGHUP, signal.SIG_IGN if hangup == "ignored" else signal.SIG_DFL)
@@ -67,7 +67,7 @@ def test_a_terminal_that_closes_lets_a_daemon_leave_in_order(hangup: str, tmp_pa
 
 GARBAGE = """
 import os, sys
-from p2pdiloco.daemon import process as program
+from p2pdiloco.daemon import program
 
 class Ring:
     def __init__(self):
@@ -96,7 +96,7 @@ def test_a_daemon_that_ends_does_not_look_through_all_that_it_imported() -> None
 SPEAKING = """
 import asyncio, logging, signal, sys
 from pathlib import Path
-from p2pdiloco.daemon import process as program
+from p2pdiloco.daemon import program
 
 lines, end, told = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 

@@ -32,7 +32,7 @@ TAG = "SWARM_UNDER_TEST"
 START_S = 90.0
 EXIT_S = 30.0
 """Who hangs at its end is not waited for longer. That leaving takes 9.5 s at most is the daemon's own rule:
-else its status is 75 (`daemon.node.UNFINISHED`)."""
+else its status is 75 (`daemon.start.UNFINISHED`)."""
 ORPHANS_S = 10.0
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PACE = ("--threads", "1", "--min-step-s", "0.05")

@@ -7,7 +7,7 @@ import json
 import pytest
 from system_kit import PACE, Swarm
 
-from p2pdiloco.daemon.run_files.known_runs import read_word
+from p2pdiloco.daemon.run_files.known_runs import read_link
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -34,6 +34,6 @@ def test_the_link_is_measured_and_the_plan_is_of_the_run_that_the_peer_lists(vis
     # The same bootstrap is found in the local network, by a node to whom nobody says whom to join.
     pytest.importorskip("zeroconf")
     word = bootstrap.printed().rpartition("p2pdiloco node ")[2].strip()
-    node = visited_swarm.start("one", "node", "--lan", "--run", read_word(word).run, *PACE)
+    node = visited_swarm.start("one", "node", "--lan", "--run", read_link(word).run, *PACE)
     visited_swarm.until(lambda: "run test (" in node.said(), "the run that it found")
     assert "found in this network: 1 peer of 1 run" in node.said()

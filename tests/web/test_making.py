@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.daemon.budgets import Link
+from p2pdiloco.daemon.budgets import LinkCapacity
 from p2pdiloco.daemon.display.snapshot import (
     CourseRow,
     ExcludedRow,
@@ -113,7 +113,7 @@ def test_who_is_excluded_is_told_once_and_not_as_silent_too() -> None:
 def test_whom_loss_audits_of_this_node_expelled_is_counted_by_what_they_have_shown() -> None:
     rows = (row(expelled=LossFinding.HARM), row(expelled=LossFinding.HARM), row())
     snapshot = NodeSnapshot(name="", peer="ann", run_name="", run_id="", state="training", peers=rows)
-    view = own_view(snapshot, Timeline(), Link(math.inf, math.inf), LinkRates(lambda: 0.0), None)
+    view = own_view(snapshot, Timeline(), LinkCapacity(math.inf, math.inf), LinkRates(lambda: 0.0), None)
     assert view.expelled == {LossFinding.HARM: 2}
 
 

@@ -1,10 +1,12 @@
-"""Audits: what a syncer merged is fetched, and merged again.
+"""Audits: what a syncer merged is fetched, and merged again; and loss audits, which our learner measures.
 
-Each contribution is asked of its learner, and then of its group's syncer; each partial merge of who made it,
-and then of who added it up (`asking.py`). Digest and content are judged before it counts. What finds no
-place in a small share of memory lies in scratch on the disk, as what peers push.
+`Auditing` makes a merge again: each contribution is asked of its learner, and then of its group's syncer;
+each partial merge of the member that made it, and then of the one that added it up (`Asking`). Digest and
+content are judged before it counts. What finds no place in a small share of memory lies in scratch on the
+disk, as what peers push. `GivingContributions` answers other auditors out of our own contributions and
+`MergedPayloads`. `LossAuditing` has the learner measure what one contribution does to the loss.
 
-Rules: docs/protocol/audits.md, section 2.
+Rules: docs/protocol/audits.md, sections 2 and 4; docs/protocol/loss-audits.md, section 2.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct
 from torch import Tensor
@@ -32,6 +34,7 @@ from p2pdiloco.core.api.versions import PartOfTree, SignedVersion, sample_seed
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes import ChainView
 from p2pdiloco.daemon.bulk.states import Courtesy
+from p2pdiloco.daemon.learner_link import Questions
 from p2pdiloco.daemon.payloads import Compute, Memory, Tickets
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
@@ -130,8 +133,9 @@ class Auditing:
                 self._waiting -= 1
         digest, group = header.digest(), subject.group
         remade = outcome is AuditOutcome.DIFFERENT and group == WHOLE_RUN and self._true_updates.has(digest)
-        key = effect.fragment, header.number, digest
-        self._post(ev.Audited(*key, outcome, remade, group, fetched.withheld))
+        self._post(
+            ev.Audited(effect.fragment, header.number, digest, outcome, remade, group, fetched.withheld)
+        )
 
     async def _in_turn(self, fetched: _Fetched, until_s: float) -> AuditOutcome:
         subject = fetched.subject
@@ -300,11 +304,6 @@ class Auditing:
         self._held_bytes -= size
 
 
-# Subject of an audit: a version, or the partial merge of one of its groups, with what it was made of.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
-
 class Wanted(NamedTuple):
     """Contribution or partial merge that an audit needs."""
 
@@ -316,7 +315,8 @@ class Wanted(NamedTuple):
 
 
 class Subject:
-    """Merge that is made again: what went into it, and what its syncer states."""
+    """Merge that is made again, of a version or of one of its groups: what went into it, and what its
+    syncer states."""
 
     def __init__(self, effect: ef.Audit) -> None:
         header, part = effect.version.header, effect.part
@@ -382,22 +382,15 @@ class Subject:
             for part in self._parts
         ]
         partials = [payloads[each.entry.payload_digest] for each in self._below]
-        key = self.fragment, inputs, self._limits, sample_seed(self._parts)
+        limits, seed = self._limits, sample_seed(self._parts)
         if self._part is None:
-            return maker.remake(*key, correction, partials)
-        return maker.remake_partial(*key, partials)
+            return maker.remake(self.fragment, inputs, limits, seed, correction, partials)
+        return maker.remake_partial(self.fragment, inputs, limits, seed, partials)
 
 
 def _sane(limits: MergeLimits) -> bool:
     return limits.most_tokens > 0 and limits.longest > 0.0 and limits.of_median >= 0.0
 
-
-# Payloads of what we merged lately, contributions and partial merges, or of a merge that we found false,
-# kept for a while for those who audit.
-#
-# They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
-#
-# Rules: docs/protocol/audits.md, section 2.
 
 KEEP_S = 60.0
 """Time for which they are kept; an audit takes no longer."""
@@ -413,9 +406,11 @@ class _Kept(Struct, frozen=True):
 
 
 class MergedPayloads:
-    """Payloads of merges, by fragment and digest. Use from a running event loop.
+    """Payloads of what we merged lately, or of a merge that we found false: contributions and partial merges,
+    kept for a while for auditors. Use from a running event loop.
 
-    Later merges do not drive them out before their time: who audits may have been kept waiting.
+    They stay where they are: in memory, or in scratch on the disk. Whatever else wants the memory gets it.
+    Later merges do not drive them out before their time: an auditor may have been kept waiting.
     """
 
     def __init__(self, tickets: Tickets) -> None:
@@ -484,10 +479,6 @@ class MergedPayloads:
         self._timer = None if first is None else loop.call_at(first.until_s, self._forget_old)
 
 
-# Asking peers for what an audit needs: whom, in which order, and once more where they are busy.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
 SOURCE_S = 8.0
 """Time that one peer has before another one is asked as well."""
 AT_ONCE = 2
@@ -506,18 +497,17 @@ class _Arrival:
         self.payload = bytearray()
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
-        """See `ports.PullSink.begin`."""
         if header or payload_bytes > self._most:
             raise RemoteError("oversized", f"{payload_bytes} bytes of a contribution, at most {self._most}")
         self.payload = bytearray(payload_bytes)
 
     def write(self, offset: int, chunk: memoryview) -> None:
-        """See `ports.PullSink.write`."""
         self.payload[offset : offset + len(chunk)] = chunk
 
 
 class Asking:
-    """Asking for contributions and partial merges."""
+    """Asking peers for contributions and partial merges: whom, in which order, and once more where they
+    are busy."""
 
     def __init__(
         self,
@@ -610,12 +600,6 @@ class Asking:
         return None
 
 
-# Giving contributions to members that audit a version: our own ones, and those that we merged lately.
-#
-# Less urgent than anything else that goes out.
-#
-# Rules: docs/protocol/audits.md, section 2.
-
 MAX_GIVEN, OF_ONE_PEER = 8, 4
 """Number of contributions that go out at one time, and of those to one peer."""
 COPIES = 4
@@ -624,7 +608,8 @@ MAX_REMEMBERED = 8192
 
 
 class GivingContributions:
-    """Service of contributions, for members only."""
+    """Service of contributions for auditors, members only. It is less urgent than anything else that goes
+    out."""
 
     def __init__(self, chain: ChainView, merged: MergedPayloads, memory: Memory, courtesy: Courtesy) -> None:
         self._chain, self._merged = chain, merged
@@ -691,18 +676,16 @@ async def read(payload: Payload) -> Buffer:
     return room
 
 
-# True updates of versions that we found false, kept until one of ours, or of others, repairs that.
-#
-# Whatever else wants the memory gets it: then somebody else makes the repair, or nobody.
-#
-# Rules: docs/protocol/audits.md, section 4.
-
 MOST_BYTES = 256 << 20
 MOST_KEPT = 16
 
 
 class TrueUpdates:
-    """Updates as they should have been, by the digest of the version. The oldest give way."""
+    """True updates of versions that we found false, by the version's digest, until a repair needs them.
+
+    The oldest give way, and whatever else wants the memory gets it: then somebody else makes the repair, or
+    nobody.
+    """
 
     def __init__(self, chain: ChainView) -> None:
         self._chain = chain
@@ -742,12 +725,6 @@ class TrueUpdates:
         return Correction(kept[0], found[1], (kept[1], header.update_digest))
 
 
-# Loss audits: a contribution to a version is fetched, and our learner measures what it does to the loss.
-#
-# The learner gets a file: the parameters that the version was made from, that contribution, and our own one.
-#
-# Rules: docs/protocol/loss-audits.md, section 2.
-
 FILE = "appraised-"
 """Beginning of the name of a file for the learner; each audit has a file of its own."""
 FREE_BYTES = 256 << 20
@@ -756,26 +733,19 @@ ANSWER_S = 600.0
 """Longest wait for the learner: it answers between two inner steps, when it is not compiling."""
 
 
-class AppraisingLearner(Protocol):
-    """Learner, as far as this is concerned (`daemon.learner.questions`)."""
-
-    @property
-    def appraises(self) -> bool:
-        """True: it is here, and can measure contributions."""
-
-    async def appraise(self, question: ch.Appraise) -> ch.Appraised | None:
-        """Let it measure two contributions; None: nothing came."""
-
-
 class LossAuditing:
-    """Loss auditing: carries out `LossAudit`, of which the core asks for one at a time."""
+    """Loss auditing: carries out `LossAudit`, of which the core asks for one at a time.
+
+    Our learner measures what a contribution to a version does to the loss. It gets a file: the parameters
+    that the version was made from, that contribution, and our own one.
+    """
 
     def __init__(
         self,
         chain: ChainView,
         compute: Compute,
         auditing: Auditing,
-        learner: AppraisingLearner,
+        learner: Questions,
         folder: Path,
         manifest: Manifest,
         post: Callable[[ev.Event], None],
@@ -808,8 +778,9 @@ class LossAuditing:
             self._remove()
         event = ev.LossAudited(effect.fragment, effect.version.header.digest())
         if found is not None:
-            figures = found.theirs, found.ours, found.same_data, found.took_s
-            event = ev.LossAudited(event.fragment, event.digest, *figures)
+            event = ev.LossAudited(
+                event.fragment, event.digest, found.theirs, found.ours, found.same_data, found.took_s
+            )
         self._post(event)
 
     async def _measured(self, effect: ef.LossAudit) -> ch.Appraised | None:

@@ -1,9 +1,11 @@
-"""Receiver of what peers push: contributions to a syncer, and groups' partial merges to the one above.
+"""Receiver of what peers push, and the view of our chain that bulk streams have.
 
-The header comes first: the core decides on sight of it whether the payload is read at all. What has arrived
-is judged in the tensors thread before the core hears of it. A small share of memory is for payloads that
-peers pushed, while they arrive and until they are merged. What finds no place there lies in scratch on the
-disk (`adapters.disk.spool`), so that memory does not grow with the number of contributors.
+Peers push contributions to a syncer, and groups' partial merges to the one above. The header comes first: the
+core decides on sight of it whether the payload is read at all. What has arrived is judged in the tensors
+thread before the core hears of it. A small share of memory is for payloads that peers pushed, while they
+arrive and until they are merged. What finds no place there lies in scratch on the disk
+(`adapters.data_dir.Spool`), so that memory does not grow with the number of contributors. `Rates` and
+`failure_of` are for all transfers.
 """
 
 from __future__ import annotations
@@ -93,19 +95,12 @@ class Landing:
         self.have = offset + len(chunk)
 
 
-class Heads(Protocol):
-    """Heads of our chain, which refusals and answers tell (`daemon.bulk.chain_view`)."""
-
-    def head(self, fragment: int) -> Head:
-        """Return the newest version."""
-
-
 class PushesIn:
     """Receiver of pushes in one run."""
 
     def __init__(
         self,
-        heads: Heads,
+        head: Callable[[int], Head],
         compute: Compute,
         tickets: Tickets,
         post: Callable[[ev.Event], None],
@@ -113,8 +108,9 @@ class PushesIn:
         spool: Spool | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`spool`: place for what finds none in memory; None: it is refused."""
-        self._heads = heads
+        """`head`: finds the newest version of a fragment, which answers tell. `spool`: place for what
+        finds none in memory; None: it is refused."""
+        self._head = head
         self._spool = spool
         self._memory = memory or Memory()
         self._now = now
@@ -214,7 +210,7 @@ class PushesIn:
         return decision
 
     def _answer(self, decision: ef.AnswerTransfer) -> bytes:
-        return wire.encode(wire.Answer(decision.verdict, self._heads.head(decision.fragment)))
+        return wire.encode(wire.Answer(decision.verdict, self._head(decision.fragment)))
 
     # --- payloads ------------------------------------------------------------------------------------
 
@@ -237,7 +233,7 @@ class PushesIn:
             self._arriving_bytes -= landing.memory_bytes
         if fault is not None:
             self._post(ev.PayloadBroken(transfer, fault))
-            return wire.encode(wire.Answer(fault, self._heads.head(label.fragment)))
+            return wire.encode(wire.Answer(fault, self._head(label.fragment)))
         ticket = self._tickets.put(landing.payload, pushed=True)
         decision = self._ask_core(transfer, ev.PayloadReceived(transfer, ticket))
         if isinstance(decision, ef.AcceptTransfer):
@@ -316,9 +312,6 @@ class _PushSink:
         self._pushes_in.payload_broken(self._transfer, self._key, self._landing)
 
 
-# View of the chain for the bulk of a run: the only way from streams to the core's state.
-
-
 class Versions(Protocol):
     """Versions of a run as whoever copies states knows them: from its core, or from members' reports."""
 
@@ -341,7 +334,7 @@ class Versions(Protocol):
 
 
 class ChainView(Versions, Protocol):
-    """Chain of a member, as far as its streams need to know it."""
+    """Chain of a member, as far as its streams need to know it: their only way to the core's state."""
 
     @property
     def may_serve(self) -> bool:
@@ -390,41 +383,34 @@ class OwnChain:
 
     @property
     def may_serve(self) -> bool:
-        """See `ChainView`."""
         return self._core.may_serve
 
     @property
     def dialable(self) -> bool:
-        """See `ChainView`."""
         return self._core.shared.reach is Reach.DIRECT
 
     def is_member(self, peer: str) -> bool:
-        """See `ChainView`."""
         return self._core.is_member(peer, asyncio.get_running_loop().time())
 
     def signed(self, version: SignedVersion) -> bool:
-        """See `Versions`."""
         header = version.header
         return self._core.shared.signed_by(header.syncer, "version", header, version.signature)
 
     def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
-        """See `Versions`."""
         return self._core.fragments[fragment].follower.heads.holders(digest)
 
     def head(self, fragment: int) -> Head:
-        """See `ChainView`."""
         return self._core.fragments[fragment].chain.head
 
     def state_bytes(self, fragment: int) -> int:
-        """See `Versions`: parameters and momentum, four bytes each."""
+        """Return the size of parameters and momentum, four bytes each."""
         return 8 * self._layouts[fragment].numel
 
     def most_update_bytes(self, fragment: int) -> int:
-        """See `ChainView`."""
         return most_update_bytes(self._layouts[fragment])
 
     async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """See `ChainView`: from memory, or from the disk if it is older."""
+        """Get an outer update from memory, or from the disk if it is older."""
         found = self._updates.get(fragment, number)
         wanted = self._core.fragments[fragment].chain.logged(number)
         if found is not None or wanted is None:
@@ -438,12 +424,10 @@ class OwnChain:
         return saved if saved is not None and saved[0] == wanted else None
 
     async def contribution_of(self, fragment: int, digest: bytes) -> Payload | None:
-        """See `ChainView`: merged ones are kept until no fork can lack them."""
+        """Get a contribution of ours: merged ones are kept until no fork can lack them."""
         ticket = self._core.fragments[fragment].own.find(digest)
         return None if ticket is None else await self._kept.read(ticket)
 
-
-# Rates at which peers took or gave what was long enough to tell: whom to choose next time.
 
 MAX_PEERS = 256
 FORGET_S = 600.0
@@ -451,7 +435,10 @@ FORGET_S = 600.0
 
 
 class Rates:
-    """Moving averages of the last 256 peers in bytes per second; the newest transfer counts half."""
+    """Rates at which peers took or gave what was long enough to tell: whom to choose next time.
+
+    They are moving averages of the last 256 peers, in bytes per second; the newest transfer counts half.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -473,11 +460,9 @@ class Rates:
         return self.of(peer, -1.0) >= 0
 
 
-# Failure that the core hears of when something was not fetched, by the error with which that ended.
-
-
 def failure_of(error: TransportError | RemoteError) -> FetchFailure:
-    """Find the failure that an error is. An error of which nothing is known is the holder's fault."""
+    """Find the failure that the core hears of, by the error with which a fetch ended. One of which nothing
+    is known is the holder's fault."""
     match error:
         case PullRefused():
             return error.why.failure

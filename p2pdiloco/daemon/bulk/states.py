@@ -1,4 +1,9 @@
-"""States of fragments: copied from several holders, given to newcomers."""
+"""States of fragments: copied from several holders by newcomers (`Copying`), given to them (`Donating`).
+
+`Courtesy` has states stand back for contributions and updates, which rounds wait for.
+
+Rules: docs/protocol/following.md, sections 5 and 6.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,25 +22,12 @@ from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes import Rates, Versions
 from p2pdiloco.daemon.bulk.updates import LeftOut, known_bytes
+from p2pdiloco.daemon.network.link import LinkMeters
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.tensors.outer_update import Loan, Pin
-
-# Copying a fragment's state from several holders of one version, straight into the vault's spare.
-#
-# The holder that the core names is asked first; its header says which version is copied. Then up to three
-# others that hold the same one give pieces, the fastest first as far as we know. A piece that crawls while
-# somebody else has nothing to do is taken from its giver. A holder that fails costs what it had not sent yet
-# of one piece. What came stays, also when all fail: whoever is asked next goes on with it, as long as the
-# version is to be had and nothing else was made in the spare.
-#
-# The digest of the whole decides. Where several gave and it is wrong, all is asked for once more, from the
-# holder that the core named, and only that counts against it. The others help nobody for a while, unless it
-# was the holder.
-#
-# Rules: docs/protocol/following.md, section 5.
 
 MAX_HOLDERS = 4
 """Number of holders of one fragment's state that are asked at one time."""
@@ -48,43 +40,20 @@ SILENT_S = 3.0
 PAUSE_S = 15.0
 
 
-class _PieceSink:
-    """Sink of one piece."""
-
-    def __init__(self, copying: Copying, copy: StateCopy, part: StatePart, peer: str, fragment: int) -> None:
-        self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
-        self._fragment = fragment
-        self.first = not copy.begun.is_set()
-        self.received_bytes = 0
-
-    def begin(self, header: bytes, payload_bytes: int) -> None:
-        copy, part = self._copy, self._part
-        found = wire.decode(header, wire.StateHeader)
-        version = found.version.header
-        if version.fragment != self._fragment:
-            raise RemoteError("wrong-fragment")
-        goes_on = (version.state_digest, found.offset) == (copy.digest, part.have)
-        if not goes_on and (not self.first or found.offset):
-            raise RemoteError("garbage", "goes on with something else than was asked for")
-        if self.first:
-            if not self._copying.versions.signed(found.version):
-                raise RemoteError("version-signature")
-            if not goes_on:
-                copy.anew(part)
-        if payload_bytes > part.end - part.have:
-            raise RemoteError("oversized", f"payload of {payload_bytes} bytes, asked for less")
-        part.began(self._copying.now())
-        copy.begins(self._peer, found if self.first else None)
-
-    def write(self, offset: int, chunk: memoryview) -> None:
-        part = self._part
-        self._copy.loan.write(part.began_at + offset, chunk)
-        part.came(part.began_at + offset + len(chunk))
-        self.received_bytes += len(chunk)
-
-
 class Copying:
-    """Transfer of states on the newcomer's side."""
+    """Transfer of states on the newcomer's side: from several holders of one version, straight into the
+    vault's spare.
+
+    The holder that the core names is asked first; its header says which version is copied. Then up to three
+    others that hold the same one give pieces, the fastest first as far as we know. A piece that crawls while
+    another holder has nothing to do is taken from its giver. A holder that fails costs what it had not sent
+    yet of one piece. What came stays, also when all fail: the next attempt goes on with it, as long as the
+    version is to be had and nothing else was made in the spare.
+
+    The digest of the whole decides. Where several gave and it is wrong, all is asked for once more, from the
+    holder that the core named, and only that counts against it. The others help nobody for a while, unless it
+    was the holder.
+    """
 
     def __init__(
         self,
@@ -307,8 +276,6 @@ def _ends() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-# Parts of a state: which are here, are on their way, or are missing.
-
 PIECES = 16
 LEAST_PIECE_BYTES = 1 << 20
 MOST_PIECE_BYTES = 32 << 20
@@ -349,7 +316,7 @@ class StatePart:
 
 
 class StateCopy:
-    """Version of a fragment of which a part is here."""
+    """Version of a fragment of which parts are here, on their way, or missing."""
 
     def __init__(self, size: int, loan: Loan) -> None:
         self.size = size
@@ -414,9 +381,40 @@ class StateCopy:
         self.missing = deque([(part.end, self.size)] if part.end < self.size else [])
 
 
-# Giving states out, in pieces: whoever copies a fragment asks several holders for parts of one version.
-#
-# Rules: docs/protocol/following.md, section 5.
+class _PieceSink:
+    """Sink of one piece."""
+
+    def __init__(self, copying: Copying, copy: StateCopy, part: StatePart, peer: str, fragment: int) -> None:
+        self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
+        self._fragment = fragment
+        self.first = not copy.begun.is_set()
+        self.received_bytes = 0
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        copy, part = self._copy, self._part
+        found = wire.decode(header, wire.StateHeader)
+        version = found.version.header
+        if version.fragment != self._fragment:
+            raise RemoteError("wrong-fragment")
+        goes_on = (version.state_digest, found.offset) == (copy.digest, part.have)
+        if not goes_on and (not self.first or found.offset):
+            raise RemoteError("garbage", "goes on with something else than was asked for")
+        if self.first:
+            if not self._copying.versions.signed(found.version):
+                raise RemoteError("version-signature")
+            if not goes_on:
+                copy.anew(part)
+        if payload_bytes > part.end - part.have:
+            raise RemoteError("oversized", f"payload of {payload_bytes} bytes, asked for less")
+        part.began(self._copying.now())
+        copy.begins(self._peer, found if self.first else None)
+
+    def write(self, offset: int, chunk: memoryview) -> None:
+        part = self._part
+        self._copy.loan.write(part.began_at + offset, chunk)
+        part.came(part.began_at + offset + len(chunk))
+        self.received_bytes += len(chunk)
+
 
 MAX_PINS = 16
 """Number of states that are being read by others at one time."""
@@ -438,7 +436,8 @@ class _Lease:
 
 
 class Donating:
-    """Transfer of states on the donor's side."""
+    """Transfer of states on the donor's side, in pieces: a newcomer asks several holders for parts of one
+    version."""
 
     def __init__(self, compute: Compute, courtesy: Courtesy, now: Callable[[], float]) -> None:
         self._compute = compute
@@ -548,7 +547,6 @@ class Donating:
 
 
 def _piece(buffers: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
-    """Cut the buffers' bytes from start to end."""
     found, base = [], 0
     for buffer in buffers:
         part = buffer[max(0, start - base) : max(0, end - base)]
@@ -557,17 +555,6 @@ def _piece(buffers: Sequence[memoryview], start: int, end: int) -> list[memoryvi
             found.append(part)
     return found
 
-
-# Courtesy of states for newcomers: they stand back for contributions and updates, which rounds wait for.
-#
-# Control messages never wait (`adapters.net.flow`). While anything urgent goes out, a state's stream gets a
-# chunk now and then, so that nobody takes it for dead or gives it up for its slowness. It stands back no
-# further where the uplink is known and all that goes out takes less than a share of it: then the urgent is
-# slow on its receiver's account. At other times all states together get that share of what the uplink
-# carries. While nothing is known of it, only the windows of `adapters.net.flow` hold them back, which give
-# way to whatever else uses the link.
-#
-# Rules: docs/protocol/following.md, section 6.
 
 COURTESY_SHARE = 0.5
 """Share of the uplink, as far as it is known, for all states together."""
@@ -583,22 +570,18 @@ MOST_S = 6.0
 """Longest wait for the share: a link is never as slow as that would be."""
 
 
-class KnownUplink(Protocol):
-    """Knowledge of our uplink (`daemon.links.meters`)."""
-
-    @property
-    def uplink_bytes_per_s(self) -> float:
-        """Rate that a person permits, or that was measured; infinite while unknown."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that have gone out, of everything."""
-
-
 class Courtesy:
-    """Order on our uplink: who goes first."""
+    """Order on our uplink: states for newcomers stand back for contributions and updates.
 
-    def __init__(self, uplink: KnownUplink, now: Callable[[], float]) -> None:
+    Control messages never wait (`adapters.flow`). While anything urgent goes out, a state's stream gets a
+    chunk now and then, so that nobody takes it for dead or gives it up for its slowness. It stands back no
+    further where the uplink is known and all that goes out takes less than a share of it: then the urgent is
+    slow on its receiver's account. At other times all states together get that share of what the uplink
+    carries. While nothing is known of it, only the windows of `adapters.flow` hold them back, which give way
+    to whatever else uses the link.
+    """
+
+    def __init__(self, uplink: LinkMeters, now: Callable[[], float]) -> None:
         self._uplink = uplink
         self._now = now
         self._looked_s, self._looked_bytes = now(), 0

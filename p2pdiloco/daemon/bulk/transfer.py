@@ -1,6 +1,6 @@
 """Bulk of a run: pushes to syncers, and pulls of updates and states from holders.
 
-Pushed are contributions and partial merges. `daemon.bulk.pushes_in` takes what peers push to us.
+Pushed are contributions and partial merges. `daemon.bulk.pushes.PushesIn` takes what peers push to us.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import msgspec
 from p2pdiloco.adapters.data_dir import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.messages import decode as decode_message
 from p2pdiloco.core.api.reasons import PullRefusal, Verdict, VersionFault
 from p2pdiloco.core.api.versions import SignedPartial
 from p2pdiloco.daemon import wire
@@ -34,8 +33,11 @@ from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 logger = logging.getLogger(__name__)
 
 
+_FETCH_ERRORS = (TransportError, RemoteError)
+
+
 class Transfers:
-    """Streams and queries of one run, on the daemon's side."""
+    """Bulk streams of one run, on the daemon's side."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class Transfers:
         """Bytes of updates that have come and are being checked."""
         self.courtesy = Courtesy(meters, now)
         self._budgets = BulkBudgets(now)
-        self.pushes_in = PushesIn(chain, compute, tickets, post, memory, spool, now)
+        self.pushes_in = PushesIn(chain.head, compute, tickets, post, memory, spool, now)
         self.donating = Donating(compute, self.courtesy, now)
         self.copying = Copying(chain, transport, compute, now)
         self.fanout = Fanout(transport.peer_id, meters.uplink.given, now)
@@ -72,8 +74,9 @@ class Transfers:
         self.merged = MergedPayloads(tickets)
         self.giving = GivingContributions(chain, self.merged, memory, self.courtesy)
         self.true_updates = TrueUpdates(chain)
-        parts = self.merged, self.true_updates, memory, spool
-        self.auditing = Auditing(chain, transport, compute, *parts, post)
+        self.auditing = Auditing(
+            chain, transport, compute, self.merged, self.true_updates, memory, spool, post
+        )
 
     @property
     def bytes_in(self) -> int:
@@ -119,10 +122,6 @@ class Transfers:
     def is_member(self, peer: str) -> bool:
         """Tell whether the peer is a member of the run by our chain."""
         return self._chain.is_member(peer)
-
-    def on_message(self, sender: str, data: bytes) -> None:
-        """Post a message for the core. Raises: RemoteError."""
-        self._post(ev.MessageReceived(sender, decode_message(self._chain.run, data)))
 
     async def on_pull(self, sender: str, pull: wire.Bulk) -> PullSource | Refusal:
         """Serve a peer an update, a state or a contribution. Raises: PutOff (no member, and it had
@@ -275,9 +274,6 @@ class Transfers:
         detail = error.reason[:64] if isinstance(error, RemoteError) and not failure.innocent else ""
         logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
         self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, failure, detail))
-
-
-_FETCH_ERRORS = (TransportError, RemoteError)
 
 
 def _size_of(source: PullSource) -> int:

@@ -1,8 +1,9 @@
-"""Log lines of a process: text or JSON on stderr, or the "latest" lines of the live view.
+"""Log lines and other words of a process: text or JSON on stderr, or the "latest" lines of the live view.
 
 Figures of a JSON line are in its `fields`: those that the message names (`"%(peers)d peers", {"peers": 3}`),
 and `extra={"event": ..., "fields": {...}}`. Text may hold what peers said, so control characters never reach
-the terminal.
+the terminal. What a daemon says goes through an `Outlet`. `lasting` shows work that takes long,
+`ask_terminal` asks a question.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
 from p2pdiloco.errors import clean, json_line
 
 Style = Literal["text", "json", "tui"]
-OWNERS_LOGGERS = "p2pdiloco.daemon.control", "p2pdiloco.daemon.rest"
+OWNERS_LOGGERS = "p2pdiloco.daemon.owner"
 OWNERS_EVENTS = "rest", "progress"
-"""Loggers and events of what the machine's owner wishes, others are not told; a line of progress says why it
-rests, too."""
+"""Loggers (by the beginning of their names) and events of what the machine's owner wishes, which others
+are not told. A line of progress says why the node rests, too."""
 
 
 class Audience(IntEnum):
@@ -179,12 +180,6 @@ def _loss(lines: int) -> logging.LogRecord:
     return _record(logging.WARNING, words_of_loss(lines), "lost", {"lines": lines})
 
 
-# Outlets: what a daemon says goes through a bounded queue to a thread that may be left behind.
-#
-# Whoever reads a terminal, pipe or log collector may stop for as long as it likes (Ctrl-S, a paused pager, a
-# full disk), and the daemon must not wait for it. What does not fit is dropped, counted, and the number is
-# said as soon as somebody reads again.
-
 MAX_WAITING_BYTES = 1 << 20
 IDLE_S, AT_MOST_S = 1.0, 5.0
 """Seconds that an end waits for a reader that takes nothing, and for one that goes on reading."""
@@ -203,7 +198,12 @@ def words_of_loss(lines: int) -> str:
 
 
 class Outlet(io.RawIOBase):
-    """Outlet to one descriptor. Writing to it never waits and never fails; it takes all or nothing."""
+    """Outlet to one descriptor: a bounded queue to a thread that may be left behind.
+
+    A terminal's, pipe's or log collector's reader may stop for as long as it likes (Ctrl-S, a paused pager, a
+    full disk), and the daemon must not wait for it. Writing never waits and never fails; it takes all or
+    nothing. What does not fit is dropped, counted, and the number is said as soon as somebody reads again.
+    """
 
     def __init__(self, descriptor: int, most_bytes: int = MAX_WAITING_BYTES) -> None:
         super().__init__()
@@ -270,7 +270,6 @@ class Outlet(io.RawIOBase):
             self._thread.start()
 
     def _say_losses(self) -> None:
-        """Say how much is missing at just this place, if anything is."""
         lost, self._lost_lines, self._is_full = self._lost_lines, 0, False
         if lost:
             self._put(_Piece(f"{self._words(lost)}\n".encode(errors="backslashreplace"), lost))
@@ -370,8 +369,6 @@ def _through_outlet(stream: TextIO) -> TextIO:
     )
 
 
-# Work that lasts: a bar on a terminal, elsewhere a line now and then, nothing for what is done at once.
-
 SAY_AFTER_S = 2.0
 """Time after which work is worth a word."""
 LINE_EVERY_S, TICK_S = 10.0, 0.25
@@ -383,7 +380,10 @@ Tell = Callable[[float, float], None]
 def lasting(
     what: str, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
 ) -> Iterator[Tell]:
-    """Show on stderr how far some work is, while the block runs. `what`: its words, as "copying a state"."""
+    """Show on stderr how far some work is, while the block runs. `what`: its words, as "copying a state".
+
+    It is a bar on a terminal, elsewhere a line now and then, nothing for what is done at once.
+    """
     shown = Lasting(clean(what), stream or sys.stderr, now)
     try:
         yield shown.tell
@@ -440,7 +440,6 @@ class Lasting:
             self._progress.stop()
 
     def _is_due(self) -> bool:
-        """Tell whether it is time for a line: at first at once, then now and then."""
         now, first = self._now(), self._told_s == self._began_s
         if not first and now - self._told_s < LINE_EVERY_S:
             return False
@@ -460,8 +459,6 @@ class Lasting:
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=done, total=total or None)
 
-
-# Questions to whoever sits at the terminal, if somebody does.
 
 YES = ("y", "yes")
 

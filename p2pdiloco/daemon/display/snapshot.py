@@ -1,9 +1,13 @@
-"""Snapshots and reports of a node: for the live view, log lines, and `status` over the wire.
+"""Snapshots and reports of a node: for the live view, log lines, and `status` over the wire; and their
+wording.
 
 Plain values only, encodable as msgpack and JSON. A `StatusReport` may come from a stranger, so its texts and
 sequences are bounded and its decoding is strict. The largest ordinary report (1024 fragments, 64 peers) stays
 below the 256 KiB of a control message. Unknown numbers are None (never NaN), so that JSON readers need no
 special case.
+
+The functions at the end word numbers, names and times for people, made safe: names and reasons come from
+peers.
 """
 
 from __future__ import annotations
@@ -37,11 +41,29 @@ from p2pdiloco.daemon.display.timeline import (
 )
 from p2pdiloco.errors import RemoteError, clean, encoded
 
-# Reasons why this node's learner rests: a closed list of what its machine's owner may want.
+MAX_PEER_ROWS = 64
+MAX_FRAGMENT_ROWS = 1024
+MAX_RECENT_LINES = 20
+MAX_LOSS_HISTORY = 120
+MAX_REFUSAL_REASONS = 32
+MAX_BULK_COUNTERS = 32
 
 
-class RestReason(enum.Enum):
-    """Reason of the machine's owner. The first that holds, in this order, is the one that is said."""
+MAX_EXCLUDED_ROWS = 32
+MAX_REPORT_BYTES = 256 * 1024
+
+NodeState = Literal["joining", "waiting", "catching up", "training", "idle", "paused", "ended", "leaving"]
+"""State of a node. Paused and ended is the run; idle is this node alone, by the wish of its machine's owner
+(`PauseRow`)."""
+SETTLED = ("training", "idle", "paused", "ended", "leaving")
+"""States of a full member, whose answer is as good as any; beside others, more are asked."""
+
+
+class PauseReason(enum.Enum):
+    """Reason why this node's learner rests: a closed list of what its machine's owner may want.
+
+    The first that holds, in this order, is the one that is said.
+    """
 
     FINISHING = "finishing"
     """Wish to leave, `p2pdiloco finish`: what was made is handed over, then the node leaves."""
@@ -68,16 +90,16 @@ class RestReason(enum.Enum):
     @property
     def leaves(self) -> bool:
         """True: the node leaves its run for it, when all is handed over."""
-        return self is RestReason.FINISHING or self is RestReason.TRANSFER
+        return self is PauseReason.FINISHING or self is PauseReason.TRANSFER
 
 
-_AT_ONCE = frozenset({RestReason.FINISHING, RestReason.PAUSED, RestReason.TRANSFER, RestReason.HOURS})
+_AT_ONCE = frozenset({PauseReason.FINISHING, PauseReason.PAUSED, PauseReason.TRANSFER, PauseReason.HOURS})
 
 
 class Finding(Struct, frozen=True):
     """Finding of one source: why the learner is to rest now."""
 
-    reason: RestReason
+    reason: PauseReason
     words: str
     """Words for people: "on battery", "the GPU is hotter than 80 °C"."""
     ends: str
@@ -86,10 +108,10 @@ class Finding(Struct, frozen=True):
     """Time since which it is so, in seconds since 1970; 0: since it was found first."""
 
 
-class Rest(Struct, frozen=True):
+class LearnerPause(Struct, frozen=True):
     """Rest of this node's learner."""
 
-    reason: RestReason
+    reason: PauseReason
     since: float
     """Seconds since 1970 by this machine's clock."""
     words: str
@@ -102,23 +124,10 @@ class Rest(Struct, frozen=True):
         return f"idle: {self.words} since {clock_text(self.since)}, until {self.ends}"
 
 
-def clock_text(at: float, now: float | None = None) -> str:
-    """Word a time for people: "14:02" within the last half a day, else with the day."""
-    when = datetime.datetime.fromtimestamp(at)
-    today = datetime.datetime.now() if now is None else datetime.datetime.fromtimestamp(now)
-    near = abs((today - when).total_seconds()) < 12 * 3600
-    return when.strftime("%H:%M" if near else "%Y-%m-%d %H:%M")
+class PauseRow(Row, frozen=True, kw_only=True):
+    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.owner.pauses`)."""
 
-
-# Rows of a report beside those of members and fragments: rest, this month's bytes, who is excluded.
-
-MAX_EXCLUDED_ROWS = 32
-
-
-class RestRow(Row, frozen=True, kw_only=True):
-    """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.rest`)."""
-
-    reason: RestReason
+    reason: PauseReason
     since: float = 0.0
     """Seconds since 1970, by the node's clock."""
     words: Line = ""
@@ -148,27 +157,6 @@ class ExcludedRow(Row, frozen=True, kw_only=True):
     name: Text = ""
     reason: Line = ""
     """Words on what it did."""
-
-
-def excluded_rows(excluded: Excluded, name_of: Callable[[str], str]) -> tuple[ExcludedRow, ...]:
-    """Make the rows of those who were found out last."""
-    pairs = list(zip(excluded.peers, excluded.proofs, strict=True))[-MAX_EXCLUDED_ROWS:]
-    return tuple(ExcludedRow(peer=peer, name=name_of(peer), reason=proof.words()) for peer, proof in pairs)
-
-
-MAX_PEER_ROWS = 64
-MAX_FRAGMENT_ROWS = 1024
-MAX_RECENT_LINES = 20
-MAX_LOSS_HISTORY = 120
-MAX_REFUSAL_REASONS = 32
-MAX_BULK_COUNTERS = 32
-MAX_REPORT_BYTES = 256 * 1024
-
-NodeState = Literal["joining", "waiting", "catching up", "training", "idle", "paused", "ended", "leaving"]
-"""State of a node. Paused and ended is the run; idle is this node alone, by the wish of its machine's owner
-(`RestRow`)."""
-SETTLED = ("training", "idle", "paused", "ended", "leaving")
-"""States of a full member, whose answer is as good as any; beside others, more are asked."""
 
 
 class PeerRow(Row, frozen=True, kw_only=True):
@@ -265,7 +253,7 @@ class DataRow(Row, frozen=True, kw_only=True):
 
 
 class CourseRow(Row, frozen=True, kw_only=True):
-    """Row of how far the run is (`daemon.learner.course`)."""
+    """Row of how far the run is (`daemon.course`)."""
 
     tokens: Natural = 0
     """Tokens merged, the mean over fragments."""
@@ -348,7 +336,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Progress of the run."""
     start: Grounds | None = None
     """Grounds on which this node took what it began with; None: it came with that, or started the run."""
-    rest: RestRow | None = None
+    rest: PauseRow | None = None
     """Reason why the learner rests by the wish of its machine's owner; None: it does not."""
     transfer: TransferRow | None = None
     """Bytes of this month; None: they are not counted (yet)."""
@@ -405,7 +393,7 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Grounds of the answering node, as in `NodeSnapshot`."""
     heldout_age_s: Seconds | None = None
     """Seconds since the held-out loss was measured, or heard of."""
-    rest: RestRow | None = None
+    rest: PauseRow | None = None
     """Rest of the answering node, as in `NodeSnapshot`; empty on the wire: only its owner may know."""
     transfer: TransferRow | None = None
     """Bytes of the answering node, as in `NodeSnapshot`; empty on the wire, too."""
@@ -482,6 +470,12 @@ def offices_of(snapshot: NodeSnapshot) -> list[int]:
     return [row.index for row in snapshot.fragments if row.syncer == snapshot.peer]
 
 
+def excluded_rows(excluded: Excluded, name_of: Callable[[str], str]) -> tuple[ExcludedRow, ...]:
+    """Make the rows of those who were found out last."""
+    pairs = list(zip(excluded.peers, excluded.proofs, strict=True))[-MAX_EXCLUDED_ROWS:]
+    return tuple(ExcludedRow(peer=peer, name=name_of(peer), reason=proof.words()) for peer, proof in pairs)
+
+
 def newest_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """Cut the lines to the newest, and each to what a snapshot may carry."""
     return tuple(line[:240] for line in lines[-MAX_RECENT_LINES:])
@@ -519,8 +513,6 @@ def decode_status(data: bytes) -> StatusReport:
         raise RemoteError("bad-status", str(error)[:200]) from error
 
 
-# Wording of numbers, names and times for people, made safe: names and reasons come from peers.
-
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -550,6 +542,14 @@ def folded(text: str, cells: int) -> list[str]:
             word = word[len(head.rstrip()) or 1 :]
         lines[-1] = word
     return lines
+
+
+def clock_text(at: float, now: float | None = None) -> str:
+    """Word a time for people: "14:02" within the last half a day, else with the day."""
+    when = datetime.datetime.fromtimestamp(at)
+    today = datetime.datetime.now() if now is None else datetime.datetime.fromtimestamp(now)
+    near = abs((today - when).total_seconds()) < 12 * 3600
+    return when.strftime("%H:%M" if near else "%Y-%m-%d %H:%M")
 
 
 def short_peer(peer: str) -> str:
@@ -619,8 +619,6 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     return "".join(SPARKS[round((value - low) * scale)] for value in finite)
 
 
-# Wording of how far a run is, and when it will be over.
-
 _GOING_WORDS = {Going.TRAIN: "", Going.PAUSE: "the run pauses", Going.END: "the run ends"}
 
 
@@ -674,10 +672,8 @@ def copied_text(share: float | None) -> str:
     return "" if share is None else f"state {math.floor(100 * share)} %"
 
 
-# Wording of the bytes that a node moved this month.
-
-
 def transfer_text(row: TransferRow) -> str:
-    """Word them: "transfer in 2026-11: 1.2 GB sent, 3.4 GB received, of 200 GB"."""
+    """Word the bytes that a node moved this month: "transfer in 2026-11: 1.2 GB sent, 3.4 GB received, of
+    200 GB"."""
     text = f"transfer in {clean(row.month)}: {size(row.sent_bytes)} sent, {size(row.received_bytes)} received"
     return f"{text}, of {size(row.budget_bytes)}" if row.budget_bytes else text

@@ -1,7 +1,9 @@
-"""Terminal view of a node: pure functions of a `NodeSnapshot`.
+"""Terminal view of a node: its lines as pure functions of a `NodeSnapshot`, the thread that draws them, and
+keys.
 
 Drawn line by line and not with tables, because the whole must fit any terminal from 80x24 up. With too many
-fragments or peers the busiest are shown and the rest is counted.
+fragments or peers the busiest are shown and the rest is counted. `header` packs what a node is and does into
+as few lines as the width allows.
 """
 
 from __future__ import annotations
@@ -323,8 +325,6 @@ def _fragment_cell(row: FragmentRow, names: dict[str, str], width: int) -> Text:
     return Text(fit(text, width - 1) + " ", style=style or ("dim" if activity == "idle" else ""))
 
 
-# Header of the live view: what a node is and does, packed into as few lines as the width allows.
-
 STATE_STYLES = {"training": "bold green", "leaving": "bold red"}
 OLD_S = 5.0
 """Age from which on a figure is shown with it: younger ones are as new as the picture."""
@@ -423,11 +423,6 @@ def refusals_text(refusals: dict[str, int]) -> str:
     return f"{sum(refusals.values())}: {reasons}"
 
 
-# Live terminal view: draws the newest snapshot a few times a second, from a thread of its own.
-#
-# A terminal can stop for as long as a person likes (Ctrl-S, a paused pager). Nothing is drawn meanwhile, as
-# it would come all at once later.
-
 PERIOD_S = 0.25
 STOP_TIMEOUT_S = 1.0
 
@@ -435,6 +430,9 @@ STOP_TIMEOUT_S = 1.0
 class LiveView:
     """Thread that draws snapshots between `start` and `stop`; afterwards the terminal is as it was, whatever
     happened.
+
+    It draws the newest snapshot a few times a second. A terminal can stop for as long as a person likes
+    (Ctrl-S, a paused pager): nothing is drawn meanwhile, as it would come all at once later.
 
     If drawing fails, the thread gives the terminal back and ends with a traceback through
     `threading.excepthook`. `drawing` is False then, `update` does nothing, and the node goes on.
@@ -520,8 +518,6 @@ def suspend(view: LiveView | Live, keys: Keys) -> None:
     keys.start()
 
 
-# Keys that a person presses while a view is drawn, read without waiting and without an echo.
-
 MOST_BYTES = 64
 HELP = "q leaves, ? explains"
 
@@ -560,7 +556,10 @@ def told_apart(pressed: str) -> list[Move | str]:
 
 
 class Keys:
-    """Keys of the terminal between `start` and `stop`. There are none unless we are in its foreground."""
+    """Keys that a person presses between `start` and `stop`, read without waiting and without an echo.
+
+    There are none unless we are in the terminal's foreground.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         """`descriptor`: of the terminal; None: that of stdin."""

@@ -1,7 +1,8 @@
 """Timeline of a run as one node saw it, for pages and reports: kept in the run's folder, over restarts.
 
 Everything in it is bounded. It costs a few comparisons a version and nothing else; what is shown of it is
-made when somebody looks.
+made when somebody looks. Here are also the bounds of what reports carry: texts, numbers and rows that may
+come from strangers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.errors import StorageError, encoded
 from p2pdiloco.util import BoundedDict, MovingAverage, clear_folder_at, read_note
 
-# Bounds of what reports carry: texts, numbers and rows that may come from strangers.
+logger = logging.getLogger(__name__)
 
 MAX_LOSS = 1e6
 """Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
@@ -43,8 +44,6 @@ Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
 class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all rows: immutable, keyword-only, encoded as a map with the field names."""
 
-
-# Series of what happened, bounded however long a run is: a curve that is thinned, and marks that join.
 
 MAX_POINTS = 256
 MAX_MARKS = 128
@@ -82,7 +81,7 @@ Events = Annotated[tuple[PastEvent, ...], Meta(max_length=MAX_MARKS)]
 
 
 class Curve:
-    """Curve over tokens: evenly thinned, and always with the newest point."""
+    """Curve of the loss over tokens: evenly thinned, and always with the newest point."""
 
     def __init__(self, points: Iterable[LossPoint] = (), most: int = MAX_POINTS) -> None:
         self._most, self._gap = most, 0.0
@@ -177,7 +176,6 @@ def sane(point: LossPoint, now_s: float) -> bool:
     return abs(point.loss) <= MAX_LOSS and now_s - MAX_AGE_S <= point.at_s <= now_s + 300
 
 
-logger = logging.getLogger(__name__)
 NAME = "timeline.json"
 MAX_MERGED = 1024
 """Members of which it is known when their work was merged last."""
@@ -337,7 +335,6 @@ _decoder = msgspec.json.Decoder(KeptTimeline)
 
 
 def _said_of(reason: str) -> str:
-    """Word what a node says of itself as others say it."""
     beginning = next((ours for ours in OF_OTHERS if reason.startswith(ours)), "")
     return OF_OTHERS[beginning] + reason.removeprefix(beginning) if beginning else reason
 

@@ -1,6 +1,11 @@
-"""Presence records and the list of runs on the DHT: how nodes are found, and find others.
+"""Discovery: how nodes are found, and find others, by records on the DHT, the local network, and names of the
+DNS.
 
-Rules: docs/protocol/membership.md, section 2.
+`Presence` keeps our record and looks at the others' (`Names` by which they call themselves); `publish_runs`
+keeps the list of runs; `Sharing` exchanges who reads which part of the data. `ask` and `ask_status` put
+questions to members. `Twins` detects a second process with this node's identity.
+
+Rules: docs/protocol/membership.md, sections 2 and 7.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -27,6 +32,7 @@ from p2pdiloco.config.values import expanded, peer_in
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Reach, Wire
 from p2pdiloco.core.api.versions import Roster
+from p2pdiloco.core.base import Shared
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import Attempts, apart
 from p2pdiloco.daemon.display.logs import at_terminal
@@ -38,7 +44,12 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
 
-# Names by which members call themselves, and who was called so lately: an owner may mean one by a name.
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.admission import Introductions
+    from p2pdiloco.daemon.course import Measurements
+
+
+logger = logging.getLogger(__name__)
 
 MAX_NAMED = 4096
 """Number of peers that are remembered by name; the one unseen for longest is forgotten first."""
@@ -46,7 +57,8 @@ LATELY_S = 86_400.0
 
 
 class Names(BoundedDict[str, str]):
-    """Names of peers as they were seen last."""
+    """Names by which peers called themselves last, and who was called so lately: an owner may mean one by
+    a name."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -65,7 +77,6 @@ class Names(BoundedDict[str, str]):
         return tuple(peer for when_s, peer in sorted(seen, reverse=True) if now - when_s < LATELY_S)
 
 
-logger = logging.getLogger(__name__)
 LIFETIME_S = 45.0
 REFRESH_S = 12.0
 LOOK_S = 3.0
@@ -88,46 +99,6 @@ REST_S, MOST_REST_S = 6.0, 120.0
 the second: records of generated keys name anything."""
 
 
-async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
-    """Keep our list of runs on the DHT, for ever."""
-    while True:
-        value = wire.encode(wire.RunList(tuple(runs())[: wire.MAX_RUNS]))
-        await transport.put_record(wire.RUNS_KEY, value, LIFETIME_S)
-        await asyncio.sleep(REFRESH_S)
-
-
-class KnowsReach(Protocol):
-    """Source of how others can reach us (`core.shared.Shared`)."""
-
-    reach: Reach
-
-
-class KnowsHeldout(Protocol):
-    """Source of what was measured of the run (`daemon.learner.evaluating.Measurements`)."""
-
-    news: asyncio.Event
-
-    @property
-    def own(self) -> wire.HeldoutLoss | None:
-        """Newest held-out loss of our own; None: we have measured none."""
-
-    def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
-        """Take in what a peer says that it has measured."""
-
-
-class Guests(Protocol):
-    """Judge of who is admitted to the run (`daemon.admission.introductions.Introductions`)."""
-
-    def admits(self, peer: str) -> bool:
-        """Tell whether a peer is admitted, as far as we know."""
-
-    def is_banned(self, peer: str) -> bool:
-        """Tell whether a peer is banned."""
-
-    async def meet(self, peer: str) -> object | None:
-        """Introduce each other; None: it does not answer."""
-
-
 class OurRecord:
     """Presence record of our own, made of what others know of us."""
 
@@ -135,24 +106,24 @@ class OurRecord:
         self,
         incarnation: int,
         name: str,
-        reaches: KnowsReach,
-        heldout: KnowsHeldout,
+        shared: Shared,
+        measurements: Measurements,
         keeps_history: bool = False,
     ) -> None:
         self.incarnation = incarnation
         self._keeps_history = keeps_history
         self._name = name
-        self._reaches = reaches
-        self._heldout = heldout
+        self._shared = shared
+        self._measurements = measurements
 
     @property
     def news(self) -> asyncio.Event:
         """Event that is set when there is something new to say."""
-        return self._heldout.news
+        return self._measurements.news
 
     def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
         """Take in a held-out loss from another's record."""
-        self._heldout.heard(peer, heldout)
+        self._measurements.heard(peer, heldout)
 
     def with_addresses(self, addresses: Sequence[str]) -> wire.Presence:
         """Make the record as it is now."""
@@ -161,8 +132,8 @@ class OurRecord:
             self.incarnation,
             self._name,
             tuple(addresses[:MAX_ADDRESSES]),
-            self._reaches.reach is Reach.DIRECT,
-            self._heldout.own,
+            self._shared.reach is Reach.DIRECT,
+            self._measurements.own,
             self._keeps_history,
         )
 
@@ -178,7 +149,7 @@ class Presence:
         post: Callable[[ev.Event], None],
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
         dial_at_once: int = MAX_NAMED,
-        guests: Guests | None = None,
+        guests: Introductions | None = None,
         has_worked: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`:
@@ -386,10 +357,16 @@ class Presence:
         self._rests[peer] = asyncio.get_running_loop().time() + pause_s, pause_s
 
 
-# Asking members of a run: who they are by the DHT, how it is doing, and other questions.
-
 ASK_TIMEOUT_S, STATUS_TIMEOUT_S = 5.0, 3.0
 T = TypeVar("T")
+
+
+async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
+    """Keep our list of runs on the DHT, for ever."""
+    while True:
+        value = wire.encode(wire.RunList(tuple(runs())[: wire.MAX_RUNS]))
+        await transport.put_record(wire.RUNS_KEY, value, LIFETIME_S)
+        await asyncio.sleep(REFRESH_S)
 
 
 def _ignored(_peer: str, _why: str) -> None:
@@ -448,12 +425,6 @@ async def ask(transport: Transport, peer: str, query: Wire, answer: type[T]) -> 
         return None
 
 
-# Runs of the local network: announced while a program with --lan runs, found where nobody says whom to join.
-#
-# Both are off unless wished for: an announcement tells everybody in the network, of a café too, that this
-# machine takes part in a run, and in which. What is found is a claim of strangers: the manifest says what is
-# true, and without a person at a terminal only a run that is named by its id is joined.
-
 lan_logger = logging.getLogger("p2pdiloco")
 LOOK_EVERY_S = 5.0
 
@@ -461,8 +432,11 @@ LOOK_EVERY_S = 5.0
 async def announce_runs(
     transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]], wanted: bool
 ) -> None:
-    """Announce this peer and its runs in the local network until cancelled, if that is wanted. A network that
-    does not let us is said once."""
+    """Announce this peer and its runs in the local network until cancelled, if that is wanted (--lan). A
+    network that does not let us is said once.
+
+    It tells everybody in the network, of a café too, that this machine takes part in a run, and in which.
+    """
     if not wanted:
         return
     announcer = Announcer(transport.peer_id, transport.addresses())
@@ -480,6 +454,9 @@ async def announce_runs(
 
 def with_nearby(settings: NodeSettings, say: Callable[[str], None]) -> NodeSettings:
     """Fill in peers of the local network, with --lan, or where a person at a terminal names nobody to join.
+
+    What is found is a claim of strangers: the manifest says what is true, and without a person at a terminal
+    only a run that is named by its id is joined.
 
     Raises: UserError (the library is not here; several runs are found, or none is named and nobody is asked).
     """
@@ -523,16 +500,15 @@ def _joined(settings: NodeSettings, found: Sequence[Nearby], say: Callable[[str]
     return structs.replace(settings, join=join, run=settings.run or runs[0])
 
 
-# Names of the DNS that led nowhere at a start: they are looked up again, until somebody behind them is here.
-#
-# A machine that starts its services may have no network yet, and the name server may be away for hours.
-
 PAUSE_S = 30.0
 
 
 def look_up_again(transport: Transport, names: Sequence[str]) -> asyncio.Task[None]:
-    """Start to look these names up now and then, and to dial whom they list, until one of those is reached.
-    Returns the task, to be cancelled at the end."""
+    """Start to look these names of the DNS up now and then, and to dial whom they list, until one is reached.
+    Returns the task, to be cancelled at the end.
+
+    A machine that starts its services may have no network yet, and the name server may be away for hours.
+    """
     task = asyncio.create_task(_look_up(transport, names))
     task.add_done_callback(_report_end)
     return task
@@ -563,17 +539,6 @@ async def _look_up(transport: Transport, names: Sequence[str]) -> None:
             logger.info("%s: found now", " ".join(names))
 
 
-# Detection of another process with this node's identity: its data folder was copied, and both run.
-#
-# Before it listens anywhere itself, a node looks whether this identity answers where the folder was last, or
-# where it is told to join: a copy that can reach the original ends at once. Else both go on for a while.
-#
-# Others take the two for lives of one node. They listen to whoever began last, if to either: the one that
-# they do not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find
-# out: the earlier one ends, or the one whose record is never seen.
-#
-# Rules: docs/protocol/membership.md, section 7.
-
 HINT = "give each node a --data-dir of its own: a copy of another node's folder is that node"
 MIN_TURNS = 3
 """Number of times that another's record has to come in the place of ours, over a record's lifetime at
@@ -593,6 +558,9 @@ ANSWER_S = 1.0
 
 async def refuse_beside_a_twin(transport: Transport, addresses: Sequence[str]) -> None:
     """Look whether our identity answers at one of these addresses already. Only before we listen ourselves.
+
+    They are those where the folder was last, and where it is told to join: a copy of the folder that can
+    reach the original ends at once. Else both go on for a while (`Twins`).
 
     Raises:
         UserError: it does, so another process has it.
@@ -614,7 +582,12 @@ async def refuse_beside_a_twin(transport: Transport, addresses: Sequence[str]) -
 
 
 class Twins:
-    """Judge of the record of our own name, as the DHT has it."""
+    """Detection of another process with this node's identity, as its data folder was copied, and both run.
+
+    Others take the two for lives of one node. They listen to the one that began last, if to either: the one
+    that they do not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so
+    find out: the earlier one ends, or the one whose record is never seen.
+    """
 
     def __init__(self, incarnation: int, lifetime_s: float) -> None:
         """`lifetime_s`: lifetime of a record that is not renewed. One of an earlier life of ours is gone
@@ -662,15 +635,16 @@ class Twins:
         return self._turns >= MIN_TURNS and now - self._first_s >= self._lifetime_s
 
 
-# Port that a peer listened on last. It is taken again, so that addresses which people have stay true.
-
 FILE = "port.txt"
 TRIES, PORT_PAUSE_S = 4, 0.5
 """Attempts to take it: p2pd of a node that was killed has it for a moment longer."""
 
 
 async def listen_again(data_dir: Path, wished: Sequence[str]) -> Sequence[str]:
-    """Find out where to listen: as wished, or if any port will do, at the last one, if it is free."""
+    """Find out where to listen: as wished, or if any port will do, at the last one, if it is free.
+
+    So addresses which people have stay true.
+    """
     if tuple(wished) != ANY_ADDRESS:
         return wished
     port = read_note(data_dir / FILE, _decode, logger.warning)
@@ -710,14 +684,6 @@ def _decode(content: bytes) -> int:
     return port
 
 
-# Records on the DHT of who reads which part of the data, which learners must know of each other.
-#
-# Every member has a record under the run's key: which data its learner reads, the epoch, and a bit for every
-# shard that was begun, by anybody as far as it knows (`learner.reading.shards`). It is renewed when it
-# changes, and before it expires; whoever is gone is forgotten with its record. Members that read other data
-# are none of our learner's business. Anybody may write a record: in an open run it is read once its author
-# has a mark.
-
 SHARES_LIFETIME_S = 60.0
 RENEW_S = 20.0
 FIRST_S, SETTLED_S, SLOWER = 5.0, 20.0, 1.25
@@ -750,7 +716,14 @@ class ReadingLearner(Protocol):
 
 
 class Sharing:
-    """Exchange of these records: ours, and what follows from the others'."""
+    """Exchange of records of who reads which part of the data, which learners must know of each other.
+
+    Every member has a record under the run's key: which data its learner reads, the epoch, and a bit for
+    every shard that was begun, by anybody as far as it knows (`learner.samples`). It is renewed when it
+    changes, and before it expires; a member that is gone is forgotten with its record. Members that read
+    other data are none of our learner's business. Anybody may write a record: in an open run it is read once
+    its author has a mark.
+    """
 
     def __init__(
         self,

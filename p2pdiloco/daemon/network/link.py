@@ -1,11 +1,9 @@
-"""Demand of a run on a link: arithmetic on a manifest.
+"""Link of a node: what a run demands of it, what it carries, which settings suit it, and what follows.
 
-What suits a link is in `daemon.links.linkadvice`.
-
-A cycle is H inner steps, in which every fragment is merged once. In it a member sends each contribution once
-(C bytes for all fragments) and fetches each update once (U bytes). Offices rotate over the members. So on the
-average one of m members also receives (m - l)/m C as the syncer of one of l leaf groups. It also sends (m -
-1)/m U, as a syncer, or as a peer that passes a large update on.
+`demand` is arithmetic on a manifest. A cycle is H inner steps, in which every fragment is merged once. In it
+a member sends each contribution once (C bytes for all fragments) and fetches each update once (U bytes).
+Offices rotate over the members. So on the average one of m members also receives (m - l)/m C as the syncer of
+one of l leaf groups. It also sends (m - 1)/m U, as a syncer, or as a peer that passes a large update on.
 
 Where there are several leaf groups, all their syncers but one send a partial merge to one above them, four
 bytes a parameter whatever the codec; and so on, level by level. Up to the root that is l - 1 partials of
@@ -14,6 +12,11 @@ all of its group's at one time, which takes far longer than anything else where 
 
 Inner steps never wait for any of this, so a slow link costs no utilisation by itself. It costs delay, and
 from some point on participation, when a round takes longer than a fragment's H inner steps.
+
+`advise` finds settings for a link. `LinkMeters` measure ours, `LinkWatch` judges whether it keeps up,
+`LinkTeller` tells core, learner and people.
+
+Rules: docs/protocol/links.md, section 4.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.versions import level_sizes
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.capacity import TELL_EVERY_S, UPDATE_COPIES, Meter, UplinkMeter
-from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.bulk.updates import degree
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.learner_link import LearnerLink
@@ -47,6 +50,8 @@ from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.merge import partial_bytes
 from p2pdiloco.util import read_note
+
+logger = logging.getLogger(__name__)
 
 LABEL_BYTES = 400
 """Bytes of the label of a contribution, a partial merge or a version, without its contributors."""
@@ -131,7 +136,7 @@ def neighbours(manifest: Manifest, members: int) -> float:
     return (members - 1) * (1 - (1 - 1 / groups) ** manifest.sync.fragments)
 
 
-def control_doubts(manifest: Manifest, limits: Link) -> list[str]:
+def control_doubts(manifest: Manifest, limits: LinkCapacity) -> list[str]:
     """Warn about limits of a person that leave nothing beside control messages.
 
     Counted are as many members as are expected, or as a group holds, if that is more. Control messages are
@@ -151,7 +156,7 @@ def control_doubts(manifest: Manifest, limits: Link) -> list[str]:
     ]
 
 
-def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Demand:
+def demand(manifest: Manifest, link: LinkCapacity, members: int, step_s: float) -> Demand:
     """Compute what `manifest` asks of a member with this link, in a run of so many members.
 
     Raises:
@@ -162,7 +167,7 @@ def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Deman
 
 
 def demand_of(
-    manifest: Manifest, layouts: tuple[FragmentLayout, ...], link: Link, members: int, step_s: float
+    manifest: Manifest, layouts: tuple[FragmentLayout, ...], link: LinkCapacity, members: int, step_s: float
 ) -> Demand:
     """Compute the demand with the model cut into fragments already. An unknown rate of the link is
     infinite."""
@@ -242,13 +247,6 @@ def _climb_s(sizes: tuple[int, ...], up_s: float, down_s: float, latency_s: floa
     return sum(max(up_s, count * down_s) + 2 * latency_s for count in fellows if count)
 
 
-# Advice about H, P, tau and codec: the most faithful setting that a link carries.
-#
-# A shorter H comes before 8 bits: what 4 bits leave out is made up for by error feedback, while a longer H
-# costs loss. Top-k comes after 4 bits, but for very long H: what it costs was not measured. P is the run's
-# own, or two or four times as large. A smaller fragment's round is shorter, so its work is merged less stale,
-# which thin links and partial merges in full precision ask for. It costs messages, and no loss that is known.
-
 COMFORT = 0.5
 """Share of a link that a plan uses: it has other users, and rounds come in bursts."""
 DELAYS = (0.5, 1.0)
@@ -284,10 +282,16 @@ class Advice(Struct, frozen=True):
     """Warnings about the manifest with this setting: what nobody has shown to work."""
 
 
-def advise(manifest: Manifest, link: Link, members: int, step_s: float) -> Advice | None:
+def advise(manifest: Manifest, link: LinkCapacity, members: int, step_s: float) -> Advice | None:
     """Find the smallest H, and with it the most faithful codec, that the link carries with comfort.
 
     With them come a P with which rounds are short, and a tau that holds. None: the link carries no setting.
+
+    A shorter H comes before 8 bits: what 4 bits leave out is made up for by error feedback, while a longer H
+    costs loss. Top-k comes after 4 bits, but for very long H: what it costs was not measured. P is the run's
+    own, or two or four times as large. A smaller fragment's round is shorter, so its work is merged less
+    stale, which thin links and partial merges in full precision ask for. It costs messages, and no loss that
+    is known.
 
     Raises:
         UserError: as `tasks.registry.task_of`.
@@ -363,25 +367,6 @@ def _candidates(
             yield [(replace(manifest, sync=sync, codec=codecs), layouts) for sync, layouts in syncs]
 
 
-# Watch over the link: whether it keeps up with the run, and to how many versions it contributes.
-#
-# A node whose link does not keep up says so once, and contributes to fewer versions rather than too late to
-# all.
-#
-# What the link carries is what a person permits (--max-upload), or what transfers achieved lately; what the
-# run asks of it is `daemon.links.linkplan`'s arithmetic. Both change slowly, and a false alarm would cost
-# contributions. So the best of the last transfers counts, only long ones, and only what is found several
-# times in a row. The best of many, since a peer's own link may be what is full: with others' contributions to
-# it, for instance. While a transfer of ours is under way, everything that goes the same way counts, also
-# updates that are given to others.
-#
-# Fewer contributions are for a thin uplink. A thin downlink is only said: every update is fetched and none
-# can be left out, however little the node contributes. Where updates come faster than the link carries them,
-# the node falls further and further behind, and copies the whole state in the end. It is behind again when
-# that has come, and what it measured against versions older than `group.max_base_age_versions` is refused.
-#
-# Rules: docs/protocol/links.md, section 4.
-
 RISE, FALL = 3, 24
 """Judgements in a row until something worse (`RISE`), or again something better (`FALL`), is believed."""
 FOLLOWS, SLOW_OFFICES, FALLS_BEHIND = range(3)
@@ -412,7 +397,24 @@ class SteadyLevel:
 
 
 class LinkWatch:
-    """Judge of the link, who looks now and then."""
+    """Judge of the link: whether it keeps up with the run, and to how many versions the node contributes.
+
+    A node whose link does not keep up says so once, and contributes to fewer versions rather than too late to
+    all.
+
+    What the link carries is what a person permits (--max-upload), or what transfers achieved lately; what the
+    run asks of it is `demand_of`. Both change slowly, and a false alarm would cost contributions. So the best
+    of the last transfers counts, only long ones, and only what is found several times in a row. The best of
+    many, since a peer's own link may be what is full: with others' contributions to it, for instance. While a
+    transfer of ours is under way, everything that goes the same way counts, also updates that are given to
+    others.
+
+    Fewer contributions are for a thin uplink. A thin downlink is only said: every update is fetched and none
+    can be left out, however little the node contributes. Where updates come faster than the link carries
+    them, the node falls further and further behind, and copies the whole state in the end. It is behind again
+    when that has come, and what it measured against versions older than `group.max_base_age_versions` is
+    refused.
+    """
 
     def __init__(self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], meters: LinkMeters) -> None:
         self._manifest = manifest
@@ -470,7 +472,7 @@ class LinkWatch:
         self.words = "" if keeps_up else self._say(link, found)
         return True
 
-    def _say(self, link: Link, found: Demand) -> str:
+    def _say(self, link: LinkCapacity, found: Demand) -> str:
         has = [
             f"{rate_text(rate)}bit/s {way}"
             for rate, way in ((link.upload_bits_per_s, "up"), (link.download_bits_per_s, "down"))
@@ -495,16 +497,14 @@ def behind(found: Demand) -> int:
     return SLOW_OFFICES if found.download_share > 1 + TOLERANCE else FOLLOWS
 
 
-# Meters of our link, each way: what transfers show of it, beside what a person permits.
-
-UNLIMITED = Link(math.inf, math.inf)
+UNLIMITED = LinkCapacity(math.inf, math.inf)
 
 
 class LinkMeters:
-    """Meters of all payload bytes of one transport."""
+    """Meters of our link, each way, by all payload bytes of one transport, beside what a person permits."""
 
     def __init__(
-        self, transport: Transport, limits: Link = UNLIMITED, remembered_bits_per_s: float = math.inf
+        self, transport: Transport, limits: LinkCapacity = UNLIMITED, remembered_bits_per_s: float = math.inf
     ) -> None:
         """`limits`: rates that a person permits; infinite where nothing is said. `remembered_bits_per_s`:
         what the uplink carried in an earlier life."""
@@ -519,7 +519,7 @@ class LinkMeters:
         self.downlink = Meter(lambda: self._transport.payload_bytes()[1], now, LINK_OVERHEAD)
         """Meter that runs while updates that we asked for come."""
 
-    def permit(self, limits: Link) -> None:
+    def permit(self, limits: LinkCapacity) -> None:
         """Go by other rates of a person's from now on."""
         self.limits = limits
 
@@ -529,10 +529,10 @@ class LinkMeters:
         return self._transport.payload_bytes()[0]
 
     @property
-    def link(self) -> Link:
+    def link(self) -> LinkCapacity:
         """Rates of the link as far as they are known. Round trips do not count: they cost delay, not
         participation."""
-        return Link(
+        return LinkCapacity(
             min(self.limits.upload_bits_per_s, self.uplink.sure_bits_per_s),
             min(self.limits.download_bits_per_s, self.downlink.bits_per_s),
             0.0,
@@ -544,13 +544,9 @@ class LinkMeters:
         return self.link.upload_bits_per_s / 8
 
 
-# Consequences of what is known of our link: offices, how often we contribute, words for people.
-
-logger = logging.getLogger(__name__)
-
-
 class LinkTeller:
-    """Teller of what is known of the link: to the core, the learner and people."""
+    """Teller of what is known of the link: offices for the core, how often to contribute for the learner,
+    words for people."""
 
     def __init__(
         self,
@@ -605,17 +601,16 @@ class LinkTeller:
             self._post(ev.UplinkMeasured(rate))
 
 
-# Memory of what our uplink carried in an earlier life, believed for a day, until it is measured.
-#
-# It is `<data_dir>/uplink.json`. Losing it costs the first minutes' rank among candidates for offices,
-# nothing else.
-
 MAX_AGE_S = 86_400.0
 """Age after which the file counts no more: the machine may be elsewhere by then."""
 
 
 class RememberedUplink(msgspec.Struct, forbid_unknown_fields=True):
-    """Content of the file."""
+    """Rate that our uplink carried in an earlier life, in `<data_dir>/uplink.json`: believed for a day, until
+    it is measured.
+
+    Losing it costs the first minutes' rank among candidates for offices, nothing else.
+    """
 
     bits_per_s: float
     at_s: float

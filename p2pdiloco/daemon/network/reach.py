@@ -21,6 +21,8 @@ An address that is not ours is told to others once two voices have named it, or 
 itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for a
 first word, through a relay.
 
+`ProbeGate` and `measure` are of measuring the link to a live peer.
+
 Rules: docs/protocol/links.md, section 1.
 """
 
@@ -44,7 +46,7 @@ from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.util import BoundedDict
@@ -245,7 +247,6 @@ class Reachability:
         return True
 
     async def _look_outside(self, voices: Sequence[Voice], own_ips: set[str]) -> None:
-        """Look for addresses that lead to us from outside, and tell the transport those that are proved."""
         now = self._now()
         for place in self._named.add(voices, own_ips, now)[:MAX_IPS]:
             if await self._transport.answers_at(self._transport.peer_id, *place, DIAL_S):
@@ -304,8 +305,6 @@ def tcp_ports(addresses: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(place[1] for place in found if place is not None))
 
 
-# Answers to peers that want to know whether they can be dialled (`daemon.finding.reach`).
-
 DIAL_S = 3.0
 MAX_IPS = 2
 SAME_PEER_S = 2.0
@@ -358,14 +357,6 @@ class DialBack:
         self._asked[sender] = (now, stranger)
 
 
-# Measuring a link to a live peer: how fast bytes that mean nothing go there and come back.
-#
-# They take the streams that everything else takes. What arrives is forgotten.
-#
-# Anybody may ask, so whoever answers is stingy (`ProbeGate`): one measurement at a time, at most
-# `wire.MAX_PROBE_BYTES` each way, one a minute for a peer. Peer ids cost nothing, so the turn of one, 20 s,
-# also bounds what all of them together can ask for: 3.4 Mbit/s.
-
 TURN_S = 20.0
 PROBE_AGAIN_S = 60.0
 LEAST_CHARGE_BYTES = 16 * 1024
@@ -382,9 +373,6 @@ EMPTY = 3
 PAUSE_S = 5.0
 
 
-# --- who answers -------------------------------------------------------------------------------------
-
-
 _NOISE = os.urandom(64 * 1024)
 """Random bytes, since something on the way might compress zeros."""
 
@@ -395,7 +383,12 @@ def _noise(size_bytes: int) -> tuple[bytes, ...]:
 
 
 class ProbeGate:
-    """Admission of peers that measure the link to us: who, and how much."""
+    """Admission of peers that measure the link to us: who, and how much.
+
+    Anybody may ask, so the answer is stingy: one measurement at a time, at most `wire.MAX_PROBE_BYTES` each
+    way, one a minute for a peer. Peer ids cost nothing, so the turn of one, 20 s, also bounds what all of
+    them together can ask for: 3.4 Mbit/s.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -446,17 +439,13 @@ class Forgetful:
         self.payload_bytes = payload_bytes
 
     async def write(self, offset: int, chunk: memoryview) -> None:
-        """See `ports.PushSink.write`."""
+        pass
 
     async def finish(self) -> bytes:
-        """See `ports.PushSink.finish`."""
         return b""
 
     def abort(self, reason: str) -> None:
-        """See `ports.PushSink.abort`."""
-
-
-# --- who asks ----------------------------------------------------------------------------------------
+        pass
 
 
 class MeasuredLink(Struct, frozen=True):
@@ -471,9 +460,9 @@ class MeasuredLink(Struct, frozen=True):
     took_s: float
 
     @property
-    def link(self) -> Link:
-        """Measured rates and latency as `daemon.links.linkplan` takes them."""
-        return Link(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
+    def link(self) -> LinkCapacity:
+        """Measured rates and latency as `daemon.network.link` takes them."""
+        return LinkCapacity(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
 
 
 T = TypeVar("T")
@@ -486,7 +475,10 @@ async def measure(
     now: Callable[[], float] = time.monotonic,
     give_up_s: float = GIVE_UP_S,
 ) -> MeasuredLink:
-    """Measure the link to a peer: about 2 s or 8 MiB each way, whichever comes first.
+    """Measure the link to a peer, by bytes that mean nothing: about 2 s or 8 MiB each way, whichever comes
+    first.
+
+    They take the streams that everything else takes. What arrives is forgotten.
 
     Raises:
         UserError: the peer is not reachable, refuses, does not know this, or the link is too slow or was cut.

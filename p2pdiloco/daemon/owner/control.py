@@ -1,7 +1,12 @@
-"""Controls of a node: what the owner of its machine may ask of it while it runs.
+"""Control of a node: what the owner of its machine may ask of it while it runs, and the socket for it.
 
-Who calls it has shown that they are the owner: the control socket by the file's rights, the web page by its
-token. All answers are one line for people; a wish that cannot be is a `UserError` with a sentence and a hint.
+`NodeControls` carries wishes out: what learner, link and life make of them. `ControlServer` listens at
+`<data_dir>/control.sock`, for this user alone; `ask` is its client. A request and its reply are each one JSON
+object and a newline, then the end.
+
+A caller of `OwnerControls` has shown to be the owner: at the control socket by the file's rights, on the web
+page by its token. All answers are one line for people; a wish that cannot be is a `UserError` with a sentence
+and a hint.
 """
 
 from __future__ import annotations
@@ -28,14 +33,19 @@ from msgspec.structs import asdict, replace
 from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.adapters.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.config.settings import NodeSettings, limits_of
-from p2pdiloco.daemon import process
-from p2pdiloco.daemon.budgets import Link, apart
-from p2pdiloco.daemon.display.snapshot import Rest, RestReason, RestRow, TransferRow, clock_text
+from p2pdiloco.daemon import program
+from p2pdiloco.daemon.budgets import LinkCapacity, apart
+from p2pdiloco.daemon.display.snapshot import LearnerPause, PauseReason, PauseRow, TransferRow, clock_text
 from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import LimitRow, WishKeeper
 from p2pdiloco.errors import UserError, encoded
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.util import DAMAGE
+
+logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
 
 AWAY = "away"
 """State of a node that has left its run for now, and comes back by itself."""
@@ -51,12 +61,34 @@ class ControlState(Struct, frozen=True, kw_only=True):
     """Word of the node's state (`NodeState`), or "away": it has left for now, and comes back by itself."""
     paused: bool = False
     finishing: bool = False
-    rest: RestRow | None = None
+    rest: PauseRow | None = None
     """Reason why the learner rests by the owner's wish; None: it does not."""
     transfer: TransferRow | None = None
     limits: tuple[LimitRow, ...] = ()
     recent: tuple[str, ...] = ()
     """Latest lines of its log, newest last."""
+
+
+MAX_LINE_BYTES = 64 * 1024
+SOCKET = "control.sock"
+Verb = Literal["state", "pause", "resume", "finish", "limits"]
+
+
+class Request(Struct, frozen=True, forbid_unknown_fields=True):
+    """Wish of the owner."""
+
+    do: Verb
+    changes: Annotated[dict[Annotated[str, Meta(max_length=64)], str], Meta(max_length=32)] = {}
+    """Limits to change, for "limits"."""
+
+
+class Reply(Struct, frozen=True):
+    """Answer: one line for people, and how things stand afterwards."""
+
+    ok: bool
+    said: str = ""
+    hint: str = ""
+    state: ControlState | None = None
 
 
 class OwnerControls(Protocol):
@@ -80,21 +112,14 @@ class OwnerControls(Protocol):
         """Describe the node."""
 
 
-# Wishes of the machine's owner, carried out on a node: what its learner, link and life make of them.
-#
-# One for the life of the process, also while the node is away from its run: before it has joined, and after
-# it left because the month's transfer was used up.
-
-T = TypeVar("T")
-logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 HAND_OVER_AT_MOST_S = 120.0
 """Time for which a node that is to leave waits for its work to be merged. What is not is saved, and taken up
 again at the next start."""
 
 
-class Reins(Protocol):
-    """Membership of a run, as far as this is concerned (`daemon.member`)."""
+class MemberHandle(Protocol):
+    """Handle of a running member, as far as the owner's controls need one (`daemon.member.OwnMember`)."""
 
     def names(self) -> tuple[str, str, str]:
         """Name the peer, the node and the run."""
@@ -111,7 +136,7 @@ class Reins(Protocol):
     def follow(self, wish: ch.SpareMachine) -> None:
         """Let the learner leave so much of the machine to others."""
 
-    def permit(self, link: Link) -> None:
+    def permit(self, link: LinkCapacity) -> None:
         """Go by these rates of the link from now on."""
 
     def carried_bytes(self) -> tuple[int, int]:
@@ -124,13 +149,12 @@ class Reins(Protocol):
         """Write into the diary that the learner rests, or goes on."""
 
 
-async def _carried_through(wish: Coroutine[Any, Any, T]) -> T:
-    """Carry a wish through: who asked may be gone before the disk has it, and it holds all the same."""
-    return await asyncio.shield(asyncio.ensure_future(wish))
-
-
 class NodeControls:
-    """Controls of one node (`OwnerControls`)."""
+    """Controls of one node: carries the wishes of its machine's owner out.
+
+    There is one for the life of the process, also while the node is away from its run: before it has joined,
+    and after it left because the month's transfer was used up.
+    """
 
     def __init__(
         self,
@@ -147,10 +171,10 @@ class NodeControls:
         self._given, self._stop, self._wall = settings, stop, wall
         self._now = asyncio.get_running_loop().time
         self._keeper = WishKeeper(settings.data_dir, limits_of(settings), machine or OwnersMachine(), wall)
-        self._member: Reins | None = None
-        self._rest: Rest | None = None
+        self._member: MemberHandle | None = None
+        self._rest: LearnerPause | None = None
         self._told: ch.SpareMachine | None = None
-        self._permitted: Link | None = None
+        self._permitted: LinkCapacity | None = None
         self._leaves_by_s: float | None = None
         self._changed = asyncio.Event()
         self.away = asyncio.Event()
@@ -163,7 +187,6 @@ class NodeControls:
     # --- what the owner asks -------------------------------------------------------------------------
 
     async def pause(self) -> str:
-        """See `OwnerControls.pause`."""
         if since := self._keeper.paused_since:
             return f"paused since {clock_text(since, self._wall())} already; `p2pdiloco resume` goes on"
         await _carried_through(self._keeper.pause(True))
@@ -171,7 +194,6 @@ class NodeControls:
         return "paused: what was made is handed over, then the learner rests; `p2pdiloco resume` goes on"
 
     async def resume(self) -> str:
-        """See `OwnerControls.resume`."""
         if self._stop.is_set():
             raise UserError("the node leaves already", "start it again: p2pdiloco node")
         if not (self._keeper.paused_since or self._keeper.finishing_since):
@@ -187,7 +209,6 @@ class NodeControls:
         )
 
     def finish(self) -> str:
-        """See `OwnerControls.finish`."""
         if not self._keeper.finishing_since:
             self._keeper.finish(True)
             self.look()
@@ -196,7 +217,6 @@ class NodeControls:
         return f"finishing: handing over what was made, then leaving, within {HAND_OVER_AT_MOST_S:g} s"
 
     async def limits(self, changes: dict[str, str]) -> str:
-        """See `OwnerControls.limits`."""
         if not changes:
             return "nothing to change"
         said = await _carried_through(self._keeper.change(changes))
@@ -204,7 +224,6 @@ class NodeControls:
         return "; ".join(said)
 
     def state(self) -> ControlState:
-        """See `OwnerControls.state`."""
         member = self._member
         peer, name, run_name = member.names() if member is not None else ("", self._given.name, "")
         elsewhere = AWAY if self.away.is_set() else "joining"
@@ -215,7 +234,7 @@ class NodeControls:
             state=member.state() if member is not None else elsewhere,
             paused=self._keeper.paused_since > 0,
             finishing=self._keeper.finishing_since > 0,
-            rest=self.rest_row(),
+            rest=self.pause_row(),
             transfer=self.transfer_row(),
             limits=tuple(self._keeper.listed()),
             recent=member.recent() if member is not None else (),
@@ -223,12 +242,12 @@ class NodeControls:
 
     # --- rows ----------------------------------------------------------------------------------------
 
-    def rest_row(self) -> RestRow | None:
+    def pause_row(self) -> PauseRow | None:
         """Make the row of why the learner rests; None: it does not."""
         rest = self._rest
         if rest is None:
             return None
-        return RestRow(
+        return PauseRow(
             reason=rest.reason,
             since=rest.since,
             words=rest.line()[:240],
@@ -242,8 +261,8 @@ class NodeControls:
 
     # --- what follows --------------------------------------------------------------------------------
 
-    def attach(self, member: Reins) -> None:
-        """Hold a membership's reins from now on: before its learner starts."""
+    def attach(self, member: MemberHandle) -> None:
+        """Control this member from now on: before its learner starts."""
         self._member, self._told, self._permitted = member, None, None
         self._keeper.reserve(member.hand_over_bytes())
         self._keeper.book.begin()
@@ -272,9 +291,9 @@ class NodeControls:
                 hint = "raise it (--max-transfer, or p2pdiloco limits), or wait for the next month"
                 raise UserError("this month's transfer is used up", hint)
             self.away.set()
-            process.tell_ready()
+            program.tell_ready()
             if self._rest is not None:
-                process.tell_status(self._rest.line())
+                program.tell_status(self._rest.line())
             self._changed.clear()
             await self._changed.wait()
         self.away.clear()
@@ -300,22 +319,21 @@ class NodeControls:
             self._carry_out(self._member, rest)
         self._leave_if(rest, now)
 
-    def _count(self, member: Reins) -> None:
+    def _count(self, member: MemberHandle) -> None:
         self._keeper.book.look(member.carried_bytes(), self._now(), self._wall())
 
-    def _carry_out(self, member: Reins, rest: Rest | None) -> None:
+    def _carry_out(self, member: MemberHandle, rest: LearnerPause | None) -> None:
         bounds = self._keeper.bounds
         wish = ch.SpareMachine(rest is not None, bounds.min_step_s)
         if wish != self._told:
             self._told = wish
             member.follow(wish)
-        link = Link(bounds.upload_bits_per_s or math.inf, bounds.download_bits_per_s or math.inf)
+        link = LinkCapacity(bounds.upload_bits_per_s or math.inf, bounds.download_bits_per_s or math.inf)
         if link != self._permitted:
             self._permitted = link
             member.permit(link)
 
-    def _leave_if(self, rest: Rest | None, now: float) -> None:
-        """Leave, for good or for now, once all is handed over or was waited for."""
+    def _leave_if(self, rest: LearnerPause | None, now: float) -> None:
         if rest is None or not rest.reason.leaves:
             self._leaves_by_s = None
             return
@@ -323,12 +341,12 @@ class NodeControls:
             self._leaves_by_s = now + HAND_OVER_AT_MOST_S
         if self._member is not None and not rest.handed_over and now < self._leaves_by_s:
             return
-        if rest.reason is RestReason.FINISHING or self._given.learner_socket is not None:
+        if rest.reason is PauseReason.FINISHING or self._given.learner_socket is not None:
             self._stop.set()  # a program's session ends with its node
         else:
             self.away.set()
 
-    def _say(self, before: Rest | None, rest: Rest | None) -> None:
+    def _say(self, before: LearnerPause | None, rest: LearnerPause | None) -> None:
         was, now = (r.reason.value if r is not None else "" for r in (before, rest))
         if was == now:
             return
@@ -339,7 +357,10 @@ class NodeControls:
             logger.info("%s", words)
 
 
-# Server of the control socket, `<data_dir>/control.sock`: for this user alone.
+async def _carried_through(wish: Coroutine[Any, Any, T]) -> T:
+    """Carry a wish through: who asked may be gone before the disk has it, and it holds all the same."""
+    return await asyncio.shield(asyncio.ensure_future(wish))
+
 
 PATIENCE_S = 5.0
 """Time for a request to come, and for its answer to be taken."""
@@ -348,7 +369,7 @@ _UCRED = "3i"
 
 
 class ControlServer:
-    """Server of one node's controls."""
+    """Server of the control socket of one node."""
 
     def __init__(self, data_dir: Path, controls: OwnerControls) -> None:
         self._path = socket_path(data_dir)
@@ -456,12 +477,9 @@ def is_owner(connection: socket.socket) -> bool:
     return uid in (os.geteuid(), 0)
 
 
-# Serving of a node's controls, from the start of its process to its end.
-
-
 @asynccontextmanager
 async def owned(settings: NodeSettings, stop: asyncio.Event) -> AsyncIterator[NodeControls]:
-    """Context of a node that listens to its machine's owner.
+    """Context of a node that listens to its machine's owner, from the start of its process to its end.
 
     Raises:
         ConfigError: this machine does not tell what a limit is about.
@@ -483,8 +501,6 @@ def _end_for_bug(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         report_bug("owner's wishes", error)
 
-
-# Client of the control socket: asks the node that runs here with a data folder.
 
 TIMEOUT_S, STATE_TIMEOUT_S = 10.0, 2.0
 
@@ -545,30 +561,6 @@ def _line(connection: socket.socket) -> bytes:
             raise EOFError("it hung up")
         found += part
     return found
-
-
-# Lines of the control socket: a request and its reply, each one JSON object and a newline, then the end.
-
-MAX_LINE_BYTES = 64 * 1024
-SOCKET = "control.sock"
-Verb = Literal["state", "pause", "resume", "finish", "limits"]
-
-
-class Request(Struct, frozen=True, forbid_unknown_fields=True):
-    """Wish of the owner."""
-
-    do: Verb
-    changes: Annotated[dict[Annotated[str, Meta(max_length=64)], str], Meta(max_length=32)] = {}
-    """Limits to change, for "limits"."""
-
-
-class Reply(Struct, frozen=True):
-    """Answer: one line for people, and how things stand afterwards."""
-
-    ok: bool
-    said: str = ""
-    hint: str = ""
-    state: ControlState | None = None
 
 
 def socket_path(data_dir: Path) -> Path:

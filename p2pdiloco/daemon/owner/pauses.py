@@ -1,4 +1,8 @@
-"""Governor of rests: puts what the sources find together, steadily, so that the learner does not flap."""
+"""Pauses of the learner for its machine's owner: sources of a reason, and the `Governor` that decides.
+
+`Hours`, `Battery`, `InUse`, `Heat` and `Power` each look at one thing; `OwnersMachine` makes them, from what
+the machine tells (`Idleness`, `Sensors`).
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,17 @@ import psutil
 
 from p2pdiloco.config.settings import DAY_MIN, Bounds, Span, next_begin_min
 from p2pdiloco.daemon.budgets import begun
-from p2pdiloco.daemon.display.snapshot import Finding, Rest, RestReason, clock_text, duration
+from p2pdiloco.daemon.display.snapshot import Finding, LearnerPause, PauseReason, clock_text, duration
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.util import MovingAverage
 
-BEGINS_AFTER_S = {RestReason.BATTERY: 5.0, RestReason.TEMPERATURE: 10.0, RestReason.POWER: 15.0}
+BEGINS_AFTER_S = {PauseReason.BATTERY: 5.0, PauseReason.TEMPERATURE: 10.0, PauseReason.POWER: 15.0}
 """Time for which other reasons must hold before the learner rests; it is 0 for who is not here."""
 ENDS_AFTER_S = 30.0
 """Time for which other reasons must not hold before it goes on."""
 LEAST_S = 60.0
 """Least time of a rest for other reasons: what is handed over, and begun again, has its price."""
-_ORDER = {reason: number for number, reason in enumerate(RestReason)}
+_ORDER = {reason: number for number, reason in enumerate(PauseReason)}
 
 
 class _Held:
@@ -43,18 +47,19 @@ class _Held:
 
 
 class Governor:
-    """Decides whether the learner rests."""
+    """Decides whether the learner pauses: puts what the sources find together, steadily, so that it does
+    not flap."""
 
-    def __init__(self, sources: Sequence[RestSource] = ()) -> None:
+    def __init__(self, sources: Sequence[PauseSource] = ()) -> None:
         self._sources = list(sources)
-        self._held: dict[RestReason, _Held] = {}
+        self._held: dict[PauseReason, _Held] = {}
         self._is_changed = False
 
-    def use(self, sources: Sequence[RestSource]) -> None:
+    def use(self, sources: Sequence[PauseSource]) -> None:
         """Go by these sources from now on. A reason that none of them finds ends with the next look."""
         self._sources, self._is_changed = list(sources), True
 
-    def look(self, now: float, wall: float, words: Sequence[Finding] = ()) -> Rest | None:
+    def look(self, now: float, wall: float, words: Sequence[Finding] = ()) -> LearnerPause | None:
         """Look at everything. `now` is a clock that is never set, `wall` the time of day. `words`: what
         people said.
 
@@ -76,23 +81,15 @@ class Governor:
         if not resting:
             return None
         first = min(resting, key=lambda held: _ORDER[held.finding.reason])
-        return Rest(first.finding.reason, first.since, first.finding.words, first.finding.ends)
+        return LearnerPause(first.finding.reason, first.since, first.finding.words, first.finding.ends)
 
 
-def _lasts(reason: RestReason, held: _Held, now: float) -> bool:
+def _lasts(reason: PauseReason, held: _Held, now: float) -> bool:
     """Tell whether a reason that is not found any more goes on to count."""
     if reason.is_at_once or held.began_s is None:
         return False
     return now - held.seen_last_s < ENDS_AFTER_S or now - held.began_s < LEAST_S
 
-
-# Idleness of this machine: for how long nobody has used it, by input and by the work of other programs.
-#
-# Input is what the login manager says of sessions with a desktop (`IdleHint`), what the kernel counts of
-# keyboard and mouse where they have an interrupt of their own (`/proc/interrupts`: PS/2, touchpads), and the
-# time of the last key at a terminal (`/dev/pts`, `/dev/tty*`). Work is what other programs compute: more than
-# a quarter of the machine over half a minute, without those that step back (niceness above 0), as this node's
-# learner does.
 
 PROC, DEV, SESSIONS = Path("/proc"), Path("/dev"), Path("/run/systemd/sessions")
 BUSY_SHARE = 0.25
@@ -103,7 +100,14 @@ _INPUT = re.compile(r"i8042|hid|elan|synaptics|touchpad|wacom", re.IGNORECASE)
 
 
 class Idleness:
-    """Watch of who uses this machine."""
+    """Idleness of this machine: for how long nobody has used it, by input and by the work of other programs.
+
+    Input is what the login manager says of sessions with a desktop (`IdleHint`), what the kernel counts of
+    keyboard and mouse where they have an interrupt of their own (`/proc/interrupts`: PS/2, touchpads), and
+    the time of the last key at a terminal (`/dev/pts`, `/dev/tty*`). Work is what other programs compute:
+    more than a quarter of the machine over half a minute, without those that step back (niceness above 0), as
+    this node's learner does.
+    """
 
     def __init__(
         self,
@@ -175,7 +179,6 @@ class Idleness:
         return found
 
     def _input_interrupts(self) -> int:
-        """Count the interrupts of keyboards and mice."""
         try:
             lines = (self._proc / "interrupts").read_text(errors="replace").splitlines()
         except OSError:
@@ -216,8 +219,6 @@ class OthersWork:
                         self._own[process.pid] = used.user + used.system
         return float(total - sum(self._own.values()))
 
-
-# Readers of this machine: mains power, temperatures, the GPUs' power. None: this machine does not tell.
 
 HWMON = Path("/sys/class/hwmon")
 CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
@@ -320,8 +321,6 @@ class _Nvml:
         return float(value.value)
 
 
-# Sources of rest: each looks at one thing, and says whether the learner is to rest for it now.
-
 COOLER_C = 5.0
 """Degrees below the bound at which it is cool enough again."""
 LESS_POWER = 0.8
@@ -333,8 +332,8 @@ LOOK_EVERY_S = 5.0
 Begin = Callable[[Callable[[], Finding | None]], Future[Finding | None]]
 
 
-class RestSource(Protocol):
-    """RestSource of one reason."""
+class PauseSource(Protocol):
+    """Source of one reason: looks at one thing, and says whether the learner is to pause for it now."""
 
     def look(self, wall: float) -> Finding | None:
         """Say what it finds at that time, in seconds since 1970; None: nothing keeps the learner."""
@@ -347,13 +346,12 @@ class Hours:
         self._spans = spans
 
     def look(self, wall: float) -> Finding | None:
-        """See `RestSource.look`."""
         when = datetime.datetime.fromtimestamp(wall)
         week_min = when.weekday() * DAY_MIN + when.hour * 60 + when.minute
         if any(span.holds(week_min) for span in self._spans):
             return None
         begins = wall - when.second + 60 * next_begin_min(self._spans, week_min)
-        return Finding(RestReason.HOURS, "outside of its hours", clock_text(begins, wall))
+        return Finding(PauseReason.HOURS, "outside of its hours", clock_text(begins, wall))
 
 
 class Battery:
@@ -363,10 +361,9 @@ class Battery:
         self._plugged = plugged
 
     def look(self, wall: float) -> Finding | None:
-        """See `RestSource.look`."""
         if self._plugged() is not False:  # one that is not told any more keeps nobody
             return None
-        return Finding(RestReason.BATTERY, "on battery", "mains power is back")
+        return Finding(PauseReason.BATTERY, "on battery", "mains power is back")
 
 
 class InUse:
@@ -377,11 +374,10 @@ class InUse:
         self._least_s = idle_s
 
     def look(self, wall: float) -> Finding | None:
-        """See `RestSource.look`."""
         if self._idleness.idle_s() >= self._least_s:
             return None
         words = f"the machine is in use ({self._idleness.by})"
-        return Finding(RestReason.IN_USE, words, f"nobody has used it for {duration(self._least_s)}")
+        return Finding(PauseReason.IN_USE, words, f"nobody has used it for {duration(self._least_s)}")
 
 
 class Heat:
@@ -392,7 +388,6 @@ class Heat:
         self._is_hot = False
 
     def look(self, wall: float) -> Finding | None:
-        """See `RestSource.look`."""
         found = self._hottest_c()
         if found is None:
             return None
@@ -402,7 +397,7 @@ class Heat:
         if not self._is_hot:
             return None
         words = f"the {where} is hotter than {self._bound_c:g} °C"
-        return Finding(RestReason.TEMPERATURE, words, f"it is at {cool_c:g} °C")
+        return Finding(PauseReason.TEMPERATURE, words, f"it is at {cool_c:g} °C")
 
 
 class Power:
@@ -414,7 +409,6 @@ class Power:
         self._is_over = False
 
     def look(self, wall: float) -> Finding | None:
-        """See `RestSource.look`."""
         watts = self._power_w()
         if watts is None:
             return None
@@ -424,14 +418,14 @@ class Power:
         if not self._is_over:
             return None
         words = f"the GPU draws more than {self._bound_w:g} W"
-        return Finding(RestReason.POWER, words, f"it draws {least_w:g} W")
+        return Finding(PauseReason.POWER, words, f"it draws {least_w:g} W")
 
 
 class Seldom:
     """A source that is looked at every few seconds only, beside the event loop: /proc and drivers take their
     time on a loaded machine, and a driver may never answer. Until a look is done the one before holds."""
 
-    def __init__(self, source: RestSource, begin: Begin = begun) -> None:
+    def __init__(self, source: PauseSource, begin: Begin = begun) -> None:
         """`begin`: begins a look."""
         self._source, self._begin = source, begin
         self._at = float("-inf")
@@ -439,7 +433,6 @@ class Seldom:
         self._found: Finding | None = None
 
     def look(self, wall: float) -> Finding | None:
-        """See `RestSource.look`."""
         if self._looking is None and not 0 <= wall - self._at < LOOK_EVERY_S:
             self._at = wall
             self._looking = self._begin(partial(self._source.look, wall))
@@ -463,13 +456,13 @@ class OwnersMachine:
         self._sensors = sensors
         self._idleness: Idleness | None = None
 
-    def sources(self, bounds: Bounds) -> list[RestSource]:
+    def sources(self, bounds: Bounds) -> list[PauseSource]:
         """Make the sources.
 
         Raises:
             ConfigError: this machine does not tell what a bound is about.
         """
-        found: list[RestSource] = []
+        found: list[PauseSource] = []
         if bounds.hours:
             found.append(Hours(bounds.hours))
         if bounds.not_on_battery:
@@ -483,8 +476,8 @@ class OwnersMachine:
             found.append(Seldom(InUse(self._idleness, bounds.idle_s), self._begin))
         return found + self._of_sensors(bounds)
 
-    def _of_sensors(self, bounds: Bounds) -> list[RestSource]:
-        found: list[RestSource] = []
+    def _of_sensors(self, bounds: Bounds) -> list[PauseSource]:
+        found: list[PauseSource] = []
         if bounds.max_temperature_c or bounds.max_power_w:
             self._sensors = self._sensors or Sensors()
             hottest_c, power_w = self._sensors.hottest_c, self._sensors.power_w

@@ -1,6 +1,9 @@
-"""WishKeeper of what this machine's owner wants: a pause, limits, the month's transfer, and what follows.
+"""Wishes of this machine's owner: a pause, limits, the month's transfer, and what follows from them.
 
-It knows no member: `daemon.control.owner` carries out what it finds.
+`WishKeeper` knows no member: `daemon.owner.control` carries out what it finds. Limits that were changed while
+a node ran, and a pause, are kept for its next start in `<data_dir>/owner.json`. A limit that is given at a
+start (a flag, a variable, a settings file) wins over a kept one, for that life. `TransferBook` counts the
+bytes of a month.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from p2pdiloco.config.settings import (
     value_text,
 )
 from p2pdiloco.daemon.budgets import apart, begun
-from p2pdiloco.daemon.display.snapshot import Finding, Rest, RestReason, TransferRow, size
+from p2pdiloco.daemon.display.snapshot import Finding, LearnerPause, PauseReason, TransferRow, size
 from p2pdiloco.daemon.owner.pauses import Governor, OwnersMachine
 from p2pdiloco.errors import StorageError
 from p2pdiloco.util import read_note
@@ -42,8 +45,30 @@ RESERVE_SHARE = 0.1
 """Largest share of the budget that is left for handing over."""
 
 
+class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of the file."""
+
+    limits: OwnLimits = OwnLimits()
+    changed: tuple[str, ...] = ()
+    """Names of the limits that were changed, also back to none."""
+    paused_since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    """Seconds since 1970; 0: not paused."""
+
+
+class LimitRow(Struct, frozen=True):
+    """Row of one limit that can be changed while the node runs."""
+
+    name: str
+    """Name of its flag, without the dashes in front: "max-upload"."""
+    value: str
+    """Value as `limits` takes it, such as "20Mbit"; empty: no limit."""
+    comes_from: str
+    """Source of the value: "default", "start" (a flag, the environment or a file), "limits" (changed
+    while it ran, and kept)."""
+
+
 class WishKeeper:
-    """WishKeeper of one data folder's wishes."""
+    """Keeper of the wishes of one data folder's owner."""
 
     def __init__(
         self, data_dir: Path, given: OwnLimits, machine: OwnersMachine, wall: Callable[[], float]
@@ -128,20 +153,20 @@ class WishKeeper:
         """Leave so many bytes of the budget for handing over."""
         self._reserve_bytes = nbytes
 
-    def look(self, now: float, wall: float) -> Rest | None:
+    def look(self, now: float, wall: float) -> LearnerPause | None:
         """Decide whether the learner rests. `now`: a clock that is never set."""
         return self._governor.look(now, wall, self._words(wall))
 
     def _words(self, wall: float) -> list[Finding]:
         found = []
         if since := self.finishing_since:
-            found.append(Finding(RestReason.FINISHING, "finishing", "the node has left", since))
+            found.append(Finding(PauseReason.FINISHING, "finishing", "the node has left", since))
         if since := self.paused_since:
-            found.append(Finding(RestReason.PAUSED, "paused by its owner", "`p2pdiloco resume`", since))
+            found.append(Finding(PauseReason.PAUSED, "paused by its owner", "`p2pdiloco resume`", since))
         if self.is_used_up(wall):
             words = f"this month's {size(self.bounds.transfer_bytes)} of transfer are used up"
             ends = f"{month_ends(wall)}, or --max-transfer is raised"
-            found.append(Finding(RestReason.TRANSFER, words, ends))
+            found.append(Finding(PauseReason.TRANSFER, words, ends))
         return found
 
     def is_used_up(self, wall: float) -> bool:
@@ -172,34 +197,7 @@ class WishKeeper:
         )
 
 
-# Wishes of a machine's owner, kept for the node's next start: `<data_dir>/owner.json`.
-#
-# Limits that were changed while a node ran, and a pause. A flag (a variable, a settings file) that is given
-# at a start wins over a kept limit, for that life.
-
 FILE = "owner.json"
-
-
-class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file."""
-
-    limits: OwnLimits = OwnLimits()
-    changed: tuple[str, ...] = ()
-    """Names of the limits that were changed, also back to none."""
-    paused_since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
-    """Seconds since 1970; 0: not paused."""
-
-
-class LimitRow(Struct, frozen=True):
-    """Row of one limit that can be changed while the node runs."""
-
-    name: str
-    """Name of its flag, without the dashes in front: "max-upload"."""
-    value: str
-    """Value as `limits` takes it, such as "20Mbit"; empty: no limit."""
-    comes_from: str
-    """Source of the value: "default", "start" (a flag, the environment or a file), "limits" (changed
-    while it ran, and kept)."""
 
 
 _decoder = msgspec.json.Decoder(KeptWishes)
@@ -259,16 +257,6 @@ def with_changes(wishes: KeptWishes, limits: OwnLimits, changes: dict[str, str])
     )
 
 
-# Book of the bytes that this node moved, by calendar month, over all its lives: `DATA_DIR/transfer.json`.
-#
-# What stands on the disk is ahead of what was counted: a life that ends without a word (SIGKILL, a power cut)
-# is charged up to `AHEAD_BYTES`, or what moves in five seconds if that is more, too much. It is charged too
-# little only if what moves while a write takes place is more than what it was ahead by. An orderly end writes
-# what was counted. Writes take place beside the event loop, one at a time.
-#
-# Whose clock is set back, or was ahead in an earlier life, gets no second budget: what stands under later
-# months counts for the present one, too.
-
 BOOK_FILE = "transfer.json"
 AHEAD_BYTES = 16 << 20
 AHEAD_LOOKS = 5
@@ -324,7 +312,17 @@ def month_ends(wall: float) -> str:
 
 
 class TransferBook:
-    """Book of one data folder."""
+    """Book of the bytes that this node moved, by calendar month, over all its lives:
+    `<data_dir>/transfer.json`.
+
+    What stands on the disk is ahead of what was counted: a life that ends without a word (SIGKILL, a power
+    cut) is charged up to `AHEAD_BYTES`, or what moves in five seconds if that is more, too much. It is
+    charged too little only if what moves while a write takes place is more than what it was ahead by. An
+    orderly end writes what was counted. Writes take place beside the event loop, one at a time.
+
+    A machine whose clock is set back, or was ahead in an earlier life, gets no second budget: what stands
+    under later months counts for the present one, too.
+    """
 
     def __init__(self, data_dir: Path, begin: Callable[[Write], Future[Kept]] = begun) -> None:
         """`begin`: begins a write; of the event loop's thread nobody can wait for a disk."""
@@ -386,7 +384,6 @@ class TransferBook:
         return before is not None and abs((wall - before[1]) - (now - before[0])) > JUMP_S
 
     def _take_up(self) -> None:
-        """Take up what came of a write, if it is done."""
         if self._writing is not None and self._writing.done():
             self._note(self._writing.result())
             self._writing = None

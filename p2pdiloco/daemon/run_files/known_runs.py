@@ -1,6 +1,17 @@
-"""Runs as peers list them: signed manifests, found in the DHT, fetched and saved.
+"""Runs as peers list them and as this machine's folders know them: found, linked to, searched, owned.
 
-Needs neither a model nor torch: a bootstrap, and whoever only asks, has no more than this.
+It needs neither a model nor torch: a bootstrap, and a program that only asks, has no more than this.
+`RunSearch` finds the run that is meant among those that peers list, `KnownRun` one of a folder of this
+machine. `RunLink` says in one word which run it is, and whom to join through; `way_of` reads what a person
+gave. `Ownership` is of the owner's folder.
+
+    <data_dir>/joined.txt      ids of the runs that were joined, the newest last
+    <data_dir>/peers.txt       addresses of members met before, one a line, the newest last
+    <data_dir>/addresses.txt   this node's own addresses, which its owner's invites name
+    <data_dir>/join.txt        what it was last told to join through
+    <data_dir>/owner.key
+    <data_dir>/runs/<run id, 16>/invites.json   name, key, expiry and uses of every invite; no secrets
+    <data_dir>/runs/<run id, 16>/notice         the newest notice
 """
 
 from __future__ import annotations
@@ -45,7 +56,7 @@ from p2pdiloco.daemon.papers import (
     MAX_ADDRESSES,
     Invite,
     Key,
-    Kind,
+    LinkFormat,
     Notice,
     Peers,
     Right,
@@ -69,7 +80,7 @@ PULL_TIMEOUT_S = 10.0
 MAX_ASKED = 8
 """Number of peers that are asked for a manifest at one go, beside those that we were told to join."""
 MAX_NAMES = 4
-MAX_WORDS = 8
+MAX_NAMED_RUNS = 8
 SHORT = 12
 """Digits of a run id that people are shown."""
 ID_DIGITS = 64
@@ -183,8 +194,8 @@ def peers_of(addresses: Iterable[str]) -> list[str]:
 def run_names(listed: Iterable[ListedRun]) -> str:
     """List names of runs, for a person to choose from; of many the first ones."""
     names = sorted(f"{entry.name} ({entry.run[:SHORT]})" for entry in listed)
-    more = f" and {len(names) - MAX_WORDS} more" if len(names) > MAX_WORDS else ""
-    return ", ".join(names[:MAX_WORDS]) + more
+    more = f" and {len(names) - MAX_NAMED_RUNS} more" if len(names) > MAX_NAMED_RUNS else ""
+    return ", ".join(names[:MAX_NAMED_RUNS]) + more
 
 
 def saved_runs(data_dir: Path) -> dict[str, tuple[ListedRun, SignedManifest]]:
@@ -244,11 +255,6 @@ def encode_manifest(run: PublishedRun) -> bytes:
     return encode_signed(run.signed)
 
 
-# Runs that a node joined, by id, in `<data_dir>/joined.txt`, the newest last.
-#
-# At the next start it joins the same one again, whatever else is listed by its name by then, and whoever was
-# asked whether to join it is not asked again. A lost file costs just that.
-
 MAX_JOINED = 64
 _ID = re.compile(r"[0-9a-f]{64}")
 
@@ -259,7 +265,11 @@ def joined_file(data_dir: Path) -> Path:
 
 
 def joined_runs(data_dir: Path) -> list[str]:
-    """List the ids of the runs that were joined from this folder, the newest first."""
+    """List the ids of the runs that were joined from this folder, the newest first; a lost file is none.
+
+    At the next start the node joins the newest again, whatever else is listed by its name by then, and a
+    person who was asked whether to join it is not asked again.
+    """
     return read_note(joined_file(data_dir), _decode, logger.warning) or []
 
 
@@ -304,12 +314,6 @@ def goes_on(settings: NodeSettings) -> bool:
     return is_saved and (is_named or not before or set(settings.join) <= set(before))
 
 
-# Addresses of members met before, so that a node finds its swarm again when all others are gone.
-#
-# They are in `<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing
-# but that. Beside it `addresses.txt` has a node's own ones, which its owner's invites name, and `join.txt`
-# what it was last told to join through.
-
 MAX_PEERS = 16
 MAX_JOINED_THROUGH = 32
 OWN = "addresses.txt"
@@ -321,7 +325,11 @@ def peers_file(data_dir: Path) -> Path:
 
 
 def load_peers(data_dir: Path) -> list[str]:
-    """Load the remembered addresses; lines that are none are left out."""
+    """Load the remembered addresses of members, by which a node finds its swarm again when all others are
+    gone.
+
+    Lines that are no address are left out.
+    """
     return read_note(peers_file(data_dir), _decode_peers, logger.warning) or []
 
 
@@ -400,15 +408,8 @@ def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
         logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
 
 
-# Run links: which run, whose it is, and whom to join through, in one word (`daemon.admission.word`).
-#
-#     p2pdiloco:1<base32>
-#
-# A link holds no secret, unless an invite was put in. It makes joining sure: who dials the peers that it
-# names takes the run of its id and of its owner, or none, whatever those peers say.
-
 SCHEME = "p2pdiloco:"
-LINK = Kind(
+LINK = LinkFormat(
     noun="a run link",
     prefix=f"{SCHEME}1",
     domain=b"p2pdiloco/1/link\0",
@@ -430,7 +431,12 @@ class _PackedLink(Wire, frozen=True):
 
 
 class RunLink(Struct, frozen=True):
-    """Run, and the way to it: all that a node needs to take part."""
+    """Run, and the way to it in one word, `p2pdiloco:1<base32>` (`daemon.papers.LinkFormat`): all that a node
+    needs to take part.
+
+    A link holds no secret, unless an invite was put in. It makes joining sure: a node that dials the peers
+    that it names takes the run of its id and of its owner, or none, whatever those peers say.
+    """
 
     run: str
     """Id of the run."""
@@ -477,12 +483,12 @@ def _worth_telling(addresses: Sequence[str]) -> Sequence[str]:
     return [address for address in addresses if not is_loopback(address)] or addresses
 
 
-def is_word(text: str) -> bool:
+def is_link(text: str) -> bool:
     """Tell whether this is meant as a link or an invite, whole or not."""
     return "".join(text.split()).lower().startswith(SCHEME) or INVITE.fits(text)
 
 
-def read_word(text: str) -> RunLink:
+def read_link(text: str) -> RunLink:
     """Read a link, or an invite. Raises: ConfigError (it is neither, or damaged)."""
     word = "".join(text.split()).lower()
     if INVITE.fits(text):
@@ -512,37 +518,35 @@ def _unpacked(packed: _PackedLink) -> RunLink:
 
 
 class Way(Struct, frozen=True):
-    """Way into a swarm, as a person gave it: addresses, a run, or a word that says both."""
+    """Way into a swarm, as a person gave it: addresses, a run, or a link that says both."""
 
     join: tuple[str, ...]
-    """Addresses, without words."""
+    """Addresses, without links."""
     run: str
-    word: str = ""
-    """Link or invite that was given; empty: none."""
+    text: str = ""
+    """Link or invite that was given, as text; empty: none."""
     link: RunLink | None = None
-    """Contents of that word."""
+    """Contents of that text."""
 
 
-def way_of(join: Sequence[str], run: str = "", word: str = "") -> Way:
-    """Read what a person gave: `--join`, each an address or a word, `--run`, and a word by itself.
+def way_of(join: Sequence[str], run: str = "", text: str = "") -> Way:
+    """Read what a person gave: `--join`, each an address or a link, `--run`, and a link by itself.
 
-    Raises: ConfigError (a word is damaged, or is to another run than `run`; or there are several).
+    Raises: ConfigError (a link is damaged, or is to another run than `run`; or there are several).
     """
-    words = [*filter(None, (word,)), *filter(is_word, join)]
-    if not words:
+    texts = [*filter(None, (text,)), *filter(is_link, join)]
+    if not texts:
         return Way(tuple(join), run)
-    if len(words) > 1:
+    if len(texts) > 1:
         raise ConfigError("several run links or invites are given, and one says all", "leave all but one out")
-    link = read_word(words[0])
+    link = read_link(texts[0])
     if not link.means(run):
-        what = "invite" if INVITE.fits(words[0]) else "link"
+        what = "invite" if INVITE.fits(texts[0]) else "link"
         raise ConfigError(f"the {what} is to run {link.title}, and --run says {run}", "leave --run out")
-    plain = [address for address in join if not is_word(address)]
+    plain = [address for address in join if not is_link(address)]
     addresses = tuple(dict.fromkeys([*plain, *link.addresses]))
-    return Way(addresses, link.run, words[0], link)
+    return Way(addresses, link.run, texts[0], link)
 
-
-# Run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and its link.
 
 _SETTINGS: tuple[type[NodeSettings] | type[BootstrapSettings], ...] = (NodeSettings, BootstrapSettings)
 
@@ -573,7 +577,8 @@ def addresses_of(data_dir: Path, join: Sequence[str]) -> list[str]:
 
 
 class KnownRun:
-    """Run that is in a folder."""
+    """Run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and its
+    link."""
 
     def __init__(self, data_dir: Path, run: str, signed: SignedManifest) -> None:
         self._data_dir = data_dir
@@ -627,12 +632,6 @@ class KnownRun:
         """Make its link. Raises: UserError, ConfigError."""
         return link_of(self._run, self.addresses(join))
 
-
-# Owner of a run: the folder with its key, the invites that were given out, and the notice.
-#
-# <data_dir>/owner.key
-# <data_dir>/runs/<run id, 16>/invites.json   name, key, expiry and uses of every invite; no secrets
-# <data_dir>/runs/<run id, 16>/notice         the newest notice
 
 MAX_ISSUED = 1024
 
@@ -718,8 +717,8 @@ class Ownership:
 
     def key_of(self, word: str) -> str:
         """Find the key of an invite by its text, its name, or the key itself. Raises: UserError."""
-        if is_word(word):
-            invite = read_word(word).invite
+        if is_link(word):
+            invite = read_link(word).invite
             if invite is None:
                 raise UserError("there is no invite in this run link", "name one, or give the invite itself")
             return invite.grant.key
@@ -750,10 +749,6 @@ class Ownership:
         save_notice(self._folder, made)
         return made
 
-
-# Search for the run that is meant, among those that peers list, and for its manifest.
-#
-# Needs neither a model nor torch: nodes search like this, and so does whoever only asks.
 
 HOST_TIMEOUT_S = 3.0
 HOST_PATIENCE = 10

@@ -1,4 +1,13 @@
-"""Runs: signing and opening their manifests, and what every node derives from one."""
+"""Runs: signed, opened and found, and what every node derives from a manifest.
+
+`find_run` waits for the run that is meant, and gets its manifest and files from whoever has them; `open_run`
+verifies it; `core_config` and `footprint_of` work out what it means for the core and for this machine.
+
+Version 0 of a run may start from given parameters. The constants of its model (`tasks.task.Constant`) come
+behind the parameters, in the file and on the wire. The manifest has the checksum of both (`run.initial`). The
+signer of the run has them beside run.toml. Every node keeps them in the run's folder and gives them to
+whoever asks, as raw bytes that go on where a stream was cut. Only the checksum decides what is taken.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +85,17 @@ from p2pdiloco.tensors.sizes import (
 )
 from p2pdiloco.tensors.vault import Vault
 
+logger = logging.getLogger(__name__)
+
 
 class Run(PublishedRun, frozen=True, kw_only=True):
     """Verified run and what follows from its manifest."""
 
     layouts: tuple[FragmentLayout, ...]
     tokenizer: Path | None = None
-    """Tokenizer file of a run that is signed here, if it has one (`daemon.run_files.tokenizers`)."""
+    """Tokenizer file of a run that is signed here, if it has one (`shared_files`)."""
     constants: Mapping[str, Tensor] = {}
-    """Constants of its model (`tasks.constants`)."""
+    """Constants of its model (`tasks.task.Constant`)."""
 
     def doubts(self) -> list[str]:
         """List what its owner and members are warned of."""
@@ -277,12 +288,6 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
         keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))
 
 
-# Footprint of a run on a node: memory, disk and downloads, worked out from the shapes in its manifest.
-#
-# By arithmetic and without torch, for every built-in task: a manifest is a stranger's, and is looked at
-# before anything is made of it. All figures are least ones: a pass's activations come on top, and the
-# programs themselves (`DAEMON_BYTES`, `LEARNER_BYTES`).
-
 DAEMON_BYTES, LEARNER_BYTES = 360_000_000, 285_000_000
 """Resident memory of the programs alone, as measured with the preset `micro` on Linux with torch for the CPU:
 a daemon (285 to 319 MB) with p2pd (74 to 78 MB), and a learner (285 to 334 MB). A third of it, libraries, is
@@ -296,7 +301,11 @@ STATE_BYTES = 8
 
 
 class Footprint(Struct, frozen=True):
-    """Figures of one run on one node."""
+    """Footprint of a run on a node: memory, disk and downloads.
+
+    All figures are least ones: a pass's activations come on top, and the programs themselves (`DAEMON_BYTES`,
+    `LEARNER_BYTES`).
+    """
 
     parameters: int
     tensors: int
@@ -317,7 +326,10 @@ class Footprint(Struct, frozen=True):
 
 
 def footprint_of(manifest: Manifest) -> Footprint:
-    """Work out the footprint of a run.
+    """Work out the footprint of a run, from the shapes in its manifest.
+
+    It is arithmetic, and needs no torch for a built-in task: a manifest is a stranger's, and is looked at
+    before anything is made of it.
 
     Raises:
         UserError: its task is not installed.
@@ -347,16 +359,6 @@ def footprint_of(manifest: Manifest) -> Footprint:
         ),
         download_bytes=STATE_BYTES * numel + given,
     )
-
-
-# Version 0 of a run that starts from given parameters: read, checked and fetched (with torch).
-#
-# The constants of its model (`tasks.constants`) come behind the parameters, in the file and on the wire. The
-# manifest has the checksum of both (`run.initial`). The signer of the run has them beside run.toml.
-# Every node keeps them in the run's folder and gives them to whoever asks, as raw bytes that go on where a
-# stream was cut. Only the checksum decides what is taken.
-
-logger = logging.getLogger(__name__)
 
 
 def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
@@ -489,7 +491,7 @@ async def _pulled(
 
 
 def checksum_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Checksum of tensors on the CPU, as `adapters.disk.result_file.checksum`."""
+    """Checksum of tensors on the CPU, as `adapters.result_file.checksum`."""
     return checksum({name: value.numpy() for name, value in tensors.items()})
 
 
@@ -520,8 +522,6 @@ class _Sink:
             at = max(0, at - buffer.nbytes)
 
 
-# Finding a run to take part in: it is waited for, and its manifest and files come from whoever has them.
-
 SEARCH_PAUSE_S = 1.0
 LIST_PATIENCE_S = 15.0
 """Time for which a list of runs that lacks the wanted one is asked for again before it is believed."""
@@ -546,7 +546,7 @@ async def find_run(
     it.
 
     Where nobody lists any run, the one that we were a member of before will do. `hosts`: the peers that we
-    were told to join through (`listing.choose_run`). `approve` looks at a run before anything is made of it.
+    were told to join through (`choose_run`). `approve` looks at a run before anything is made of it.
     `begins`: we start a run, so what we were a member of before is not the one that is meant.
 
     Raises:

@@ -1,4 +1,9 @@
-"""Restart from a node's data folder: each fragment's newest sound checkpoint and what follows it.
+"""State of a run on a node's disk: restored at a start, saved while it runs, and the run's result.
+
+`restore` takes each fragment's newest sound checkpoint and what follows it; `Checkpoints` writes them;
+`Resume` says which saved displacements of the learner may be taken up again. `RunResult` has the global
+parameters, out of a vault, a data folder, a result file or (`cli.live_result`) a live run; `ResultWriter`
+saves it by itself, every so often.
 
 Listed in docs/reference/disk.md, section 3.
 """
@@ -138,11 +143,8 @@ def _why_not(config: CoreConfig, saved: SavedFragment, vault: Vault) -> str | No
     return None if digest == header.state_digest else "its parameters are not those of its version"
 
 
-# Regular checkpoints of all fragments, from which a node starts again.
-
-
 class Checkpoints:
-    """Writer of checkpoints."""
+    """Writer of regular checkpoints of all fragments, from which a node starts again."""
 
     def __init__(
         self, compute: Compute, store: RunStore, io: Executor, log_versions: int, diary: Diary
@@ -185,12 +187,6 @@ class Checkpoints:
         self._store.prune_updates(fragment, number - self._log_versions)
 
 
-# Note of an orderly end: which saved displacements the next start may take up again.
-#
-# A displacement that was saved while contributions went on (a regular checkpoint) may be in the chain by now,
-# as part of a later contribution. Only what an orderly end wrote is beyond that doubt
-# (`core.contributions.unmerged`).
-
 FILE = "resume.json"
 Note = dict[int, Unmerged]
 """State of our contributions, by fragment."""
@@ -210,7 +206,11 @@ def write_resume(folder: Path, left: Note) -> None:
 
 
 class Resume:
-    """Displacements that the last life left, until something is made of them.
+    """Note of an orderly end: displacements that the last life left, until something is made of them.
+
+    A displacement that was saved while contributions went on (a regular checkpoint) may be in the chain by
+    now, as part of a later contribution. Only what an orderly end wrote is beyond that doubt
+    (`core.pending.Unmerged`).
 
     Where a learner died before it contributed or saved (its first step may have been too large), the next one
     takes up the same.
@@ -256,14 +256,11 @@ class Resume:
         return read_note(self._path, _decoder.decode, logger.warning) or {}
 
 
-# Result of a run, its global parameters: out of a vault, a data folder, a result file.
-#
-# Out of a live run: `cli.result_live`. All of them end in a `RunResult`, which export, generation, evaluation
-# and result files read.
-
-
 class RunResult(Struct, frozen=True):
-    """Result of a run: its global parameters, of every fragment some version."""
+    """Result of a run: its global parameters, of every fragment some version.
+
+    Export, generation, evaluation and result files read it.
+    """
 
     signed: SignedManifest
     manifest: Manifest
@@ -274,7 +271,7 @@ class RunResult(Struct, frozen=True):
     tokenizer: bytes | None = None
     """Content of the tokenizer file that the run names, if it names one and it is here."""
     constants: Mapping[str, Tensor] = {}
-    """Constants of the model (`tasks.constants`)."""
+    """Constants of the model (`tasks.task.Constant`)."""
 
     @property
     def run(self) -> str:
@@ -425,9 +422,6 @@ def _locked(data_dir: Path) -> Iterator[None]:
         folder.unlock()
 
 
-# Result files that a node writes by itself: every so often, a bounded number of them kept.
-
-
 class ResultPlan(Struct, frozen=True):
     """Plan for result files: where, how often and how many."""
 
@@ -447,7 +441,8 @@ class ResultPlan(Struct, frozen=True):
 
 
 class ResultWriter:
-    """Writer of result files."""
+    """Writer of the result files that a node saves by itself: every so often, a bounded number of them
+    kept."""
 
     def __init__(
         self,

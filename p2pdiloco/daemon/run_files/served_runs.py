@@ -1,7 +1,11 @@
-"""Mirror of a bootstrap: the signed runs that the peers of its join line serve, fetched to be served too.
+"""Runs that a bootstrap serves: fetched from the peers of its join line (`Mirror`), or signed here.
 
-What is fetched is kept on the disk as what is signed here is kept, so that the next start needs nobody. Needs
-neither a model nor torch.
+What is fetched is kept on the disk as what is signed here is kept, so that the next start needs nobody. The
+bootstrap needs neither a model nor torch. `sign_apart` has runs signed in a process of its own (`main`),
+which has torch and, for the moment in which version 0 is computed, the whole model in memory, and ends. A
+bootstrap that only serves what was signed before starts none.
+
+    python -m p2pdiloco.daemon.run_files.served_runs SOCKET LOG DATA-DIR RUN.TOML...
 """
 
 from __future__ import annotations
@@ -284,13 +288,6 @@ def name_in(file: Path) -> str:
     return name if isinstance(name, str) else ""
 
 
-# Signing the runs that a bootstrap is told to serve, in a process of its own.
-#
-# The process has torch and, for the moment in which version 0 is computed, the whole model in memory, and
-# ends. A bootstrap that only serves what was signed before starts none.
-#
-#     python -m p2pdiloco.daemon.run_files.served_runs SOCKET LOG DATA-DIR RUN.TOML...
-
 ERRORS = {error.__name__: error for error in (ConfigError, StorageError)}
 MAX_WORD_BYTES = 1 << 14
 OWNER_KEY = "owner.key"
@@ -480,28 +477,6 @@ def _warn(path: Path, manifest: Manifest) -> None:
         logger.warning("%s: %s", path, doubt)
 
 
-def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
-    """Run as the process that signs; its last word to the starter is the error, or nothing."""
-    ignore_signals()
-    yield_memory()
-    logs.install()
-    configure_logging(log)
-    with socket.socket(fileno=int(fd)) as starter:
-        end_with(starter)
-        word = ("", "", "")
-        try:
-            sign_all(Path(data_dir), [Path(file) for file in files])
-        except UserError as error:
-            word = (type(error).__name__, str(error)[: MAX_WORD_BYTES // 16], error.hint)
-        starter.sendall(json.dumps(word).encode())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], cast(Style, sys.argv[2]), *sys.argv[3:])
-
-
-# Edits of a run.toml whose run was signed before: they make another run, and that is said first.
-
 MOST_KEYS = 8
 
 
@@ -542,3 +517,23 @@ def _flat(tables: dict[str, object]) -> dict[str, object]:
         else:
             found[name] = value
     return found
+
+
+def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
+    """Run as the process that signs; its last word to the starter is the error, or nothing."""
+    ignore_signals()
+    yield_memory()
+    logs.install()
+    configure_logging(log)
+    with socket.socket(fileno=int(fd)) as starter:
+        end_with(starter)
+        word = ("", "", "")
+        try:
+            sign_all(Path(data_dir), [Path(file) for file in files])
+        except UserError as error:
+            word = (type(error).__name__, str(error)[: MAX_WORD_BYTES // 16], error.hint)
+        starter.sendall(json.dumps(word).encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], cast(Style, sys.argv[2]), *sys.argv[3:])

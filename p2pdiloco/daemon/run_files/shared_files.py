@@ -1,6 +1,11 @@
-"""Giving files of a run to peers that ask: to a few at a time, who ask one peer after the other.
+"""Files of a run that nodes give each other: a given version 0 and a tokenizer (without torch).
 
-One stream a peer: whoever takes its time keeps nobody else from them.
+`Giving` gives one kind of file to a few peers at a time, in one stream a peer: a slow one keeps nobody else
+from it. `first_that_gives` asks one peer after the other.
+
+The manifest has a file's checksum (`run.initial`, `data.tokenizer_digest`). The signer of the run has the
+file beside run.toml. Every node keeps it in the run's folder and gives it to whoever asks. Size and digest
+are checked before a file is kept; a tokenizer is parsed as data. It lies beside result files, too.
 """
 
 from __future__ import annotations
@@ -33,11 +38,13 @@ from p2pdiloco.tasks.tokens import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, read_tok
 from p2pdiloco.tensors.sizes import MAX_NUMEL
 from p2pdiloco.util import clear_folder_at
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 PAUSE_S = 15.0
 MAX_ASKED = 8
 MAX_GIVEN = 4
-"""Number of streams of such files that go out at one time, of one kind."""
+"""Number of streams of files that go out at one time, of one kind."""
 
 
 async def first_that_gives(what: str, peers: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> T:
@@ -107,9 +114,6 @@ def mapped(file: Path) -> memoryview | None:
         return None
 
 
-# File of a given version 0, and how it goes out to other nodes (without torch).
-
-logger = logging.getLogger(__name__)
 HEADER_BYTES, HEADER_BYTES_A_TENSOR = 4096, 512
 """Most that the header of such a file takes, beside the names: in JSON a letter is up to six bytes."""
 
@@ -228,13 +232,6 @@ def version_0_from(file: Path, offset: int, whole: bool = False) -> tuple[bytes,
 def first_not_finite(arrays: Mapping[str, np.ndarray]) -> str:
     """Find the first parameter that is not finite; return its name. Empty: all are finite."""
     return next((name for name, array in arrays.items() if not np.isfinite(array).all()), "")
-
-
-# Tokenizer file that a run names: where it is, and how other nodes get it.
-#
-# The manifest has its digest (`data.tokenizer_digest`). Whoever signs the run has the file beside run.toml.
-# Every node keeps it in the run's folder and gives it to whoever asks. Size and digest are checked before it
-# is kept; it is parsed as data. It lies beside result files, too.
 
 
 def tokenizer_beside(path: Path) -> Path:

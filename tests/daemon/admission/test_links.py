@@ -27,17 +27,17 @@ from p2pdiloco.daemon.admission import (
 )
 from p2pdiloco.daemon.member import Approval
 from p2pdiloco.daemon.papers import Invite, encode_invite, grant
-from p2pdiloco.daemon.process import print_join
+from p2pdiloco.daemon.program import print_join
 from p2pdiloco.daemon.run_files.known_runs import (
     LINK,
     Ownership,
     RunLink,
     encode_link,
-    is_word,
+    is_link,
     joined_runs,
     keep_joined_through,
     peers_file,
-    read_word,
+    read_link,
     remember_joined,
     save_own_addresses,
 )
@@ -61,9 +61,9 @@ def invited(expires: int = 0, run: str = RUN) -> Invite:
 
 
 def test_it_says_run_owner_name_and_peers() -> None:
-    read = read_word(f" {WORD[:90]}\n{WORD[90:].upper()} ")
+    read = read_link(f" {WORD[:90]}\n{WORD[90:].upper()} ")
     assert read == RunLink(RUN, (*ADDRESSES, NAME), OWNER.peer_id, "ours")
-    assert len(WORD) < 400 and is_word(WORD.upper()) and is_word(TEXT) and not is_word(ADDRESSES[0])
+    assert len(WORD) < 400 and is_link(WORD.upper()) and is_link(TEXT) and not is_link(ADDRESSES[0])
 
 
 def test_what_is_no_address_is_not_put_in() -> None:
@@ -73,33 +73,33 @@ def test_what_is_no_address_is_not_put_in() -> None:
 
 
 def test_an_invite_may_be_in_it() -> None:
-    read = read_word(link(addresses=ADDRESSES, invite=invited(9)))
+    read = read_link(link(addresses=ADDRESSES, invite=invited(9)))
     assert read.invite is not None and read.invite.grant == invited(9).grant
     assert read.invite.key.peer_id == KEY.peer_id and read.invite.addresses == ADDRESSES
-    assert read_word(TEXT).invite is not None, "an invite by itself is read, too"
+    assert read_link(TEXT).invite is not None, "an invite by itself is read, too"
 
 
 def test_loopback_is_left_out_beside_others() -> None:
-    assert read_word(link(addresses=(LOOPBACK, *ADDRESSES))).addresses == ADDRESSES
-    assert read_word(link(addresses=(LOOPBACK,))).addresses == (LOOPBACK,)
+    assert read_link(link(addresses=(LOOPBACK, *ADDRESSES))).addresses == ADDRESSES
+    assert read_link(link(addresses=(LOOPBACK,))).addresses == (LOOPBACK,)
 
 
 @given(st.integers(0, len(WORD) - 1), st.text(min_size=0, max_size=2))
 def test_a_mistyped_one_is_one_sentence(place: int, typed: str) -> None:
     changed = WORD[:place] + typed + WORD[place + 1 :]
     try:
-        read = read_word(changed)
+        read = read_link(changed)
     except ConfigError as error:
         assert "\n" not in str(error)
     else:
-        assert read == read_word(WORD)  # the last letter has bits of no meaning
+        assert read == read_link(WORD)  # the last letter has bits of no meaning
 
 
 @given(st.binary(max_size=400))
 def test_garbage_with_a_right_checksum_is_one_sentence(data: bytes) -> None:
     text = base64.b32encode(data + LINK.checksum(data)).decode().rstrip("=").lower()
     with pytest.raises(ConfigError):
-        read_word(LINK.prefix + text)
+        read_link(LINK.prefix + text)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_garbage_with_a_right_checksum_is_one_sentence(data: bytes) -> None:
 )
 def test_what_is_wrong_with_a_link_is_said(word: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read_word(word)
+        read_link(word)
 
 
 def test_shuffled_ones_are_one_sentence() -> None:
     body = list(WORD.removeprefix(LINK.prefix))
     random.Random(1).shuffle(body)
     with pytest.raises(ConfigError):
-        read_word(LINK.prefix + "".join(body))
+        read_link(LINK.prefix + "".join(body))
 
 
 def test_a_node_needs_it_once(tmp_path: Path) -> None:
@@ -193,10 +193,10 @@ def test_a_link_takes_no_invite_s_place(tmp_path: Path) -> None:
     keep_invite(settings(tmp_path, invite=encode_link(RunLink(run.id, (), OWNER.peer_id, "", invite))))
     keep_invite(settings(tmp_path, invite=encode_link(RunLink(run.id, ADDRESSES, OWNER.peer_id))))
     text = (tmp_path / "invite.txt").read_text()
-    saved = read_word(text).invite
+    saved = read_link(text).invite
     assert saved is not None and saved.grant == invite.grant
     keep_invite(settings(tmp_path, invite=WORD))
-    assert read_word((tmp_path / "invite.txt").read_text()).run == RUN, "another run's link does"
+    assert read_link((tmp_path / "invite.txt").read_text()).run == RUN, "another run's link does"
 
 
 def test_an_expired_invite_lets_only_those_in_who_are(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_the_command_prints_one_that_joins(tmp_path: Path) -> None:
     only = called("run", "link", "ours", *data)
     assert "loopback only" in only.stderr and "invite ours --link" in only.stderr
     done = called("run", "link", run[:8], *data, "--join", ADDRESSES[0], "--join", NAME)
-    read = read_word(done.stdout)
+    read = read_link(done.stdout)
     owner = Ownership.find("ours", tmp_path).key.peer_id
     assert read == RunLink(run, (ADDRESSES[0], NAME), owner, "ours") and "loopback" not in done.stderr
     assert called("run", "link", "another", *data).exception is not None
@@ -238,14 +238,14 @@ def test_by_nothing_it_is_of_the_run_that_was_joined_last(tmp_path: Path) -> Non
     assert "more than one run" in str(called(*asked).exception)
     for run in (first, second):
         remember_joined(tmp_path, run)
-        assert read_word(called(*asked).stdout).run == run
+        assert read_link(called(*asked).stdout).run == run
 
 
 def test_an_owner_s_link_lets_in(tmp_path: Path) -> None:
     run = owned(tmp_path)
     save_own_addresses(tmp_path, ADDRESSES)
     done = called("invite", "ours", "--link", "--uses", "2", "--data-dir", str(tmp_path))
-    read = read_word(done.stdout)
+    read = read_link(done.stdout)
     assert read.invite is not None and (read.run, read.name, read.invite.grant.uses) == (run, "ours", 2)
     ownership = Ownership.find("ours", tmp_path)
     assert ownership.key_of(done.stdout) == read.invite.grant.key
@@ -281,7 +281,7 @@ def test_what_a_program_prints_when_it_starts(tmp_path: Path, capsys: pytest.Cap
     print_join(ADDRESSES, [run])
     join, word = capsys.readouterr().out.splitlines()
     assert join == f"p2pdiloco node --join {ADDRESSES[0]} --run {run.id}"
-    assert read_word(word.removeprefix("p2pdiloco node ")) == RunLink(
+    assert read_link(word.removeprefix("p2pdiloco node ")) == RunLink(
         run.id, ADDRESSES, run.signed.owner, "ours"
     )
     print_join(ADDRESSES, [])

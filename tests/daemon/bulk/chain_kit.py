@@ -58,7 +58,7 @@ class Welcome:
     def __init__(self, compute: Any, tickets: Any, spool: Any = None, **more: Any) -> None:
         self.heard: list[ev.Event] = []
         chain: Any = PaperChain()
-        self.pushes_in = PushesIn(chain, compute, tickets, self._post, spool=spool, **more)
+        self.pushes_in = PushesIn(chain.head, compute, tickets, self._post, spool=spool, **more)
 
     def _post(self, event: ev.Event) -> None:
         self.heard.append(event)

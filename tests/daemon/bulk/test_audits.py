@@ -21,7 +21,7 @@ from p2pdiloco.core.api.types import UNCLEAR, UNMEASURED, Contributor, MergeLimi
 from p2pdiloco.daemon.budgets import Background
 from p2pdiloco.daemon.bulk import merge_audits
 from p2pdiloco.daemon.bulk.merge_audits import Auditing
-from p2pdiloco.daemon.driver import Hands, Post, Runner
+from p2pdiloco.daemon.driver import Executors, Post, Runner
 from p2pdiloco.daemon.wire import PullRefused
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.merge import digest_of
@@ -63,11 +63,11 @@ async def test_the_runner_carries_out_what_the_core_asks_for(town: AuditTown) ->
         next_deadline=lambda: asyncio.get_running_loop().time() + 1000.0,
     )
     post, background = Post(), Background()
-    hands: Any = dict.fromkeys(Hands.__struct_fields__) | {
+    hands: Any = dict.fromkeys(Executors.__struct_fields__) | {
         "tickets": node.tickets,
         "transfers": node.transfers,
     }
-    runner = Runner(core, post, background, Hands(**hands))
+    runner = Runner(core, post, background, Executors(**hands))
     post.put(ev.Tick())
     await until(lambda: node.heard, "it is told")
     assert [event.outcome for event in node.heard] == [SAME]

@@ -42,7 +42,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import Background
 from p2pdiloco.daemon.bulk import pushes as arrivals
 from p2pdiloco.daemon.bulk.transfer import Transfers
-from p2pdiloco.daemon.driver import Hands, Merging, Post, Runner
+from p2pdiloco.daemon.driver import Executors, Merging, Post, Runner
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.link import LinkMeters
 from p2pdiloco.daemon.payloads import Compute, Tickets
@@ -101,7 +101,7 @@ class Node:
         chain.run = self.run.id
         post, nothing = self.post.put, None
         self.transfers = Transfers(chain, self.transport, self.compute, self.tickets, post, self.meters)
-        hands = Hands(
+        hands = Executors(
             tickets=self.tickets,
             transfers=self.transfers,
             merging=Merging(self.compute, self.tickets, post),

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.daemon.owner import control as client_module
-from p2pdiloco.daemon.owner import control as server_module
+from p2pdiloco.daemon.owner import control
 from p2pdiloco.daemon.owner.control import (
     MAX_CLIENTS,
     MAX_LINE_BYTES,
@@ -106,7 +105,7 @@ async def test_garbage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert not reply.ok and "not a request" in reply.said
         assert await raw(tmp_path, b"x" * (4 * MAX_LINE_BYTES)) == b"", "a line without an end"
         with monkeypatch.context() as hurried:
-            hurried.setattr(server_module, "PATIENCE_S", 0.2)
+            hurried.setattr(control, "PATIENCE_S", 0.2)
             assert await raw(tmp_path, b'{"do":"pau') == b"", "half a line, and nothing more"
         assert (await asked(tmp_path, Request("pause"))).ok
 
@@ -114,7 +113,7 @@ async def test_garbage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 async def test_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     controls = Told()
     async with served(tmp_path, controls):
-        monkeypatch.setattr(server_module, "is_owner", lambda _connection: False)
+        monkeypatch.setattr(control, "is_owner", lambda _connection: False)
         reply = await asked(tmp_path, Request("pause"))
         assert (reply.ok, reply.said) == (False, "this node belongs to another user") and not controls.words
 
@@ -124,9 +123,9 @@ async def test_a_socket_of_another_user_is_root_s_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, is_taken: bool
 ) -> None:
     async with served(tmp_path):
-        monkeypatch.setattr(client_module, "is_owner", lambda _connection: False)
-        monkeypatch.setattr(server_module, "is_owner", lambda _connection: True)
-        monkeypatch.setattr(client_module.os, "geteuid", lambda: user)
+        # The server sees asyncio's view of its socket, and takes it for its owner's; the client does not.
+        monkeypatch.setattr(control, "is_owner", lambda connection: not isinstance(connection, socket.socket))
+        monkeypatch.setattr(control.os, "geteuid", lambda: user)
         if is_taken:
             assert (await asked(tmp_path, Request("state"))).ok
         else:

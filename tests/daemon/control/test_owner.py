@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,10 +15,11 @@ from daemon_kit import Neighbourhood, QuickMember, at_once, until
 from deadlines import within_s
 
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.budgets import Link
-from p2pdiloco.daemon.display.logs import Audience
+from p2pdiloco.daemon.budgets import LinkCapacity
+from p2pdiloco.daemon.display.logs import OWNERS_LOGGERS, Audience
 from p2pdiloco.daemon.display.terminal import log_line
-from p2pdiloco.daemon.member import MemberReins
+from p2pdiloco.daemon.member import OwnMember
+from p2pdiloco.daemon.owner import control, wishes
 from p2pdiloco.daemon.owner.control import HAND_OVER_AT_MOST_S, NodeControls, owned
 from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import FILE
@@ -28,12 +29,12 @@ from p2pdiloco.web.sources import StartingSource
 from p2pdiloco.web.view import Control, NodeCondition
 
 
-class FakeReins:
+class FakeMember:
     """A membership that does what it is told."""
 
     def __init__(self) -> None:
         self.wish = ch.SpareMachine()
-        self.link = Link(0, 0)
+        self.link = LinkCapacity(0, 0)
         self.handed_over = False
         self.carried = (0, 0)
         self.notes: list[str] = []
@@ -53,7 +54,7 @@ class FakeReins:
     def follow(self, wish: ch.SpareMachine) -> None:
         self.wish = wish
 
-    def permit(self, link: Link) -> None:
+    def permit(self, link: LinkCapacity) -> None:
         self.link = link
 
     def carried_bytes(self) -> tuple[int, int]:
@@ -78,13 +79,13 @@ class Owner:
         self.controls = NodeControls(given, self.stop, machine, lambda: self.wall)
         self.now = 0.0
         self.controls._now = lambda: self.now  # type: ignore[method-assign]
-        self.reins = FakeReins()
+        self.reins = FakeMember()
 
     def after(self, seconds: int) -> str:
         for _ in range(seconds):
             self.now, self.wall = self.now + 1, self.wall + 1
             self.controls.look()
-        row = self.controls.rest_row()
+        row = self.controls.pause_row()
         return row.reason.value if row is not None else ""
 
 
@@ -105,7 +106,7 @@ async def test_a_pause_is_handed_over_holds_over_a_restart_and_ends(tmp_path: Pa
     again.wall += 3600
     again.controls.attach(again.reins)
     assert again.reins.wish.rests, "before its learner starts"
-    assert again.controls.rest_row().since == owner.wall - 1, "since it was asked for"  # type: ignore[union-attr]
+    assert again.controls.pause_row().since == owner.wall - 1, "since it was asked for"  # type: ignore[union-attr]
     assert await again.controls.resume() == "resumed: the learner goes on"
     assert not again.reins.wish.rests and again.reins.notes == ["paused", "no"]
     assert await again.controls.resume() == "not paused: nothing to do"
@@ -147,8 +148,8 @@ async def test_a_budget_that_is_used_up_sends_it_away_until_the_month_turns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("p2pdiloco.daemon.process.tell_ready", lambda: told.append("ready"))
-    monkeypatch.setattr("p2pdiloco.daemon.process.tell_status", told.append)
+    monkeypatch.setattr("p2pdiloco.daemon.program.tell_ready", lambda: told.append("ready"))
+    monkeypatch.setattr("p2pdiloco.daemon.program.tell_status", told.append)
     owner = Owner(tmp_path, max_transfer="100kB/month")
     owner.controls.attach(owner.reins)
     owner.reins.carried = (50_000, 29_000)
@@ -229,9 +230,9 @@ async def test_limits_hold_at_once_and_at_the_next_start(
 ) -> None:
     owner = Owner(tmp_path, max_download="50Mbit")
     owner.controls.attach(owner.reins)
-    assert owner.reins.link == Link(float("inf"), 50e6)
+    assert owner.reins.link == LinkCapacity(float("inf"), 50e6)
     said = await owner.controls.limits({"max-upload": "5Mbit", "min-step-s": "0.5", "max-download": "none"})
-    assert owner.reins.link == Link(5e6, float("inf")) and owner.reins.wish.min_step_s == 0.5
+    assert owner.reins.link == LinkCapacity(5e6, float("inf")) and owner.reins.wish.min_step_s == 0.5
     assert "max-upload is 5Mbit now (kept for later starts)" in said
     with pytest.raises(ConfigError):
         await owner.controls.limits({"hours": "22-7", "max-upload": "fast"})
@@ -302,9 +303,9 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         controls = NodeControls(two.settings, asyncio.Event())
         two.report.owned_by(controls)
         logging.getLogger("p2pdiloco").addHandler(two.diary._recent)
-        controls.attach(MemberReins(two))
+        controls.attach(OwnMember(two))
         await controls.pause()
-        assert two.learner.wish.rests and two.report.word == "idle"
+        assert two.learner.wish.rests and two.report.shown_state == "idle"
         two.learner.contribute(0)  # what it had
         await until(lambda: one.chain_of(0).marks.stamp(two.core.shared.me).sequence == 2, "its work merged")
         _says(two, True)
@@ -324,14 +325,14 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         await around.round(one)  # alone: nobody waits for the other
         await until(lambda: two.head() == one.head(), "it to follow")
         evaluated = two.learner.commands.count(ch.Evaluate())
-        assert await two.learner_link.evaluate() is None, "the machine is its owner's"
+        assert await two.learner_link.questions.evaluate() is None, "the machine is its owner's"
         assert two.learner.commands.count(ch.Evaluate()) == evaluated
         two.link_teller.judge()
         await until(lambda: two.core.shared.uplink.bits_per_s == 0, "offices to be others'")
         await controls.resume()
         _says(two, False)
         await until(lambda: two.core.shared.learning, "it to train")
-        assert two.report.word == "training" and not two.learner.wish.rests
+        assert two.report.shown_state == "training" and not two.learner.wish.rests
         two.link_teller.judge()
         await until(lambda: two.core.shared.uplink.bits_per_s > 0, "its uplink to count")
         await around.round(one, two)
@@ -339,3 +340,8 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
         assert two.meters.limits.upload_bits_per_s == 5e6
         assert msgspec.json.encode(controls.state())
         await controls.close()
+
+
+@pytest.mark.parametrize("module", [control, wishes], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_loggers_of_the_owner_are_known_as_such(module: ModuleType) -> None:
+    assert module.logger.name.startswith(OWNERS_LOGGERS)

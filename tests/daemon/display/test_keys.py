@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.daemon.display.terminal import Keys
-from p2pdiloco.daemon.process import HURRIED
+from p2pdiloco.daemon.program import HURRIED
 
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
@@ -44,7 +44,7 @@ from types import SimpleNamespace
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import start as node
 from p2pdiloco.daemon.display.logs import RecentLines
-from p2pdiloco.daemon.process import run_program
+from p2pdiloco.daemon.program import run_program
 sys.path.insert(0, sys.argv[1])
 from view_kit import snapshot
 

@@ -84,7 +84,7 @@ def test_nothing_but_json_is_on_the_stream_of_json_logs() -> None:
 NAMED = """
 from p2pdiloco.adapters import dns
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.daemon.process import peers_to_join
+from p2pdiloco.daemon.program import peers_to_join
 dns._answer = lambda *_: b""
 assert not peers_to_join(BootstrapSettings(log="json", join=("/dnsaddr/no.example",)), may_fail=True)
 """

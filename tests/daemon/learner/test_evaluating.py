@@ -70,7 +70,9 @@ def test_measuring_takes_a_small_share_of_a_learner_s_time_however_long_it_takes
         learner.ready.set()
         vault: Any = SimpleNamespace(layouts=())
         measurements = Measurements(Turns("run", "a", 0.05, 0.0, 8), vault, 8, alone=True)
-        work = asyncio.create_task(evaluate_regularly(measurements, learner, core, asyncio.Event()))
+        work = asyncio.create_task(
+            evaluate_regularly(measurements, learner.ready, learner.evaluate, core, asyncio.Event())
+        )
         await asyncio.sleep(320.0)
         work.cancel()
 
@@ -117,7 +119,9 @@ def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version
         last = next(peer for peer in PEERS if Turns("run", peer, 10.0, 0.0, 1).due_s(0.0, 0, PEERS) == 15.0)
         turns = Turns("run", last, 10.0, 0.0, 1)
         measurements = Measurements(turns, vault, 8, False, PEERS.__contains__)
-        work = asyncio.create_task(evaluate_regularly(measurements, learner, core, committed))
+        work = asyncio.create_task(
+            evaluate_regularly(measurements, learner.ready, learner.evaluate, core, committed)
+        )
         await asyncio.sleep(2.0)
         # With that version it is the first.
         head.number = next(n for n in range(99) if turns.due_s(loop.time(), n, PEERS) == 0.0)

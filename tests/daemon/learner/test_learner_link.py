@@ -179,16 +179,16 @@ async def test_a_measurement_is_waited_for_and_given_up_with_its_learner() -> No
     host = PaperHost()
     linked = Linked(host)
     link = linked.link
-    asked = asyncio.ensure_future(link.evaluate())
+    asked = asyncio.ensure_future(link.questions.evaluate())
     await asyncio.sleep(0)
     assert host.commands.count(ch.Evaluate()) == 1 and not asked.done()
     linked.tell(ch.Evaluated(2.5, 64, took_s=7.0))
     assert await asked == 7.0
-    asked = asyncio.ensure_future(link.evaluate())
+    asked = asyncio.ensure_future(link.questions.evaluate())
     await asyncio.sleep(0)
     linked.tell(LearnerExited(1, "killed"))
     assert await asked is None
-    assert await link.evaluate() is None, "there is no learner"
+    assert await link.questions.evaluate() is None, "there is no learner"
 
 
 async def test_an_appraisal_is_waited_for_beside_a_measurement() -> None:

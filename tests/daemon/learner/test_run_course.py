@@ -28,7 +28,7 @@ class World:
             manifest,
             SimpleNamespace(fragments=fragments),
             lambda: self.amendments,
-            SimpleNamespace(follow=self.told.append),
+            self.told.append,
             lambda words, tokens: self.said.append(words),
         )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.network.link import COMFORT, HEARTBEAT_BYTES, SPLITS, advise, demand
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
@@ -26,7 +26,7 @@ def with_sync(**values: object):  # type: ignore[no-untyped-def]
 
 
 def test_traffic_of_four_members_is_what_the_protocol_sends() -> None:
-    found = demand(SMALL, Link(8e6, 8e6, 0.0), members=4, step_s=1.0)
+    found = demand(SMALL, LinkCapacity(8e6, 8e6, 0.0), members=4, step_s=1.0)
     # A contribution and an update of every fragment, and three quarters of a syncer's share of both.
     assert found.upload_bytes_per_cycle == pytest.approx(1.75 * NUMEL * LINK_OVERHEAD, rel=0.02)
     assert found.download_bytes_per_cycle == pytest.approx(1.75 * NUMEL * LINK_OVERHEAD, rel=0.02)
@@ -42,7 +42,7 @@ def test_traffic_of_four_members_is_what_the_protocol_sends() -> None:
 def test_of_sixty_four_members_groups_send_each_other_sums_in_full_precision() -> None:
     topk = msgspec.structs.replace(SMALL.codec, contribution="topk", update="topk")
     found, sparse = (
-        demand(manifest, Link(8e6, 8e6, 0.0), members=64, step_s=1.0)
+        demand(manifest, LinkCapacity(8e6, 8e6, 0.0), members=64, step_s=1.0)
         for manifest in (SMALL, msgspec.structs.replace(SMALL, codec=topk))
     )
     # Four groups of 16: three of their four syncers send 4 bytes a parameter to the fourth.
@@ -62,7 +62,7 @@ def test_of_sixty_four_members_groups_send_each_other_sums_in_full_precision() -
 
 
 def test_sums_of_three_levels() -> None:
-    found = demand(SMALL, Link(8e6, 8e6, 0.0), members=1000, step_s=1.0)
+    found = demand(SMALL, LinkCapacity(8e6, 8e6, 0.0), members=1000, step_s=1.0)
     # 63 groups, then 4, then the root: all but one of 63 sums cross a wire, wherever they end.
     assert found.partial_bytes_per_cycle == pytest.approx(62 / 1000 * 4 * NUMEL * LINK_OVERHEAD, rel=0.02)
     fragment_s = LARGEST * LINK_OVERHEAD / 1e6
@@ -72,13 +72,13 @@ def test_sums_of_three_levels() -> None:
 
 
 def test_nobody_to_talk_to_costs_nothing() -> None:
-    found = demand(SMALL, Link(1e6, 1e6), members=1, step_s=1.0)
+    found = demand(SMALL, LinkCapacity(1e6, 1e6), members=1, step_s=1.0)
     assert found.upload_bytes_per_cycle == found.download_bytes_per_cycle == 0
     assert found.carried
 
 
 def test_a_link_that_is_too_thin_costs_merges_in_proportion() -> None:
-    thin, wide = (demand(SMALL, Link(bits, bits), 4, 1.0) for bits in (1e6, 100e6))
+    thin, wide = (demand(SMALL, LinkCapacity(bits, bits), 4, 1.0) for bits in (1e6, 100e6))
     assert wide.carried and not thin.carried
     assert thin.participation == pytest.approx(1 / thin.upload_share, rel=1e-3)
 
@@ -94,7 +94,7 @@ def test_a_link_that_is_too_thin_costs_merges_in_proportion() -> None:
 def test_advice_holds_by_the_same_arithmetic(
     preset: str, up: float, down: float, members: int, step: float
 ) -> None:
-    manifest, link = PRESETS[preset], Link(up, down, 0.03)
+    manifest, link = PRESETS[preset], LinkCapacity(up, down, 0.03)
     advice = advise(manifest, link, members, step)
     if advice is None:
         return
@@ -115,14 +115,16 @@ def test_advice_holds_by_the_same_arithmetic(
 
 
 def test_a_wide_link_keeps_what_the_run_has_or_less_and_a_dead_one_is_told() -> None:
-    wide = advise(with_sync(inner_steps=24, fragments=12), Link(1e9, 1e9, 0.001), 4, 1.0)
+    wide = advise(with_sync(inner_steps=24, fragments=12), LinkCapacity(1e9, 1e9, 0.001), 4, 1.0)
     assert wide is not None and (wide.inner_steps, wide.codec, wide.fragments) == (24, "int8", 12)
-    assert advise(SMALL, Link(1e5, 1e5, 5.0), 16, 0.001) is None
+    assert advise(SMALL, LinkCapacity(1e5, 1e5, 5.0), 16, 0.001) is None
 
 
 def test_a_thin_link_gets_smaller_fragments_and_four_bits_before_topk() -> None:
     gpt2 = PRESETS["gpt2"]
-    slow, slower = (advise(gpt2, Link(20e6, 20e6), members=64, step_s=step_s) for step_s in (3.0, 0.3))
+    slow, slower = (
+        advise(gpt2, LinkCapacity(20e6, 20e6), members=64, step_s=step_s) for step_s in (3.0, 0.3)
+    )
     assert slow is not None and slower is not None
     assert (slow.inner_steps, slow.fragments, slow.codec) == (50, 48, "e3m0"), "24 have rounds of 16 steps"
     assert slower.codec == "e3m0" and slower.fragments == 48
@@ -131,7 +133,7 @@ def test_a_thin_link_gets_smaller_fragments_and_four_bits_before_topk() -> None:
     few = msgspec.structs.replace(
         few, sync=msgspec.structs.replace(few.sync, inner_steps=1000, fragments=300)
     )
-    found = advise(few, Link(1e6, 1e6, 9.0), members=4, step_s=0.1)
+    found = advise(few, LinkCapacity(1e6, 1e6, 9.0), members=4, step_s=0.1)
     assert found is None or found.fragments <= 1024, "no more than a manifest may have"
 
 

@@ -13,7 +13,7 @@ from metered_way import MeteredWay
 
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.core.capacity import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, Meter
-from p2pdiloco.daemon.budgets import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.network.link import (
     FALL,
     MAX_AGE_S,
@@ -47,14 +47,14 @@ def watch(
 ) -> LinkWatch:
     manifest = msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, quorum=quorum))
     meters = object.__new__(LinkMeters)  # the clocks of both ways are the test's
-    meters.limits, meters.uplink, meters.downlink = Link(limit, down), up.uplink, meter or Way().meter
+    meters.limits, meters.uplink, meters.downlink = LinkCapacity(limit, down), up.uplink, meter or Way().meter
     return LinkWatch(manifest, LAYOUTS, meters)
 
 
 def rate_for(every: int, step_s: float = 1.0) -> float:
     """An upload that suffices for one contribution in `every` versions and no more."""
     for rate in range(100_000, 100_000_000, 20_000):
-        found = demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, step_s)
+        found = demand_of(SMALL, LAYOUTS, LinkCapacity(rate, math.inf, 0.0), MEMBERS, step_s)
         if found.every <= every:
             return float(rate)
     raise AssertionError
@@ -62,7 +62,7 @@ def rate_for(every: int, step_s: float = 1.0) -> float:
 
 def test_how_often_follows_from_the_arithmetic() -> None:
     every = [
-        demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, 1.0).every
+        demand_of(SMALL, LAYOUTS, LinkCapacity(rate, math.inf, 0.0), MEMBERS, 1.0).every
         for rate in (1e9, rate_for(1), rate_for(1) * 0.9, rate_for(3), 1e3)
     ]
     assert every[:2] == [1, 1] and every[2] > 1 and every[3:] == [3, MAX_EVERY]
@@ -155,7 +155,7 @@ async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> N
 
 def asked_down(share: str) -> float:
     """A download that carries exactly that."""
-    return float(getattr(demand_of(SMALL, LAYOUTS, Link(1e6, 1e6, 0.0), MEMBERS, 1.0), share) * 1e6)
+    return float(getattr(demand_of(SMALL, LAYOUTS, LinkCapacity(1e6, 1e6, 0.0), MEMBERS, 1.0), share) * 1e6)
 
 
 def test_a_thin_downlink_is_said_and_contributing_less_would_not_help() -> None:
@@ -219,15 +219,17 @@ def test_thin_both_ways() -> None:
 
 def test_limits_that_control_messages_use_up() -> None:
     # 15 others, two heartbeats of 700 bytes a second each: 168 kbit/s.
-    assert control_doubts(SMALL, Link(170e3, math.inf)) == []
-    (words,) = control_doubts(SMALL, Link(170e3, 100e3))
+    assert control_doubts(SMALL, LinkCapacity(170e3, math.inf)) == []
+    (words,) = control_doubts(SMALL, LinkCapacity(170e3, 100e3))
     assert words == (
         "--max-download: 100 kbit/s carry the control messages of 9 members, and in this run a node may have "
         "to do with 16 (168 kbit/s): then no update comes in"
     )
     group = msgspec.structs.replace(SMALL.group, expected_members=1000)
     large = msgspec.structs.replace(SMALL, group=group)
-    assert len(control_doubts(large, Link(1e6, 1e6))) == 2 and not control_doubts(large, Link(3e6, 3e6))
+    assert len(control_doubts(large, LinkCapacity(1e6, 1e6))) == 2 and not control_doubts(
+        large, LinkCapacity(3e6, 3e6)
+    )
 
 
 async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(
@@ -242,10 +244,10 @@ async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_on
         assert said.bits_per_s == pytest.approx(100e3 * 3), (
             "alone a syncer has only its own update to take in"
         )
-        meters.limits = Link(3.0, math.inf)
+        meters.limits = LinkCapacity(3.0, math.inf)
         member.link_teller.judge()
         assert said.bits_per_s == 3.0, "what is known of the uplink decides who holds offices"
-        meters.limits = Link(3e6, math.inf)
+        meters.limits = LinkCapacity(3e6, math.inf)
         judge = link.judge
         link.judge = lambda members, step_s, **_: members == 1 and step_s == 0.01  # type: ignore
         link.every, link.words = 3, "the link cannot keep up"

@@ -11,7 +11,7 @@ import pytest
 from daemon_kit import at_once
 
 from p2pdiloco.config.settings import OwnLimits, bounds_of, parse_hours
-from p2pdiloco.daemon.display.snapshot import Finding, RestReason
+from p2pdiloco.daemon.display.snapshot import Finding, PauseReason
 from p2pdiloco.daemon.owner.pauses import (
     BEGINS_AFTER_S,
     ENDS_AFTER_S,
@@ -61,13 +61,13 @@ def test_a_battery_is_a_rest_until_the_mains_have_been_back_for_a_while():
     assert world.after(10) is None
     world.plugged = False
     assert world.after(3) is None
-    assert world.after(5) is RestReason.BATTERY
+    assert world.after(5) is PauseReason.BATTERY
     rest = world.governor.look(world.now, WALL + world.now)
     assert rest.since == WALL + 11 and rest.line().startswith("idle: on battery since ")
     assert rest.line().endswith(", until mains power is back")
-    assert world.after(100) is RestReason.BATTERY
+    assert world.after(100) is PauseReason.BATTERY
     world.plugged = True
-    assert world.after(ENDS_AFTER_S - 1) is RestReason.BATTERY
+    assert world.after(ENDS_AFTER_S - 1) is PauseReason.BATTERY
     assert world.after(2) is None
 
 
@@ -86,9 +86,9 @@ def test_a_plug_that_comes_and_goes_makes_few_rests():
 def test_a_rest_is_not_shorter_than_what_it_costs():
     world = World()
     world.plugged = False
-    assert world.after(7) is RestReason.BATTERY
+    assert world.after(7) is PauseReason.BATTERY
     world.plugged = True
-    assert world.after(LEAST_S - 2) is RestReason.BATTERY
+    assert world.after(LEAST_S - 2) is PauseReason.BATTERY
     assert world.after(2) is None
 
 
@@ -104,7 +104,7 @@ def test_what_takes_a_while_to_read_is_read_seldom():
 def test_one_look_at_what_is_over_in_a_moment_is_no_rest():
     world = World()
     world.celsius = 81.0
-    assert world.after(BEGINS_AFTER_S[RestReason.TEMPERATURE] - 1) is None
+    assert world.after(BEGINS_AFTER_S[PauseReason.TEMPERATURE] - 1) is None
     world.celsius = 74.0
     assert world.after(30) is None
 
@@ -112,15 +112,15 @@ def test_one_look_at_what_is_over_in_a_moment_is_no_rest():
 def test_heat_and_power_are_over_when_there_is_some_room_again():
     world = World()
     world.celsius, world.watts = 85.0, 50.0
-    assert world.after(20) is RestReason.TEMPERATURE
+    assert world.after(20) is PauseReason.TEMPERATURE
     world.celsius = 77.0
-    assert world.after(200) is RestReason.TEMPERATURE, "within five degrees of the bound"
+    assert world.after(200) is PauseReason.TEMPERATURE, "within five degrees of the bound"
     world.celsius = 75.0
     assert world.after(ENDS_AFTER_S + 1) is None
     world.watts = 300.0
-    assert world.after(60) is RestReason.POWER
+    assert world.after(60) is PauseReason.POWER
     world.watts = 170.0
-    assert world.after(200) is RestReason.POWER
+    assert world.after(200) is PauseReason.POWER
     world.watts = 100.0
     assert world.after(120) is None
 
@@ -129,17 +129,17 @@ def test_a_persons_word_holds_at_once_and_comes_first():
     world = World()
     world.plugged = False
     world.after(10)
-    pause = Finding(RestReason.PAUSED, "paused by its owner", "resume")
+    pause = Finding(PauseReason.PAUSED, "paused by its owner", "resume")
     world.words = [pause]
-    assert world.after(1) is RestReason.PAUSED
-    world.words = [pause, Finding(RestReason.FINISHING, "finishing", "it has left")]
-    assert world.after(1) is RestReason.FINISHING
+    assert world.after(1) is PauseReason.PAUSED
+    world.words = [pause, Finding(PauseReason.FINISHING, "finishing", "it has left")]
+    assert world.after(1) is PauseReason.FINISHING
     world.words = []
-    assert world.after(1) is RestReason.BATTERY
+    assert world.after(1) is PauseReason.BATTERY
     world.plugged = True
     assert world.after(LEAST_S) is None
     world.words = [pause]
-    assert world.after(1) is RestReason.PAUSED
+    assert world.after(1) is PauseReason.PAUSED
     world.words = []
     assert world.after(1) is None
 
@@ -147,9 +147,9 @@ def test_a_persons_word_holds_at_once_and_comes_first():
 def test_other_bounds_hold_at_once():
     world = World()
     world.plugged = False
-    assert world.after(10) is RestReason.BATTERY
+    assert world.after(10) is PauseReason.BATTERY
     world.governor.use([Battery(lambda: world.plugged)])
-    assert world.after(1) is RestReason.BATTERY, "without a step in between"
+    assert world.after(1) is PauseReason.BATTERY, "without a step in between"
     world.governor.use([])
     assert world.after(1) is None
 
@@ -159,7 +159,7 @@ def test_hours_go_by_the_clock_on_the_wall():
     at = lambda *when: datetime.datetime(2026, 11, 27, *when).timestamp()  # noqa: E731
     assert hours.look(at(23)) is None and hours.look(at(6, 59, 59)) is None
     found = hours.look(at(7))
-    assert found.reason is RestReason.HOURS
+    assert found.reason is PauseReason.HOURS
     assert (found.words, found.ends) == ("outside of its hours", "2026-11-27 22:00")
     assert hours.look(at(12)).ends == "22:00"
 
@@ -271,10 +271,10 @@ def test_a_reading_that_hangs_leaves_the_last_value_and_is_the_only_one():
     assert len(begun) == 1, "one at a time"
     work, done = begun[0]
     done.set_result(work())
-    assert source.look(WALL + 3 * LOOK_EVERY_S).reason is RestReason.BATTERY
+    assert source.look(WALL + 3 * LOOK_EVERY_S).reason is PauseReason.BATTERY
     plugged[0] = True
     for second in range(100):  # the driver does not answer
-        assert source.look(WALL + 20 + second).reason is RestReason.BATTERY
+        assert source.look(WALL + 20 + second).reason is PauseReason.BATTERY
     assert len(begun) == 2
     begun[1][1].set_exception(RuntimeError("a mistake of ours"))
     with pytest.raises(RuntimeError):

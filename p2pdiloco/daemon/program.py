@@ -1,4 +1,10 @@
-"""Process of a node or bootstrap: signals, a bug's end, the transport, what is printed first."""
+"""Process of a node or bootstrap: signals, a bug's end, the transport, what is printed first.
+
+`tell_ready` and those after it speak to the service manager that started this process (sd_notify(3)). It
+listens at a socket that it names in the environment; without one nothing is said. A datagram is all of the
+protocol, so there is no library for it. Nothing there waits or fails: a manager that does not read is told
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -127,8 +133,9 @@ def _is_ours(error: BaseException | None) -> bool:
         return False
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parents[1])
-    bindings = ("hivemind_binding.py", "hivemind_dht.py")
-    return any(f.filename.startswith(package) and not f.filename.endswith(bindings) for f in frames)
+    return any(
+        f.filename.startswith(package) and not f.filename.endswith("hivemind_binding.py") for f in frames
+    )
 
 
 async def transport_of(
@@ -224,12 +231,6 @@ def print_join(addresses: Sequence[str], runs: Sequence[PublishedRun]) -> None:
         except ConfigError as error:  # such as a name of 200 letters: who joins by address can
             logger.warning("there is no link to run %s: %s", run.name, error)
 
-
-# Word to the service manager that started this process (sd_notify(3)): ready, status, still alive, stopping.
-#
-# It listens at a socket that it names in the environment; without one nothing is said. A datagram is all of
-# the protocol, so there is no library for it. Nothing here waits, and nothing here fails: who does not read
-# is told nothing.
 
 SOCKET, WATCHDOG, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 MAX_STATUS = 500
