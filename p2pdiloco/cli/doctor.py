@@ -671,7 +671,7 @@ async def find_run(
 
 def check_footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
     """Compare what the run takes with what is free. Raises: UserError, ModuleNotFoundError (no torch)."""
-    from p2pdiloco.daemon.run_files.run import DAEMON_BYTES, LEARNER_BYTES, footprint_of
+    from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, footprint_of
 
     takes = footprint_of(manifest)
     daemon = takes.daemon_bytes + takes.payload_bytes

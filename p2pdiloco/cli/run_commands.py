@@ -357,7 +357,7 @@ def _size(manifest: Manifest) -> str:
 
 def _footprint_lines(manifest: Manifest) -> list[str]:
     """Say how much memory and disk no node can do without, whatever it trains on."""
-    from p2pdiloco.daemon.run_files.run import DAEMON_BYTES, LEARNER_BYTES, LOG_BYTES, footprint_of
+    from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, LOG_BYTES, footprint_of
 
     takes = footprint_of(manifest)
     daemon, learner = takes.daemon_bytes + takes.payload_bytes, takes.learner_bytes

@@ -70,18 +70,15 @@ from p2pdiloco.daemon.payloads import (
     check_budget,
 )
 from p2pdiloco.daemon.report import Report, Traffic
-from p2pdiloco.daemon.run_files.known_runs import PublishedRun, peers_of, remember_joined, save_peers
-from p2pdiloco.daemon.run_files.run import (
+from p2pdiloco.daemon.run_files.footprint import (
     DAEMON_BYTES,
     LEARNER_BYTES,
     UPDATES_IN_MEMORY,
     Footprint,
-    Run,
-    core_config,
     footprint_of,
-    genesis_versions,
-    save_run,
 )
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, peers_of, remember_joined, save_peers
+from p2pdiloco.daemon.run_files.run import Run, core_config, genesis_versions, save_run
 from p2pdiloco.daemon.run_files.saved_state import (
     Checkpoints,
     ResultPlan,

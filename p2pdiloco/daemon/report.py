@@ -39,7 +39,8 @@ from p2pdiloco.daemon.network.discovery import NOT_TOLD, Sharing
 from p2pdiloco.daemon.network.link import LinkWatch
 from p2pdiloco.daemon.owner.control import NodeControls
 from p2pdiloco.daemon.payloads import OUT_OF_BUDGET, Memory
-from p2pdiloco.daemon.run_files.run import STATE_BYTES, Run
+from p2pdiloco.daemon.run_files.footprint import STATE_BYTES
+from p2pdiloco.daemon.run_files.run import Run
 from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel as ch

@@ -30,14 +30,9 @@ from p2pdiloco.daemon.member import Approval
 from p2pdiloco.daemon.payloads import least_bytes
 from p2pdiloco.daemon.run_files import run as find
 from p2pdiloco.daemon.run_files import run as runs
+from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, UPDATES_IN_MEMORY, footprint_of
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun, joined_runs, remember_joined
-from p2pdiloco.daemon.run_files.run import (
-    DAEMON_BYTES,
-    LEARNER_BYTES,
-    UPDATES_IN_MEMORY,
-    find_run,
-    footprint_of,
-)
+from p2pdiloco.daemon.run_files.run import find_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.own_tasks import OWN_LOOP as OWN_LOOP
@@ -118,7 +113,7 @@ import sys, tracemalloc
 sys.modules["torch"] = None  # importing it is an error
 import msgspec
 from p2pdiloco.config.manifest import manifest_from_canonical
-from p2pdiloco.daemon.run_files.run import footprint_of
+from p2pdiloco.daemon.run_files.footprint import footprint_of
 from p2pdiloco.errors import ConfigError
 for number, line in enumerate(sys.stdin):
     tracemalloc.start()

@@ -16,7 +16,8 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files import run as initial
-from p2pdiloco.daemon.run_files.run import footprint_of, genesis_versions, open_run, save_run, sign_run
+from p2pdiloco.daemon.run_files.footprint import footprint_of
+from p2pdiloco.daemon.run_files.run import genesis_versions, open_run, save_run, sign_run
 from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
 from p2pdiloco.daemon.run_files.shared_files import kept_initial, size_bounds
 from p2pdiloco.errors import ConfigError, StorageError, UserError

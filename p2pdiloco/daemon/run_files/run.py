@@ -1,7 +1,7 @@
 """Runs: signed, opened and found, and what every node derives from a manifest.
 
 `find_run` waits for the run that is meant, and gets its manifest and files from whoever has them; `open_run`
-verifies it; `core_config` and `footprint_of` work out what it means for the core and for this machine.
+verifies it; `core_config` reads the protocol part off its manifest.
 
 Version 0 of a run may start from given parameters. The constants of its model (`tasks.task.Constant`) come
 behind the parameters, in the file and on the wire. The manifest has the checksum of both (`run.initial`). The
@@ -15,13 +15,11 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.adapters.data_dir import Files
@@ -76,11 +74,6 @@ from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.codecs import bytes_of, codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
 from p2pdiloco.tensors.sizes import (
-    ENCODINGS,
-    appraisal_bytes,
-    second_model_bytes,
-    shared_bytes,
-    training_bytes,
     vault_bytes,
 )
 from p2pdiloco.tensors.vault import Vault
@@ -286,79 +279,6 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
     keep_given(data_dir, run.id, run.manifest, vault, run.constants)
     if run.tokenizer is not None:
         keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))
-
-
-DAEMON_BYTES, LEARNER_BYTES = 360_000_000, 285_000_000
-"""Resident memory of the programs alone, as measured with the preset `micro` on Linux with torch for the CPU:
-a daemon (285 to 319 MB) with p2pd (74 to 78 MB), and a learner (285 to 334 MB). A third of it, libraries, is
-shared among them."""
-LOG_BYTES = 130 * 2**20
-"""Most that events.jsonl, the one before it and learner.log take."""
-UPDATES_IN_MEMORY = 3
-CHECKPOINTS = 2
-STATE_BYTES = 8
-"""Bytes of a fragment's state for every parameter: Theta and outer momentum."""
-
-
-class Footprint(Struct, frozen=True):
-    """Footprint of a run on a node: memory, disk and downloads.
-
-    All figures are least ones: a pass's activations come on top, and the programs themselves (`DAEMON_BYTES`,
-    `LEARNER_BYTES`).
-    """
-
-    parameters: int
-    tensors: int
-    daemon_bytes: int
-    """Memory of the daemon: global parameters, and what it shares with its learner."""
-    payload_bytes: int
-    """Memory that no node of the run can do without for contributions and updates (`--max-memory`)."""
-    learner_bytes: int
-    """Memory of the learner's device, or devices together: parameters, gradients, moments, and a second
-    instance of the model for evaluation."""
-    loss_audit_bytes: int
-    """Memory in which its learner measures contributions of others, whatever its device is; 0: there are no
-    loss audits (docs/protocol/loss-audits.md)."""
-    disk_bytes: int
-    """Disk: checkpoints of daemon and learner, the log of updates, and a given version 0."""
-    download_bytes: int
-    """Bytes that peers are asked for before the first inner step, beside a tokenizer."""
-
-
-def footprint_of(manifest: Manifest) -> Footprint:
-    """Work out the footprint of a run, from the shapes in its manifest.
-
-    It is arithmetic, and needs no torch for a built-in task: a manifest is a stranger's, and is looked at
-    before anything is made of it.
-
-    Raises:
-        UserError: its task is not installed.
-        ConfigError: `[model]` is wrong, or has more or larger tensors than any model (`tasks.registry`).
-    """
-    specs = task_of(manifest).specs()
-    numel, fragments = sum(spec.numel for spec in specs), manifest.sync.fragments
-    sent, kept = (
-        ENCODINGS[name].bytes_per_parameter for name in (manifest.codec.contribution, manifest.codec.update)
-    )
-    fetched = 4 * numel / fragments
-    payloads = sent * numel * (1 + 2 / fragments) + (UPDATES_IN_MEMORY + 1) * kept * numel + fetched
-    training = training_bytes(numel, manifest.inner.optimizer)
-    fragment = math.ceil(numel / fragments) if manifest.audit.loss_share else 0
-    given = 4 * numel if manifest.run.initial else 0
-    given += sum(constant.nbytes for constant in constants_of(manifest.model))
-    return Footprint(
-        parameters=numel,
-        tensors=len(specs),
-        daemon_bytes=vault_bytes(numel, manifest.codec.contribution) + shared_bytes(numel),
-        payload_bytes=math.floor(payloads),
-        learner_bytes=training + second_model_bytes(numel),
-        loss_audit_bytes=appraisal_bytes(fragment, manifest.codec.contribution),
-        # The learner's state is written anew beside the old one.
-        disk_bytes=math.ceil(
-            (CHECKPOINTS * STATE_BYTES + kept * manifest.group.log_versions) * numel + 2 * training + given
-        ),
-        download_bytes=STATE_BYTES * numel + given,
-    )
 
 
 def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:

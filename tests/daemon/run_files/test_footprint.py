@@ -6,7 +6,7 @@ import pytest
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.daemon.run_files.run import footprint_of
+from p2pdiloco.daemon.run_files.footprint import footprint_of
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.sizes import training_bytes
 

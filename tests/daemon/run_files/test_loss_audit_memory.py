@@ -13,8 +13,8 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import size_text
 from p2pdiloco.daemon import member
 from p2pdiloco.daemon.member import Approval
+from p2pdiloco.daemon.run_files.footprint import footprint_of
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun
-from p2pdiloco.daemon.run_files.run import footprint_of
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.sizes import ENCODINGS
