@@ -38,7 +38,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, StepReport, Training
 from p2pdiloco.learner.mailbox import ANSWERING_DEVICES, Answering, Stillness
-from p2pdiloco.learner.optimizer import is_shared_out, schedule_of
+from p2pdiloco.learner.optimizer import is_shared_out
 from p2pdiloco.learner.program_model import MoveWatch, ProgramParameters
 from p2pdiloco.learner.program_ranks import (
     CallAnswer,
@@ -54,6 +54,7 @@ from p2pdiloco.learner.program_ranks import (
     total,
 )
 from p2pdiloco.learner.ranks import Distributed, Ranks
+from p2pdiloco.learner.schedule import schedule_of
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
 from p2pdiloco.tasks.description import Description, carried, describe, load_constants
 from p2pdiloco.tasks.initial import named_parameters, unwrapped

@@ -15,7 +15,7 @@ import click
 
 from p2pdiloco.cli.options import FILE, Number, build, example, setting
 from p2pdiloco.errors import UserError
-from p2pdiloco_lab.chaos.chaos_run import ChaosSettings
+from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.seed_report import SeedResult

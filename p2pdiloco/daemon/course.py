@@ -30,7 +30,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import CourseRow, count, sane_loss
 from p2pdiloco.errors import clean
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.learner.optimizer import schedule_of
+from p2pdiloco.learner.schedule import schedule_of
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)

@@ -38,10 +38,8 @@ from p2pdiloco.learner.inner_step import Passes, PassOptions, RecordedUpdate
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.optimizer import (
     clip_gradients,
-    learning_rate,
     make_optimizer,
     optimizer_kind,
-    schedule_of,
     set_learning_rate,
     set_moments,
 )
@@ -56,6 +54,7 @@ from p2pdiloco.learner.ranks import (
     staged,
 )
 from p2pdiloco.learner.samples import SampleStream
+from p2pdiloco.learner.schedule import learning_rate, schedule_of
 from p2pdiloco.tasks.initial import named_parameters, plain_parameters
 from p2pdiloco.tasks.task import Samples, Shards, Task
 from p2pdiloco.tensors.layout import FragmentLayout, scatter

@@ -1,7 +1,7 @@
 """The inner optimizer, its learning rate, and the parameters that it trains.
 
 AdamW (`FusedAdamW`), or `Muon` with AdamW for what is no hidden matrix. Moments belong to this learner alone;
-they are never averaged nor touched by an outer update. `learning_rate` follows the tokens of the run.
+they are never averaged nor touched by an outer update.
 `shard` cuts a model up among a learner's processes (FSDP2); `HeldParameters` and its subclasses copy
 fragments out of the parameters and back, whether they are in one process, copies, or shards.
 """
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.config.settings import Shard
-from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner.ranks import free_bytes, multiplies_bf16, passes_in_bf16
 from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, rows_of_piece, scatter
@@ -306,43 +305,6 @@ def hidden_matrices(model: nn.Module) -> list[Tensor]:
         apart |= {id(head.weight) for head in [m for m in model.modules() if isinstance(m, nn.Linear)][-1:]}
     inside = {id(p) for block in (blocks or [model]) for p in block.parameters()} - apart
     return [p for p in model.parameters() if p.dim() == 2 and id(p) in inside]
-
-
-RATE_FLOOR = 0.1
-"""The cosine ends at this share of the learning rate and stays there."""
-
-
-def schedule_of(section: InnerSection, amendment: Amendment | None) -> int:
-    """Return the length of the schedule in tokens, with the amendment that is in force."""
-    return (amendment.schedule_tokens if amendment is not None else 0) or section.schedule_tokens
-
-
-def learning_rate(
-    section: InnerSection, run_tokens: int, optimizer_steps: int, amendment: Amendment | None = None
-) -> float:
-    """Rate of an inner step before which the run has consumed `run_tokens`, with moments of so many steps.
-
-    Linear warm-up, cosine decay to a floor; fresh moments warm up too, at any point of the schedule.
-    `amendment`: the one that is in force.
-
-    All learners have the same rate. Nobody counts the run's tokens exactly at any moment. What is merged is
-    known from the versions; to it a learner adds its own unmerged tokens, and what the others have made
-    meanwhile (`Fragments.run_tokens`). Alone, or as long as it hears nothing, it goes on by its own count
-    (`Training.run_tokens`). It goes back only where it is far ahead of the chain that its node holds: after a
-    fork, or a lie.
-
-    Rules: docs/protocol/learner.md, section 4.
-    """
-    ramp = 1.0
-    if run_tokens < section.warmup_tokens:
-        ramp = min(1.0, (run_tokens + section.tokens_per_step) / section.warmup_tokens)
-    if optimizer_steps < section.fresh_warmup_steps:
-        ramp = min(ramp, (optimizer_steps + 1) / section.fresh_warmup_steps)
-    span = schedule_of(section, amendment) - section.warmup_tokens
-    progress = min(1.0, max(0, run_tokens - section.warmup_tokens) / max(1, span))
-    cosine = RATE_FLOOR + (1 - RATE_FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
-    factor = amendment.rate_factor if amendment is not None else 1.0
-    return section.learning_rate * factor * ramp * cosine
 
 
 WORDS_PER_PARAMETER = 4

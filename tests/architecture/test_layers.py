@@ -8,23 +8,17 @@ from collections.abc import Iterator
 from arch_source import LAB, PACKAGE, calls, imports, layer_of, modules, nowhere
 
 OWN = {
-    "printable": set(),
-    "notes": set(),
-    "errors": {"printable"},
-    "average": set(),
-    "bounded": set(),
+    "errors": set(),
     "release": set(),
     "ports": {"errors", "core.api"},
     "identity": {"errors", "core.api"},
     "hashing": {"ports"},
     "priority": set(),
-    "config": {"errors", "notes"},
-    "core": {"average", "bounded", "config", "errors"},
+    "config": {"errors"},
+    "core": {"config", "errors"},
     "tensors": {"core.api", "hashing", "config", "errors"},
     "tasks": {"tensors", "config", "errors"},
     "learner": {
-        "average",
-        "printable",
         "tasks",
         "tensors",
         "ports",
@@ -33,10 +27,8 @@ OWN = {
         "core.contributions.stride",
         "config",
         "errors",
-        "notes",
     },
     "adapters": {
-        "bounded",
         "ports",
         "priority",
         "identity",
@@ -44,24 +36,18 @@ OWN = {
         "core.api",
         "config",
         "errors",
-        "notes",
-        "printable",
     },
     "lab.simulation": {"core", "config", "errors"},
-    "credits": {"bounded", "adapters.disk", "core", "identity", "notes", "errors"},
+    "credits": {"adapters.disk", "core", "identity", "errors"},
     "web": {
         "adapters.disk",
-        "bounded",
         "core",
         "config",
         "daemon",
         "errors",
         "ports",
-        "printable",
     },
     "daemon": {
-        "average",
-        "bounded",
         "web",
         "adapters",
         "credits",
@@ -75,8 +61,6 @@ OWN = {
         "hashing",
         "config",
         "errors",
-        "notes",
-        "printable",
     },
     "demo": {
         "daemon",
@@ -88,7 +72,6 @@ OWN = {
         "identity",
         "config",
         "errors",
-        "printable",
     },
     "lab": {
         "demo",
@@ -104,7 +87,6 @@ OWN = {
         "identity",
         "config",
         "errors",
-        "printable",
     },
 }
 """Layer -> what it may import of both packages, beside itself and the numbers of the release; `lab` is
@@ -115,11 +97,7 @@ learner's channel, never its loop's inside."""
 
 THIRD_PARTY = {
     "": set(),
-    "printable": {"msgspec"},
-    "notes": {"msgspec"},
     "errors": set(),
-    "average": set(),
-    "bounded": set(),
     "release": set(),
     "ports": {"msgspec"},
     "hashing": {"blake3"},
@@ -179,9 +157,7 @@ THIRD_PARTY = {
         "wandb",
     },
     "session": {"msgspec", "torch"},
-    "session_node": {"torch"},
     "session_daemon": {"psutil"},
-    "own_run": {"msgspec", "torch"},
     "__main__": set(),
 }
 

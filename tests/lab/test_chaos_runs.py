@@ -11,7 +11,8 @@ import pytest
 from p2pdiloco.demo import judge
 from p2pdiloco.demo.swarm import Chronicle
 from p2pdiloco_lab.chaos import chaos, chaos_verdict
-from p2pdiloco_lab.chaos.chaos_run import ChaosCourse, ChaosOutcome, ChaosSettings
+from p2pdiloco_lab.chaos.chaos_run import ChaosCourse, ChaosOutcome
+from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
 from p2pdiloco_lab.chaos.chaos_verdict import Facts
 
 

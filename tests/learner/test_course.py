@@ -10,7 +10,7 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.learner.channel import CopiedOut, FollowCourse, FreeSlot, Status, Stop
 from p2pdiloco.learner.loop import train
-from p2pdiloco.learner.optimizer import RATE_FLOOR, learning_rate
+from p2pdiloco.learner.schedule import RATE_FLOOR, learning_rate
 
 INNER = MICRO.inner
 PATIENCE_S = 30.0

@@ -24,8 +24,9 @@ from p2pdiloco.learner.loop import (
     evaluate,
     heldout_batch,
 )
-from p2pdiloco.learner.optimizer import learning_rate, make_optimizer, moments, set_learning_rate
+from p2pdiloco.learner.optimizer import make_optimizer, moments, set_learning_rate
 from p2pdiloco.learner.ranks import choose_device, count_ranks, device_hints
+from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.transformer import generate
 

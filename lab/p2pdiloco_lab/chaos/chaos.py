@@ -26,10 +26,10 @@ from p2pdiloco_lab.chaos.chaos_run import (
     ChaosCourse,
     ChaosOutcome,
     ChaosRun,
-    ChaosSettings,
     FaultLine,
     line_of,
 )
+from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
 from p2pdiloco_lab.namespaces import Links, LinksRefused
 
 EXIT_INTERRUPTED = 130

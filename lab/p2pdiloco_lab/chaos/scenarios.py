@@ -34,10 +34,10 @@ from p2pdiloco_lab.chaos.chaos_run import (
     ChaosCourse,
     ChaosOutcome,
     ChaosRun,
-    ChaosSettings,
     FaultLine,
     line_of,
 )
+from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
 from p2pdiloco_lab.chaos.chaos_verdict import Facts, Fault
 from p2pdiloco_lab.namespaces import Links, LinksRefused
 
