@@ -35,7 +35,7 @@ async def asked(
         return credits_report.ReachedPeers([id_of(m) for m in members], {})
 
     monkeypatch.setattr(credits_report, "visiting", visiting)
-    monkeypatch.setattr(credits_report, "reach", reach)
+    monkeypatch.setattr(credits_report, "reach_members", reach)
     join = tuple(f"/ip4/127.0.0.1/tcp/1/p2p/{id_of(m)}" for m in named)
     return await collect_credits(CreditsSearch(join=join, **wish))
 
