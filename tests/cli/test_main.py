@@ -58,14 +58,12 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in list(os.environ):
         if name.startswith("P2PDILOCO_"):
             monkeypatch.delenv(name)
-    for name in ("node", "bootstrap"):
-        module = types.ModuleType(f"p2pdiloco.daemon.{name}")
+    for room, name in (("start", "node"), ("bootstrap", "bootstrap")):
+        module = types.ModuleType(f"p2pdiloco.daemon.{room}")
         setattr(module, f"run_{name}", seen.append)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in ("cli.status", "demo.demo"):
-        module = types.ModuleType(f"p2pdiloco.{name}")
-        module.run = seen.append  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("cli.status_command", "demo.demo"):
+        monkeypatch.setattr(f"p2pdiloco.{name}.run", seen.append)
     return seen
 
 
