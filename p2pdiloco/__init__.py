@@ -15,7 +15,7 @@ __all__ = ["WIRE_VERSION", "ConfigError", "Session", "StorageError", "UserError"
 
 _MODULES = {
     "Session": "session",
-    "new_run": "own_run",
+    "new_run": "session",
     "ConfigError": "errors",
     "StorageError": "errors",
     "UserError": "errors",

@@ -10,6 +10,8 @@ Only this module imports hivemind. What is different from plain hivemind 1.1.12,
 
 from __future__ import annotations
 
+import p2pdiloco.adapters.hivemind_bare  # noqa: F401  # isort: skip (before hivemind)
+
 import asyncio
 import logging
 import time

@@ -32,7 +32,8 @@ from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
-from p2pdiloco.cli.options import Diagnosis, bad, findings_of, good, skipped, warning
+from p2pdiloco.cli.bounded_checks import findings_of
+from p2pdiloco.cli.options import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ANY_ADDRESS, DoctorSettings, NodeSettings

@@ -24,10 +24,7 @@ from typing import Literal, cast
 import msgspec
 from msgspec import Struct, structs
 
-from p2pdiloco.config.manifest import BYTES, Manifest
-from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.run_files.run import Run
-from p2pdiloco.daemon.run_files.shared_files import kept_initial, kept_tokenizer
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError, UserError, invariant
 from p2pdiloco.learner.channel import (
     HELLO,
@@ -697,29 +694,3 @@ class Silence:
             self._doubted = True
             return "doubtful"
         return ""
-
-
-COMPILED_CODE = "compiled"
-"""Folder in the data folder for what the learner's compiler made: for all runs, and for its next start."""
-
-
-def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) -> LearnerOptions:
-    """Make the learner's options: what it is told of its node. `place`: file that keeps the place in the
-    data."""
-    plain = run.manifest.data.tokenizer == BYTES
-    return LearnerOptions(
-        peer=peer,
-        data_path=settings.data,
-        tokenizer_path=None if plain else kept_tokenizer(settings.data_dir, run.id),
-        initial_path=kept_initial(settings.data_dir, run.id) if run.constants else None,
-        place_path=place,
-        device=settings.device,
-        threads=settings.threads,
-        nproc=0 if settings.nproc == "auto" else int(settings.nproc),
-        shard=settings.shard,
-        precision=settings.precision,
-        compile=settings.compile,
-        compile_cache=settings.data_dir / COMPILED_CODE,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        niceness=settings.learner_nice,
-    )

@@ -19,11 +19,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 from msgspec import Struct
 
-from p2pdiloco.adapters.data_dir import EventsLog, Spool
+from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.adapters.run_store import KeptFiles, RunStore
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import BYTES, DataSection, Manifest
 from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.config.values import parse_size, size_text
@@ -47,7 +49,7 @@ from p2pdiloco.daemon.display.timeline import load_timeline, save_timeline
 from p2pdiloco.daemon.driver import Committing, Executors, Merging, Outbound, Post, Runner
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.history import Filling, HistoryDoor, HistoryKeeper, pull_page
-from p2pdiloco.daemon.learner_host import GuestHost, LearnerHost, OnEvent, learner_options
+from p2pdiloco.daemon.learner_host import GuestHost, LearnerHost, OnEvent
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.network.discovery import OurRecord, Presence, Sharing
 from p2pdiloco.daemon.network.link import (
@@ -87,10 +89,11 @@ from p2pdiloco.daemon.run_files.saved_state import (
     restore,
     write_resume,
 )
-from p2pdiloco.daemon.run_files.shared_files import kept_tokenizer
+from p2pdiloco.daemon.run_files.shared_files import kept_initial, kept_tokenizer
 from p2pdiloco.errors import StorageError, UserError, clean
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.ranks import accelerators
 from p2pdiloco.ports import Transport
@@ -809,3 +812,29 @@ def next_incarnation(restored: Restored, me: str) -> int:
     marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
     earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
     return max(time.time_ns() // 1_000_000, earlier + 1)
+
+
+COMPILED_CODE = "compiled"
+"""Folder in the data folder for what the learner's compiler made: for all runs, and for its next start."""
+
+
+def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) -> LearnerOptions:
+    """Make the learner's options: what it is told of its node. `place`: file that keeps the place in the
+    data."""
+    plain = run.manifest.data.tokenizer == BYTES
+    return LearnerOptions(
+        peer=peer,
+        data_path=settings.data,
+        tokenizer_path=None if plain else kept_tokenizer(settings.data_dir, run.id),
+        initial_path=kept_initial(settings.data_dir, run.id) if run.constants else None,
+        place_path=place,
+        device=settings.device,
+        threads=settings.threads,
+        nproc=0 if settings.nproc == "auto" else int(settings.nproc),
+        shard=settings.shard,
+        precision=settings.precision,
+        compile=settings.compile,
+        compile_cache=settings.data_dir / COMPILED_CODE,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        niceness=settings.learner_nice,
+    )

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from benchkit import AT_ONCE, MIB, arguments, finish, forget_peak, peak_bytes
-from p2pdiloco.adapters.data_dir import Spool
 from p2pdiloco.adapters.flow import CHUNK_BYTES
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev

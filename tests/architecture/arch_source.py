@@ -56,7 +56,11 @@ def layer_of(module: str) -> str:
     the simulator, which is pure, are layers of their own in it."""
     top, *rooms = module.split(".")
     if top == LAB.name:
-        return f"lab.{rooms[0]}" if rooms[:1] in (["simulation"], ["cli"]) else "lab"
+        return (
+            {"simulation": "lab.simulation", "lab_commands": "lab.cli"}.get(rooms[0], "lab")
+            if rooms
+            else "lab"
+        )
     return rooms[0] if rooms else ""
 
 

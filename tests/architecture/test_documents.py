@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from arch_source import PACKAGE, ROOT, docstrings, sources
+from arch_source import LAB, PACKAGE, ROOT, docstrings, sources
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -26,7 +26,7 @@ HISTORY = ("CHANGELOG.md", "docs/moved", "docs/releases/", "docs/lab/")
 """Documents that name files as they once were."""
 CODE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.py)`")
 """A file of code that a document names."""
-ROOTS = (ROOT, PACKAGE, PACKAGE / "core", ROOT / "scripts" / "bench", ROOT / "docs")
+ROOTS = (ROOT, PACKAGE, PACKAGE / "core", LAB, ROOT / "scripts" / "bench", ROOT / "docs")
 """Folders that paths of code begin at."""
 CITED = re.compile(r"\b(docs/(?:protocol|reference)/[\w-]+\.md), sections? (\d+)")
 SECTION = re.compile(r"^## (\d+)\. \S", re.MULTILINE)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import within_s
 
 import p2pdiloco
 from p2pdiloco.cli.board import run as write_board
@@ -57,5 +58,5 @@ def test_an_entry_point_loads_what_it_needs(name: str) -> None:
     program, expected = ENTRIES[name]
     program += f"\nimport sys; print(*sorted({HEAVY | {LOOP}} & {{*sys.modules}}))"
     words = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=within_s(120), check=True)
     assert done.stdout.splitlines()[-1].split() == sorted(expected.split())

@@ -10,7 +10,7 @@ import pytest
 from daemon_kit import Neighbourhood, until
 from scripted_learner import ScriptedLearner
 
-from p2pdiloco.adapters.data_dir import Spool
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.daemon.run_files.saved_state import FILE
 from p2pdiloco.errors import TransportError, UserError

@@ -8,7 +8,7 @@ import torch
 from p2pdiloco.config.manifest import run_id, sign_manifest
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon.learner_host import learner_options
+from p2pdiloco.daemon.member import learner_options
 from p2pdiloco.daemon.run_files.run import Run
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.identity import Identity

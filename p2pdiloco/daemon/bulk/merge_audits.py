@@ -24,7 +24,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.adapters.data_dir import Spool
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev

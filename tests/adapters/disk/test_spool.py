@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pdiloco.adapters.data_dir import Spool
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.errors import InvariantViolation, StorageError
 
 

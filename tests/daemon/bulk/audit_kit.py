@@ -11,7 +11,7 @@ from chain_kit import PaperChain
 from daemon_kit import signed_run
 from msgspec.structs import replace
 
-from p2pdiloco.adapters.data_dir import Scratch, Spool
+from p2pdiloco.adapters.spool import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome

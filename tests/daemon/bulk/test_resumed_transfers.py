@@ -12,8 +12,8 @@ import pytest
 from chain_kit import PaperChain, Welcome
 from daemon_kit import version
 
-from p2pdiloco.adapters.data_dir import Spool
 from p2pdiloco.adapters.framing import refused_by_peer
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Verdict

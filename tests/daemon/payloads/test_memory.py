@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from daemon_kit import Neighbourhood, until
 
-from p2pdiloco.adapters.data_dir import Spool
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon.bulk import merge_audits
