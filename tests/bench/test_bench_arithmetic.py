@@ -151,7 +151,7 @@ def test_an_averaging_that_did_not_average_does_not_count(said: list[str], right
 
 
 async def test_the_memory_benchmark_merges_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_memory.pushes_in, "SHARE_BYTES", 0)  # put back afterwards
+    monkeypatch.setattr(bench_memory.pushes, "SHARE_BYTES", 0)  # put back afterwards
     found = await bench_memory.one(20_000, "int8", 3, bounded=True)
     assert found["payloads_mib"] > 3 * 20_000 / bench_memory.MIB
 

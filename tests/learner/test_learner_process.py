@@ -359,7 +359,7 @@ def test_a_training_learner_steps_back_with_its_whole_session() -> None:
     code = (
         "import os, threading; os.setsid(); wait = threading.Event()\n"
         "older = threading.Thread(target=wait.wait, daemon=True); older.start()\n"
-        "from p2pdiloco.util import lower_process; assert lower_process(os.getpid(), 7)\n"
+        "from p2pdiloco.priority import lower_process; assert lower_process(os.getpid(), 7)\n"
         "print({os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')}, end=' ')\n"
         "print(open('/proc/self/autogroup').read(), flush=True); wait.set()"
     )
