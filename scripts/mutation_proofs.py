@@ -31,8 +31,7 @@ def two_votes_are_not_compared(patch: Patch) -> None:
 
 @mutation("liars", 4, 6, "only-liars")
 def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
-    for module in (proofs, proofs):
-        patch.set(module, "audience", lambda shared, now: [])
+    patch.set(proofs, "audience", lambda shared, now: [])
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
 
 

@@ -62,7 +62,6 @@ from p2pdiloco.daemon.run_files.shared_files import constants_table, first_not_f
 from p2pdiloco.errors import UserError, clean
 from p2pdiloco.tasks.causal_lm import HUB_TASK, built, check_causal, existing
 from p2pdiloco.tasks.causal_lm import section_of as hub_section
-from p2pdiloco.tasks.description import carried, describe
 from p2pdiloco.tasks.documents import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_models import (
     NOT_PARAMETERS,
@@ -76,7 +75,6 @@ from p2pdiloco.tasks.hub_models import (
     untied,
     with_defaults,
 )
-from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.own_tasks import specs_from_texts
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import constants_of
@@ -219,11 +217,15 @@ def _say(words: str) -> None:
 
 
 def _arrays(model: Any) -> Arrays:
+    from p2pdiloco.tasks.initial import named_parameters  # with torch
+
     return {name: value.contiguous().numpy() for name, value in named_parameters(model).items()}
 
 
 def _constants(model: Any) -> Arrays:
     """Constants of the model; a sentence names what is none, and changes in training."""
+    from p2pdiloco.tasks.description import carried, describe  # with torch
+
     found = describe(model)
     if moving := list(found.statistics):
         click.echo(

@@ -35,7 +35,6 @@ from p2pdiloco.config.settings import NodeSettings, OwnLimits, bounds_of, load_s
 from p2pdiloco.config.values import check_join_address, expanded, parse_rate, parse_size
 from p2pdiloco.daemon.admission import check_owner, owns
 from p2pdiloco.daemon.display.logs import YES, at_terminal
-from p2pdiloco.daemon.member import Approval
 from p2pdiloco.daemon.owner.pauses import mains
 from p2pdiloco.daemon.papers import INVITE
 from p2pdiloco.daemon.run_files.known_runs import (
@@ -414,6 +413,8 @@ def footprint_lines(settings: NodeSettings, run: PublishedRun) -> list[str]:
     """
     place = next(path for path in (settings.data_dir, *settings.data_dir.parents) if path.exists())
     settings = msgspec.structs.replace(settings, data_dir=place)  # of the folder that will be made there
+    from p2pdiloco.daemon.member import Approval  # with torch
+
     approval = Approval(settings, lambda _text, _figures: None, None)
     lines = approval.describe(run)
     approval.check(run.manifest)

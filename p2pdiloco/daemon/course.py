@@ -17,6 +17,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import Amendment, Going, in_force, newest
@@ -31,7 +32,9 @@ from p2pdiloco.daemon.display.snapshot import CourseRow, count, sane_loss
 from p2pdiloco.errors import clean
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.schedule import schedule_of
-from p2pdiloco.tensors.vault import Vault
+
+if TYPE_CHECKING:
+    from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
 SAMPLE_EVERY_S, SAMPLES = 10.0, 60

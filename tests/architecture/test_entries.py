@@ -10,9 +10,12 @@ from deadlines import within_s
 
 import p2pdiloco
 from p2pdiloco.cli.board import run as write_board
+from p2pdiloco.cli.credits_report import collect_credits
+from p2pdiloco.cli.given_model import settings_lines
 from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.main import main
 from p2pdiloco.cli.main import run as run_command
+from p2pdiloco.cli.owner_notice import reach_members
 from p2pdiloco.cli.status_command import run as ask_status
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.bootstrap import run_bootstrap
@@ -44,6 +47,14 @@ ENTRIES = {
     "status where no node is": (RUN + "run(['status', '--data-dir', 'nothing'])", f"click {TRANSPORT}"),
     "status": (f"import {ask_status.__module__}", TRANSPORT),
     "board": (f"import {write_board.__module__}", TRANSPORT),
+    "run new": (
+        f"import {settings_lines.__module__}",
+        "asyncio click cryptography msgspec numpy psutil rich safetensors",
+    ),
+    "notices of an owner, credits": (
+        f"import {reach_members.__module__}, {collect_credits.__module__}",
+        f"click {TRANSPORT}",
+    ),
     "bootstrap": (f"import {run_bootstrap.__module__}", TRANSPORT),
     "daemon": (f"import {run_node.__module__}", f"torch {TRANSPORT}"),
     "core": (f"import {Core.__module__}", "msgspec"),

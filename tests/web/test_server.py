@@ -139,7 +139,7 @@ async def test_limits_come_as_a_form_or_as_json_and_a_refusal_is_a_sentence(tmp_
     [
         "/static/../keys.py",
         "/static/..%2f..%2fkeys.py",
-        "/static/%2e%2e/rendering.py",
+        "/static/%2e%2e/templates/credits.html",
         "/static//etc/passwd",
         "/static/",
         "/static/page.css%00",

@@ -33,7 +33,6 @@ from msgspec.structs import asdict, replace
 from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.adapters.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.config.settings import NodeSettings, limits_of
-from p2pdiloco.daemon import program
 from p2pdiloco.daemon.budgets import LinkCapacity, apart
 from p2pdiloco.daemon.display.snapshot import LearnerPause, PauseReason, PauseRow, TransferRow, clock_text
 from p2pdiloco.daemon.owner.pauses import OwnersMachine
@@ -286,6 +285,8 @@ class NodeControls:
         Raises:
             UserError: it is used up, and a program waits for the node.
         """
+        from p2pdiloco.daemon import program  # with hivemind, which the commands do without
+
         while self._keeper.is_used_up(self._wall()):
             if self._given.learner_socket is not None and not self._stop.is_set():
                 hint = "raise it (--max-transfer, or p2pdiloco limits), or wait for the next month"
