@@ -189,7 +189,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class Vectors(Substance):
-    """A world whose learners train `bigrams`. The seed draws data, version 0 and, where they are not given,
+    """A world whose learners train a bigram model. The seed draws data, version 0 and, where they are not given,
     both codecs and the outer optimizer's settings."""
 
     def __init__(

@@ -106,7 +106,7 @@ class RunStore:
         self._votes.save(record)
 
     def votes(self) -> dict[tuple[int, str], VoteRecord]:
-        """Votes of ours: (fragment, group) -> the one of the highest term; bounded, see `votes_log`."""
+        """Votes of ours: (fragment, group) -> the one of the highest term; bounded, see `VotesLog`."""
         return self._votes.newest()
 
     # --- proofs ------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ end, and after a transfer the server waits for the next one: who closes is the c
     ACK (of all the rest)               →
 
 After an ERROR the server closes. Chunks and GOT: `adapters.framing`. `most` is how many bytes the
-receiver wants on their way to it at most, `offset` how many it has from a stream that was cut. Whoever breaks
-a rule costs himself the stream: `RemoteError`. A cut or a pause that is too long is a `TransportError`.
+receiver wants on their way to it at most, `offset` how many it has from a stream that was cut. A peer
+that breaks a rule loses the stream: `RemoteError`. A cut or a pause that is too long is a `TransportError`.
 Nothing else comes out of this module.
 
 `push`, `pull` and `serve` make transfers. `KeptStreams` and `KeptIncoming` keep idle streams, `Places` bounds

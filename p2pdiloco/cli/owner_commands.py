@@ -67,7 +67,7 @@ def invite(
     qr: bool | None,
     qr_file: Path | None,
 ) -> None:
-    """Print an invite to a RUN of yours (its name or id). Whoever has it can join, so keep it private."""
+    """Print an invite to a RUN of yours (its name or id). Anybody who has it can join, so keep it private."""
     from p2pdiloco.daemon.display.snapshot import counted
     from p2pdiloco.daemon.papers import encode_invite
     from p2pdiloco.daemon.run_files.known_runs import KnownRun, Ownership

@@ -77,7 +77,7 @@ PAUSE_S = 0.5
 PIPE_CELLS = 1000
 """Columns where there is no terminal whose width would bound them; nothing is padded to it."""
 SAY_AFTER_S = 4.0
-"""Whoever waits longer than this wants to know what for."""
+"""A person who waits longer than this is told what for."""
 logger = logging.getLogger(__name__)
 
 

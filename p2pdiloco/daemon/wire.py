@@ -108,7 +108,7 @@ Time = Annotated[int, Meta(ge=0, le=LATEST_S)]
 class PullHistory(Wire, frozen=True, tag=True):
     """Request for that very version's record, its parent's, and so on: as many as a page has.
 
-    The answer is the records alone (`credits.records`), the newest first.
+    The answer is the records alone (`credits`), the newest first.
     """
 
     run: RunId

@@ -317,7 +317,7 @@ class Status(LearnerEvent, frozen=True):
     """Inner steps skipped for a non-finite loss or gradient."""
     run_tokens: int = 0
     """Tokens that all learners of the run have consumed, for the schedule
-    (`learner.optimizer.learning_rate`)."""
+    (`learner.schedule.learning_rate`)."""
     learning_rate: float = 0.0
     """Learning rate of the last inner step."""
     deferred_copies: int = 0

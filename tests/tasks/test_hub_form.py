@@ -26,7 +26,7 @@ NOT_OF_THE_MODEL = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "pretraining_tp", "model_type"),
     "rope_parameters",  # of which "rope_theta" is the part that matters
 }
-"""Keys of a config that change nothing of what a model computes, or that `cli.given.besides` takes along."""
+"""Keys of a config that change nothing of what a model computes, or that `cli.given_files` takes along."""
 
 
 def own_keys(kind: str) -> set[str]:

@@ -210,7 +210,7 @@ class Gathering:
         asked_s = self._now()
         found = await self._pulling.pull(peer, request, watcher)
         if isinstance(found, Fetch) and found.received_bytes >= MEASURED_BYTES:
-            # With the round trip, as in `daemon.bulk.states.copying`: of two with the same bandwidth the
+            # With the round trip, as in `daemon.bulk.states`: of two with the same bandwidth the
             # nearer one is faster. Not with what it waited for itself: that is its place in the tree, this
             # time.
             waited_s = min(found.header.waited_ms / 1000, max(0.0, found.began_s - asked_s))

@@ -707,7 +707,7 @@ MAX_READERS = 2048
 
 
 class ReadingLearner(Protocol):
-    """Learner, as far as it matters here (`daemon.learner.learner_link`)."""
+    """Learner, as far as it matters here (`daemon.learner_link`)."""
 
     status: Status | None
 

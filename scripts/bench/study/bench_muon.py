@@ -6,7 +6,7 @@
     ONEDNN_MAX_CPU_ISA=AVX512_CORE python scripts/bench/study/bench_muon.py --passes fp32  # without bf16
 
 On one core: forward and backward passes over the preset's tokens, then the optimizer's step; Muon once with
-matrices in bf16, once in fp32, of which production takes one (`learner.device.multiplies_bf16`). Passes are
+matrices in bf16, once in fp32, of which production takes one (`learner.ranks.multiplies_bf16`). Passes are
 as a learner makes them on this CPU, or in fp32 (`ONEDNN_MAX_CPU_ISA` hides what it can from oneDNN only).
 Rounds alternate over the three, after one that is not counted; ratios are of whole inner steps, to AdamW's.
 """

@@ -5,7 +5,7 @@
 
 A learner process without a daemon, with as many threads as there are processors, alone (`--others 0`) or
 beside processes that never pause. Threads that wait for each other at the end of an operation spin, as
-libgomp has it unless it is told otherwise, spin briefly, as learners do (`daemon.learner.host.ENVIRONMENT`),
+libgomp has it unless it is told otherwise, spin briefly, as learners do (`daemon.learner_host.ENVIRONMENT`),
 or sleep at once. Also with one thread. Alternating, in one run; inner steps per second of wall time, after
 the warm-up.
 """

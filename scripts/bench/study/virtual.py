@@ -1,7 +1,7 @@
 """A swarm in one process and in virtual time: learners of different speeds, a network with delays, deaths.
 
 As `study.lockstep`, whose learners, merges and outer steps are production's; what its syncers decide is what
-`core.rounds.round` decides, without elections and messages that go astray: a round is begun by K
+`core.round` decides, without elections and messages that go astray: a round is begun by K
 contributions, one of them due and measured against the head, as soon as their headers are there; the others
 are called and send what they have, at once or at their next step boundary; it closes when all have answered,
 or at the end of the grace window. Time is counted in inner steps of a usual learner. Schedules follow the
@@ -57,7 +57,7 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     """Inner steps per unit of time, of each learner; () is 1."""
     faults: tuple[Fault, ...] = ()
     at_once: bool = True
-    """Closing calls are answered within an inner step (`learner.answering`); else at its end."""
+    """Closing calls are answered within an inner step (`learner.mailbox`); else at its end."""
     largest_share: float = 0.0
     """Share of a merge that one learner has at most (`study.merged_run`); 0: nothing is cut."""
     fresh_moments: bool = False

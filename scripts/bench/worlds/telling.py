@@ -26,7 +26,7 @@ OF_TEN = 3
 HALVINGS = 24
 """Halvings in the search for how far one can push."""
 ENOUGH_AGREEMENT = 0.25
-"""Share of the usual agreement that has all of the weight, and some to spare (`core.api.trust_weight`)."""
+"""Share of the usual agreement that has all of the weight, and some to spare (`core.api.versions`)."""
 FEWEST_OTHERS = 3
 RIDGE = 1e-6
 MOST_AGAINST = 64.0

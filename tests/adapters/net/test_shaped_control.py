@@ -1,7 +1,7 @@
 """Control before data, over real transports and real links: 1 Mbit/s, 50 ms there and back.
 
 Control messages share the connection to a peer with bulk, and the link with the bulk to others. What lies
-before them is then what is on its way: windows that follow the delay (`adapters.net.flow`) and nothing else.
+before them is then what is on its way: windows that follow the delay (`adapters.flow`) and nothing else.
 Heartbeats come every half second and a peer is suspected after three seconds at the earliest: no message
 may take so long, and the median has to be far below.
 """

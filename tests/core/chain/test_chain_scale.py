@@ -1,4 +1,4 @@
-"""What is usual in a chain, and what is cut or refused by it (`core.chain.scale`)."""
+"""What is usual in a chain, and what is cut or refused by it (`core.chain`)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from p2pdiloco.daemon.bulk.pushes import PushesIn
 
 
 class PaperChain:
-    """A `chain_view.ChainView` that says what the test wants. Everything is signed and may be served."""
+    """A `pushes.ChainView` that says what the test wants. Everything is signed and may be served."""
 
     def __init__(self, head: Any = None, state_bytes: int = 0, update_bytes: int = 0) -> None:
         self.run = "run"

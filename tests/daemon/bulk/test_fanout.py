@@ -358,7 +358,7 @@ async def test_a_holder_that_gives_a_part_or_goes_on_naming_others_has_failed(st
 
 
 class Pulls:
-    """Stands for `pulling.Pulling`."""
+    """Stands for `updates.Pulling`."""
 
     me = "me"
 
