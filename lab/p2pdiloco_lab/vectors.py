@@ -189,8 +189,8 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class Vectors(Substance):
-    """A world whose learners train a bigram model. The seed draws data, version 0 and, where they are not given,
-    both codecs and the outer optimizer's settings."""
+    """A world whose learners train a bigram model. The seed draws data, version 0 and, where they are not
+    given, both codecs and the outer optimizer's settings."""
 
     def __init__(
         self,

@@ -594,7 +594,8 @@ def join(link: str, data_dir: Path) -> int | None:
 
     Nothing is written before the last question. Asked again, the answers of before are the defaults.
     """
-    from p2pdiloco.cli.guide import Guide, need_terminal
+    from p2pdiloco.cli.guide import Guide
+    from p2pdiloco.cli.questions import need_terminal
     from p2pdiloco.config.values import expanded
 
     need_terminal("join", INSTEAD)

@@ -141,7 +141,7 @@ def new(
         raise UserError(f"{out}: exists already", hint="--force overwrites it, --out FILE writes another")
     try_file(out, "--out")
     if guide:
-        from p2pdiloco.cli.guide import ask_for_run
+        from p2pdiloco.cli.questions import ask_for_run
 
         values = {"seed": seed, "listen": listen, "out": out, "force": force}
         click.get_current_context().invoke(new, **values, **ask_for_run(name, preset))

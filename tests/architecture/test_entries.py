@@ -16,10 +16,12 @@ from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.main import main
 from p2pdiloco.cli.main import run as run_command
 from p2pdiloco.cli.owner_notice import reach_members
+from p2pdiloco.cli.questions import ask_for_run
 from p2pdiloco.cli.status_command import run as ask_status
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.bootstrap import run_bootstrap
 from p2pdiloco.daemon.learner_host import LearnerHost
+from p2pdiloco.daemon.owner.control import ask as ask_node
 from p2pdiloco.daemon.start import run_node
 from p2pdiloco.learner.__main__ import main as begin_learner
 from p2pdiloco.learner.loop import Training
@@ -50,6 +52,11 @@ ENTRIES = {
     "run new": (
         f"import {settings_lines.__module__}",
         "asyncio click cryptography msgspec numpy psutil rich safetensors",
+    ),
+    "run new --guide": (f"import {ask_for_run.__module__}", "asyncio click msgspec rich"),
+    "controls of this machine's owner": (
+        f"import {ask_node.__module__}",
+        "asyncio cryptography msgspec psutil rich",
     ),
     "notices of an owner, credits": (
         f"import {reach_members.__module__}, {collect_credits.__module__}",

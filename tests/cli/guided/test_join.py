@@ -17,7 +17,7 @@ from terminal_kit import Terminal
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.cli import guide
+from p2pdiloco.cli import guide, questions
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.guide import UNIT, save_settings, shipped_unit, start_by_itself, user_unit
 from p2pdiloco.config.settings import load_settings_table
@@ -37,7 +37,7 @@ Join = Callable[..., tuple[int, str]]
 def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
     """`p2pdiloco join` for the folder `my node`, in this process, as it is to somebody at a terminal: gives
     these answers, each to the question with these words, and returns the status, and what was shown."""
-    monkeypatch.setattr(guide, "at_terminal", lambda: True)
+    monkeypatch.setattr(questions, "at_terminal", lambda: True)
     monkeypatch.setattr(guide, "manifest_to_join", look_at)
     monkeypatch.setattr(guide, "look_nearby", lambda: [NEARBY])
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
