@@ -356,8 +356,7 @@ def doctor(**values: Any) -> int:
     Example: p2pdiloco doctor --join /dns/example.org/tcp/31337/p2p/12D3Koo... --run NAME
     """
     settings = build(DoctorSettings, values)
-    from p2pdiloco.cli.bounded_checks import all_of
-    from p2pdiloco.cli.doctor import examine
+    from p2pdiloco.cli.doctor import all_of, examine
     from p2pdiloco.cli.status_command import visit
     from p2pdiloco.daemon.display.snapshot import counted
     from p2pdiloco.daemon.run_files.known_runs import way_of

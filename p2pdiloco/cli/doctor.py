@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +32,6 @@ from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
-from p2pdiloco.cli.bounded_checks import findings_of
 from p2pdiloco.cli.options import Diagnosis, bad, good, skipped, warning
 from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.config.manifest import Manifest
@@ -52,6 +51,7 @@ from p2pdiloco.errors import (
     TransportError,
     UserError,
     clean,
+    first_line,
     install_hint,
     without_torch,
 )
@@ -779,3 +779,40 @@ def judge_probe(said: dict[str, Any]) -> Diagnosis:
     if not any(protocol.startswith(OUR_AGENT) for protocol in said["protocols"]):
         return warning(PROBE_CHECK, f"{words}, which is no p2pdiloco", "check the address")
     return good(PROBE_CHECK, words)
+
+
+# Checks, each with a bound in time, and all of them together.
+
+Findings = Awaitable[Iterable[Diagnosis]]
+
+
+async def findings_of(check: str, look: Callable[[], Findings], within_s: float) -> AsyncIterator[Diagnosis]:
+    """Look at one thing. Whatever goes wrong with that is a finding, too."""
+    try:
+        async with asyncio.timeout(within_s):
+            found = list(await look())
+    except TimeoutError:
+        found = [skipped(check, f"this took longer than {within_s:g} s")]
+    except UserError as error:
+        found = [bad(check, str(error), error.hint)]
+    except Exception as error:  # noqa: BLE001  (a doctor looks at broken machines)
+        found = [skipped(check, f"this could not be looked at: {type(error).__name__}: {first_line(error)}")]
+    for finding in found:
+        yield finding
+
+
+async def all_of(
+    found: AsyncIterator[Diagnosis], within_s: float, tell: Callable[[Diagnosis], None]
+) -> list[Diagnosis]:
+    """Tell of each finding when it is there; list them. A check that is not done in time is one more."""
+    findings: list[Diagnosis] = []
+    try:
+        async with asyncio.timeout(within_s):
+            async for finding in found:
+                findings.append(finding)
+                tell(finding)
+    except TimeoutError:
+        rest = f"what is left was not looked at: {within_s:g} s are over"
+        findings.append(skipped("time", rest, "raise --timeout-s"))
+        tell(findings[-1])
+    return findings

@@ -19,7 +19,7 @@ import pytest
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.cli import doctor
-from p2pdiloco.cli.bounded_checks import all_of, findings_of
+from p2pdiloco.cli.doctor import all_of, findings_of
 from p2pdiloco.cli.options import Diagnosis, Level, exit_status, good
 from p2pdiloco.config.presets import for_bytes, for_run
 from p2pdiloco.config.settings import DoctorSettings
