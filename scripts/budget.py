@@ -223,8 +223,8 @@ def _constructs(call: ast.Call, others: set[str]) -> bool:
 
 
 def write_exceptions() -> None:
-    """Write the exceptions of the code as it is. A file that was in the list keeps its reason; a new one gets none,
-    which the test refuses until somebody writes one."""
+    """Write the exceptions of the code as it is. A file that was in the list keeps its reason; a new one
+    has none, which the test refuses until somebody writes one."""
     before = (
         tomllib.loads(EXCEPTIONS.read_text(encoding="utf-8"))["small_files"] if EXCEPTIONS.exists() else {}
     )
