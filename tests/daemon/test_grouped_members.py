@@ -57,6 +57,7 @@ async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) 
             assert member.transfers.pushes_in._arriving_bytes == 0
 
 
+@pytest.mark.long
 async def test_a_vanished_root_costs_no_contribution_of_the_others(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path, size=2, expected_members=5, term_versions=3) as around:
         members = await gather(around)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 from daemon_kit import QUICK, Neighbourhood, QuickMember, until
 
 TOKENS = 256
@@ -54,6 +55,7 @@ async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -
         assert len(states) == 1
 
 
+@pytest.mark.long
 async def test_when_all_died_the_heaviest_saved_state_goes_on(tmp_path: Path) -> None:
     timing = msgspec.structs.replace(QUICK, resume_alone_s=5.0, member_ttl_s=1.0, suspect_s=0.5)
     async with Neighbourhood(tmp_path, timing) as around:

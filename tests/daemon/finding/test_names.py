@@ -38,6 +38,7 @@ def test_what_is_remembered_is_bounded_and_so_is_an_answer() -> None:
         wire.decode(wire.encode(wire.NameAnswer(many)), wire.NameAnswer)
 
 
+@pytest.mark.long
 async def test_members_say_who_took_a_name_off_again(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as swarm:
         a, rogue, owner = await swarm.member("a", genesis=True), await swarm.rogue(), await swarm.rogue()

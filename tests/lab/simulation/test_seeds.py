@@ -14,6 +14,7 @@ from p2pdiloco_lab.simulation.sim_world import run_seed
 SEEDS, MANY_SEEDS = 10, 60
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # counted in seeds, not in seconds: a busy machine may take its time
 @pytest.mark.parametrize("mix", MIX_NAMES)
 def test_some_seeds(mix: str) -> None:
