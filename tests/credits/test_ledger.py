@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
 from pathlib import Path
 
 import pytest
 from credits_kit import DAY_S, START_S, chain, history_of, ledger_of, record, tip
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import RUN, child, genesis, signed_part
 from msgspec.structs import replace
 
+from p2pdiloco import credits
+from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, marks_of
 from p2pdiloco.credits import (
+    MAX_NAMES,
     Doubt,
     FragmentLedger,
+    HeadRef,
     HistoryRecord,
+    HistoryStore,
+    NamesFile,
     Signatures,
     count_line,
     credits_of,
+    decode_page,
+    frame_record,
+    read_frames,
     shares_of,
 )
+from p2pdiloco.errors import RemoteError
 from p2pdiloco_lab.simulation.lineage import HashCrypto
+from p2pdiloco_lab.simulation.seed_plan import RUN as WORLD_RUN
+from p2pdiloco_lab.simulation.seed_plan import draw_plan
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
 
 VERIFY = HashCrypto("asker").verify
 
@@ -250,3 +266,254 @@ def test_a_version_of_another_run_is_said() -> None:
     ledger = FragmentLedger("other", 0)
     ledger.add(record(child(genesis(0).header)))
     assert Doubt.OTHER_RUN in ledger.doubts
+
+
+# Credits of simulated runs with partitions and crashes: what every learner did that is in the state.
+
+
+class Kept:
+    """Histories that all nodes of a world keep, in one store: every branch that anybody took is in it."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.history = world, HistoryStore(folder)
+        self.digests: dict[tuple[int, int], set[bytes]] = {}
+        world.on_effect = self._effect
+
+    def _effect(self, host: Host, effect: Effect) -> None:
+        if not isinstance(effect, CommitVersion):
+            return
+        header = effect.version.header
+        known = self.digests.setdefault((header.fragment, header.number), set())
+        if header.digest() not in known:
+            known.add(header.digest())
+            self.history.append(HistoryRecord(round(host.now), effect.version))
+
+    def forks(self) -> int:
+        """Number of versions of which there were several."""
+        return sum(len(digests) > 1 for digests in self.digests.values())
+
+
+@pytest.mark.parametrize(("mix", "seed"), [("partition", 5), ("partition", 14), ("storm", 2), ("churn", 8)])
+def test_credits_are_what_the_state_has_of_every_learner(mix: str, seed: int, tmp_path: Path) -> None:
+    world = World(draw_plan(seed, mix))
+    kept = Kept(world, tmp_path)
+    assert not world.run().violation
+    counted = 0
+    for host in world.core_hosts():
+        for store in host.stores:
+            head = store.version.header
+            signatures = Signatures(WORLD_RUN, head.fragment, HashCrypto("asker").verify)
+            ledger = count_line(
+                kept.history, WORLD_RUN, head.fragment, HeadRef.of(head.head()), signatures=signatures
+            )
+            assert not ledger.doubts and ledger.first <= 1
+            steps = {peer: entry.inner_steps for (peer, _), entry in ledger.entries.items()}
+            truth = {p: sum(b - a for a, b in spans) for p, spans in store.state.covered.items()}
+            assert steps == truth, "exactly what is in the state"
+            assert ledger.tokens == head.tokens
+            assert sum(e.tokens for e in ledger.entries.values()) == head.tokens
+            counted += len(steps)
+    assert counted and kept.forks(), "branches were displaced"
+
+
+# Credits of random trees of versions: on every head's line each piece of work counts once, whatever was
+# displaced, sent again together with newer work, or put in twice.
+
+STEP_TOKENS = 10
+LEARNERS = ("p1", "p2", "p3")
+Merge = tuple[int, dict[str, int], str]
+"""Which version is the parent, how far each learner has trained since its last label, whose label is there
+again."""
+
+
+class Branch:
+    """A version, and what was merged on the line that ends in it."""
+
+    def __init__(self, version: SignedVersion) -> None:
+        self.version = version
+        self.steps: dict[str, int] = {}
+        """Inner steps of every learner that are in the state."""
+        self.labels: dict[str, Contributor] = {}
+        self.replayed, self.replayed_tokens = 0, 0
+
+    def grown(self, trained: dict[str, int], sequence: int, again: str) -> Branch:
+        """The next version. A label is of all that its learner has trained and is not on this line."""
+        header, parts = self.version.header, []
+        for learner in sorted(trained):
+            steps = trained[learner] - self.steps.get(learner, 0)
+            before = self.labels[learner].stamp if learner in self.labels else NEVER
+            stamp = Stamp(1, sequence)
+            parts.append(signed_part(Contributor(learner, stamp, STEP_TOKENS * steps, steps, before)))
+        replays = [self.labels[again]] if again in self.labels else []
+        merged = (*parts, *replays)
+        tokens = header.tokens + sum(part.tokens for part in merged)
+        child = replace(
+            header, number=header.number + 1, parent=header.digest(), contributors=merged, tokens=tokens
+        )
+        grown = Branch(SignedVersion(child, b""))
+        grown.steps, grown.labels = self.steps | trained, self.labels | {p.learner: p for p in parts}
+        grown.replayed = self.replayed + len(replays)
+        grown.replayed_tokens = self.replayed_tokens + sum(part.tokens for part in replays)
+        return grown
+
+
+MERGES = st.lists(
+    st.tuples(
+        st.integers(0, 40),
+        st.dictionaries(st.sampled_from(LEARNERS), st.integers(1, 9), min_size=1),
+        st.sampled_from(("", *LEARNERS)),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=60)
+@given(MERGES, st.randoms(use_true_random=False))
+def test_on_every_line_each_piece_of_work_counts_once(merges: list[Merge], random: object) -> None:
+    branches, trained = [Branch(genesis(0))], dict.fromkeys(LEARNERS, 0)
+    for sequence, (parent, more, again) in enumerate(merges, 1):
+        for learner, steps in more.items():
+            trained[learner] += steps
+        its = {learner: trained[learner] for learner in more}
+        branches.append(branches[-1 - parent % len(branches)].grown(its, sequence, again))
+    kept = [branch.version for branch in branches[1:]] * 2  # what several gave is there twice
+    random.shuffle(kept)  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        history = history_of(Path(folder), kept, segment_bytes=1024)
+        for branch in branches[1:]:
+            ledger = ledger_of(history, branch.version)
+            entries = {peer: entry for (peer, _), entry in ledger.entries.items()}
+            assert {peer: entry.inner_steps for peer, entry in entries.items()} == branch.steps
+            assert {peer: entry.tokens for peer, entry in entries.items()} == {
+                peer: STEP_TOKENS * steps for peer, steps in branch.steps.items()
+            }
+            assert ledger.doubts == ({Doubt.TWICE: branch.replayed} if branch.replayed else {})
+            assert ledger.uncredited_tokens == branch.replayed_tokens
+            assert ledger.tokens == branch.version.header.tokens
+
+
+# The history on the disk: what was appended is found, whatever a crash, a fork or a damaged file did.
+
+
+def numbers(history: HistoryStore, head: SignedVersion) -> list[int]:
+    where = tip(head)
+    return [r.version.header.number for r in history.down(0, where.number, where.digest)]
+
+
+def test_a_line_is_found_over_many_segments(tmp_path: Path) -> None:
+    versions = chain(60)
+    history = history_of(tmp_path, versions)
+    assert len(list(tmp_path.rglob("*.z"))) > 3 and len(list(tmp_path.rglob("*.log"))) <= 1
+    for again in (history, HistoryStore(tmp_path)):
+        where = tip(versions[-1])
+        line = again.line(0, where.number, where.digest)
+        assert line.is_whole and line.wanted == versions[0].header.parent
+        assert [r.version for r in again.along(0, line)] == versions
+    assert HistoryStore(tmp_path).find(0, 7, versions[6].header.digest()) == record(versions[6])
+    assert HistoryStore(tmp_path).find(0, 7, versions[7].header.digest()) is None
+
+
+def test_a_torn_end_is_cut_off_and_what_comes_then_is_sound(tmp_path: Path) -> None:
+    versions = chain(6)
+    history_of(tmp_path, versions[:5], 1 << 20)
+    (log,) = tmp_path.rglob("*.log")
+    whole = log.read_bytes()
+    log.write_bytes(whole + (frame_record(record(versions[5])) + bytes(5000))[9:])
+    history = HistoryStore(tmp_path)
+    assert numbers(history, versions[4]) == [5, 4, 3, 2, 1]
+    history.append(record(versions[5]))
+    assert log.read_bytes() == whole + frame_record(record(versions[5]))
+    assert numbers(HistoryStore(tmp_path), versions[5]) == [6, 5, 4, 3, 2, 1]
+
+
+def test_a_crash_while_a_segment_is_compressed_costs_nothing(tmp_path: Path) -> None:
+    versions = chain(4)
+    history_of(tmp_path, versions, 1 << 20)
+    (log,) = tmp_path.rglob("*.log")
+    before = log.read_bytes()
+    history = HistoryStore(tmp_path, segment_bytes=1)
+    history.append(record(child(versions[-1].header)))
+    log.write_bytes(before)  # as if it had not been deleted any more
+    half = log.with_name("00000001-5-9.z.tmp")
+    half.write_bytes(b"half of it")
+    again = HistoryStore(tmp_path)
+    assert numbers(again, versions[-1]) == [4, 3, 2, 1] and not log.exists() and not half.exists()
+    again.append(record(versions[0]))
+    assert len(list(tmp_path.rglob("*.log"))) == 1
+
+
+def test_of_branches_the_line_of_the_head_counts(tmp_path: Path) -> None:
+    versions = chain(10)
+    other = [child(versions[4].header, syncer="p2", learners=("p2",))]
+    for _ in range(7):
+        other.append(child(other[-1].header, syncer="p2", learners=("p2",)))
+    history = history_of(tmp_path, [*versions, *other])
+    where = tip(other[-1])
+    line = history.line(0, where.number, where.digest)
+    assert [r.version for r in history.along(0, line)] == [*versions[:5], *other]
+
+
+def test_what_is_missing_is_said_and_can_come_later(tmp_path: Path) -> None:
+    versions = chain(30)
+    history = history_of(tmp_path, versions[20:])
+    where = tip(versions[-1])
+    line = history.line(0, where.number, where.digest)
+    assert (line.first, line.wanted) == (21, versions[19].header.digest()) and not line.is_whole
+    for version in reversed(versions[:20]):
+        history.append(record(version))
+    assert history.line(0, where.number, where.digest).is_whole
+
+
+def test_a_damaged_segment_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    versions = chain(60)
+    history_of(tmp_path, versions)
+    damaged = sorted(tmp_path.rglob("*.z"))[1]
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    history, where = HistoryStore(tmp_path), tip(versions[-1])
+    first = history.line(0, where.number, where.digest).first
+    assert 1 < first < 60
+    for version in versions[:first]:
+        history.append(record(version))
+    assert history.line(0, where.number, where.digest).is_whole
+
+
+def test_a_page_ends_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [record(version) for version in chain(3)]
+    monkeypatch.setattr(credits, "PAGE_BYTES", len(frame_record(kept[0])) + 1)
+    assert credits.page_of(kept) == frame_record(kept[0]) + frame_record(kept[1])
+
+
+@pytest.mark.parametrize("cut", [1, 5, 100])
+def test_a_page_of_a_peer_is_whole_or_refused(cut: int) -> None:
+    page = b"".join(frame_record(record(version)) for version in chain(3))
+    assert len(decode_page(page)) == 3 and decode_page(b"") == []
+    with pytest.raises(RemoteError, match="garbage"):
+        decode_page(page[:-cut])
+    changed = bytearray(page)
+    changed[-cut] ^= 1
+    with pytest.raises(RemoteError, match="garbage"):
+        decode_page(bytes(changed))
+    assert len(list(read_frames(page[:-cut]))) == 2
+
+
+# Names beside a history: they outlive restarts, however many and long; a damaged file is set aside.
+
+
+def test_names_are_kept_however_long(tmp_path: Path) -> None:
+    path = tmp_path / "history" / "names.json"
+    known = {f"12D3KooW{n:044}": "\N{MATHEMATICAL BOLD CAPITAL A}" * 63 for n in range(MAX_NAMES)}
+    NamesFile(path, known).save(known)
+    again = NamesFile(path, {})
+    assert all(again.get(peer) == name for peer, name in known.items())
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "names.json"
+    path.write_bytes(b"[1")
+    with caplog.at_level(logging.WARNING):
+        names = NamesFile(path, {"p1": "ada"})
+    assert "damaged" in caplog.text and (tmp_path / "names.json.corrupt").exists()
+    path.mkdir()
+    names.save(["p1"])
+    assert NamesFile(path, {}).get("p1") == "ada"

@@ -1,21 +1,51 @@
 """Loop, mailbox, optimizer: everything that needs no second process."""
 
+from __future__ import annotations
+
+import contextlib
 import math
 import os
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from deadlines import within_s
 from learner_kit import BASES, TASK, Bench, alone, data
+from torch import nn
 
-from p2pdiloco.config.presets import MICRO
-from p2pdiloco.errors import UserError
-from p2pdiloco.learner import loop, ranks, training_process
-from p2pdiloco.learner.channel import Install, LearnerOptions, Learners, Note, Start, Stop
-from p2pdiloco.learner.inner_step import PassOptions
+from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO, for_run
+from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.learner import inner_step, loop, optimizer, ranks, training_process
+from p2pdiloco.learner.channel import (
+    ChannelBroken,
+    CopiedOut,
+    Install,
+    LearnerOptions,
+    Learners,
+    Note,
+    Save,
+    Start,
+    StateSaved,
+    Stop,
+)
+from p2pdiloco.learner.inner_step import (
+    CACHE_VARIABLES,
+    PAYS_AFTER_S,
+    TIMED_STEPS,
+    UNTIMED_STEPS,
+    Form,
+    Forms,
+    Passes,
+    PassOptions,
+    RecordedUpdate,
+    bound_cache,
+    use_cache,
+)
 from p2pdiloco.learner.loop import (
     COMPILING,
     MAX_SKIPPED_IN_A_ROW,
@@ -23,14 +53,13 @@ from p2pdiloco.learner.loop import (
     TrainingDiverged,
     evaluate,
     heldout_batch,
+    train,
 )
-from p2pdiloco.learner.optimizer import make_optimizer, moments, set_learning_rate
-from p2pdiloco.learner.ranks import choose_device, count_ranks, device_hints
+from p2pdiloco.learner.optimizer import FusedAdamW, make_optimizer, moments, set_learning_rate
+from p2pdiloco.learner.ranks import Distributed, Order, choose_device, count_ranks, device_hints
 from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.transformer import generate
-
-# --- loop -------------------------------------------------------------------------------------------
 
 
 def test_loss_falls():
@@ -310,12 +339,12 @@ def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
     groups += [{"params": [theirs.bias], "weight_decay": 0.0}]
     b = torch.optim.AdamW(groups, lr=MICRO.inner.learning_rate, betas=betas, fused=True)
     for step in range(5):
-        for optimizer, layer in ((a, ours), (b, theirs)):
-            set_learning_rate(optimizer, 0.01 * (step + 1))
-            optimizer.zero_grad()
+        for stepped, layer in ((a, ours), (b, theirs)):
+            set_learning_rate(stepped, 0.01 * (step + 1))
+            stepped.zero_grad()
             batch = torch.arange(7.0).reshape(1, 7) + step
             torch.autograd.backward(layer(batch).square().sum())
-            optimizer.step()
+            stepped.step()
         assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias)
     code = (
         "import sys, torch\n"
@@ -326,3 +355,441 @@ def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], timeout=within_s(120)).returncode == 0
+
+
+# Passes that torch's compiler really compiles, here for the CPU.
+
+MANIFEST = msgspec.structs.replace(MICRO, model=MICRO.model | {"layers": 1})
+PASS_TOKENS = 192
+"""Of a step of four samples: passes of three samples and of one."""
+
+
+def go_elsewhere(training: Training) -> None:
+    """Write other parameters in place, as a version does that is gone over to."""
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            parameter.copy_(parameter * 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.timeout(300)
+def test_compiled_passes_learn_the_same_over_an_odd_last_pass_and_a_version(tmp_path, monkeypatch):
+    for variable in CACHE_VARIABLES:
+        monkeypatch.setenv(variable, str(tmp_path))
+    from torch._dynamo.utils import counters  # imports for seconds
+
+    torch._dynamo.reset()
+    counters.clear()
+    plain, expected = alone(3, MANIFEST, micro_batch=PASS_TOKENS)
+    task = task_of(MANIFEST)
+    model = task.model()
+    model.load_state_dict(task.initial_parameters())
+    options = PassOptions(PASS_TOKENS, compile="always", precision="fp32")
+    training = Training(task, model, data().train, "peer-a", options=options)
+    found = [training.step().loss for _ in range(3)]
+    for each, losses in ((plain, expected), (training, found)):
+        go_elsewhere(each)
+        losses += [each.step().loss for _ in range(2)]
+    assert training._passes.made == 2
+    assert counters["stats"]["unique_graphs"] == 1, "none of the odd passes, and none anew"
+    assert training._passes._forms.form is Form.COMPILED and training.take_notes() == []
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert training.tokens_total == plain.tokens_total == 5 * MICRO.inner.tokens_per_step
+
+
+@pytest.mark.parametrize("manifest", [MICRO, DIGITS, DIGITS_CNN], ids=lambda manifest: manifest.run.name)
+def test_built_in_models_are_one_graph_from_tokens_to_loss(manifest):
+    if manifest is not MICRO:
+        pytest.importorskip("sklearn")
+    task = task_of(manifest)
+    model = task.model()
+    part = task.load_data(None).train.batch(np.arange(4))
+    # In pieces it would be an error.
+    compiled = torch.compile(lambda *part: task.loss(model, part), backend="eager", fullgraph=True)
+    # Not the same bits: several threads may add up in another order.
+    torch.testing.assert_close(compiled(*part), task.loss(model, part), rtol=1e-5, atol=0)
+
+
+# When passes are compiled, and what becomes of it. (On GPUs: test_accelerators.)
+
+STEPS = TIMED_STEPS + UNTIMED_STEPS
+LONG = 10 * PAYS_AFTER_S
+PART = (torch.ones(4, 3),)
+
+
+class Compiler:
+    """`torch.compile` whose functions count their calls, and fail if they are told to."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.calls = 0
+
+    def __call__(self, function, dynamic):
+        assert not dynamic
+
+        def compiled(*part):
+            self.calls += 1
+            if self.failure is not None:
+                raise self.failure
+            return function(*part)
+
+        return compiled
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    made = Compiler()
+    monkeypatch.setattr(torch, "compile", made)
+    monkeypatch.setattr(inner_step, "compiles_by_itself", lambda device: True)
+    return made
+
+
+class Steps:
+    """Inner steps of a linear layer."""
+
+    def __init__(self, choice="auto") -> None:
+        self.layer = nn.Linear(3, 2)
+        self.forms = Forms(lambda x: self.layer(x).square().mean(), list(self.layer.parameters()), choice)
+
+    def make(self, count=1, step_s=1.0, steps_left=LONG, part=PART) -> None:
+        for _ in range(count):
+            self.forms.before_step(steps_left)
+            self.layer.zero_grad()
+            self.forms.make_pass(part, 1.0)
+            self.forms.step_took(step_s, passes=1)
+
+
+def test_it_compiles_after_some_steps_and_says_what_it_gained(compiler):
+    steps = Steps()
+    steps.make(STEPS)
+    assert steps.forms.form is Form.PLAIN and compiler.calls == 0
+    gradient = steps.layer.weight.grad.clone()
+    assert not steps.forms.compiles_now
+    steps.forms.before_step(LONG)
+    assert steps.forms.compiles_now, "which is said before it takes a minute"
+    steps.make(step_s=34.0)
+    assert not steps.forms.compiles_now
+    steps.make(STEPS - 1, step_s=0.25)
+    assert steps.forms.form is Form.COMPILED and compiler.calls == STEPS
+    assert torch.equal(steps.layer.weight.grad, gradient)
+    assert steps.forms.take_notes() == []
+    steps.make(2)
+    assert steps.forms.take_notes() == ["compiled in 34 s: inner steps are 4.0 times as fast"]
+
+
+def test_what_is_compiled_at_once_says_how_long_that_took(compiler):
+    steps = Steps("always")
+    steps.make(step_s=34.0)
+    steps.make(STEPS)
+    assert steps.forms.take_notes() == ["compiled in 34 s"]
+    steps.make(2 * STEPS, step_s=50.0)
+    assert steps.forms.form is Form.COMPILED and steps.forms.take_notes() == []
+
+
+def test_what_is_no_faster_is_left(compiler):
+    steps = Steps()
+    steps.make(STEPS)
+    steps.make(STEPS, step_s=1.5)
+    calls = compiler.calls
+    steps.make(3 * STEPS)
+    assert steps.forms.form is Form.LEFT and compiler.calls == calls
+    (told,) = steps.forms.take_notes()
+    assert told.endswith("and inner steps are no faster: training without it")
+
+
+def test_of_a_step_s_passes_the_largest_is_compiled(compiler):
+    steps = Steps()
+    odd = (torch.ones(2, 3),)
+    for _ in range(STEPS + 1):
+        steps.forms.before_step(LONG)
+        for part in (PART, odd):
+            steps.layer.zero_grad()
+            steps.forms.make_pass(part, 0.5)
+        steps.forms.step_took(1.0, passes=2)
+    assert compiler.calls == 1
+
+
+def test_a_run_that_is_nearly_over_is_not_compiled_for(compiler):
+    steps = Steps()
+    steps.make(3 * STEPS, step_s=0.1, steps_left=PAYS_AFTER_S / 0.1 - 1)
+    assert steps.forms.form is Form.PLAIN
+    steps.make(step_s=0.1, steps_left=PAYS_AFTER_S / 0.1 + 1)
+    assert steps.forms.form is Form.COMPILED
+
+
+def test_passes_of_another_shape_are_made_as_they_are(compiler):
+    steps = Steps("always")
+    steps.make(2)
+    assert compiler.calls == 2
+    steps.make(part=(torch.ones(3, 3),))
+    assert compiler.calls == 2
+    steps.forms.begin_anew()
+    steps.make(part=(torch.ones(3, 3),))
+    assert compiler.calls == 3
+
+
+def test_a_compiler_that_fails_is_left(compiler):
+    compiler.failure = RuntimeError("no compiler is installed")
+    steps = Steps()
+    steps.make(STEPS)
+    with pytest.raises(RuntimeError):
+        steps.make()
+    assert steps.forms.leave("no compiler is installed"), "the pass is made again, by whoever asked for it"
+    compiler.failure = None
+    steps.make(STEPS)
+    assert steps.forms.form is Form.LEFT and compiler.calls == 1
+    assert steps.forms.take_notes() == [
+        "torch.compile failed (no compiler is installed): training without it"
+    ]
+
+
+def test_models_whose_shapes_change_are_compiled_for_who_insists_only(compiler):
+    manifest = for_run("micro", "experts")
+    task = task_of(msgspec.structs.replace(manifest, model=manifest.model | {"experts": 2}))
+    for choice, form in (("auto", Form.LEFT), ("always", Form.PLAIN)):
+        passes = Passes(task, task.model(), 4, PassOptions(compile=choice), together=1, bf16=False)
+        assert passes._forms.form is form
+
+
+def test_never_is_never_and_what_is_not_compiled_cannot_be_left(compiler):
+    steps = Steps("never")
+    steps.make(3 * STEPS)
+    assert steps.forms.form is Form.LEFT and compiler.calls == 0
+    assert not steps.forms.leave("whatever")
+
+
+def test_compiled_code_is_kept_in_a_folder(tmp_path, monkeypatch):
+    for variable in inner_step.CACHE_VARIABLES:
+        monkeypatch.setenv(variable, "")  # so that it is put back as it was
+        monkeypatch.delenv(variable)
+    for unusable in ("", "/my data", "/anna's", 'a"b"', "a\\b"):
+        use_cache(unusable)
+        assert "TRITON_CACHE_DIR" not in os.environ, "torch would split it into words"
+    use_cache(str(tmp_path / "compiled"))
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "compiled" / "triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    use_cache(str(tmp_path / "compiled"))
+    assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere", "its user's choice stays"
+
+
+def test_the_folder_of_compiled_code_has_a_bound(tmp_path, monkeypatch):
+    folder = tmp_path / "compiled"
+    bound_cache(folder)
+    (folder / "triton").mkdir(parents=True)
+    (folder / "triton" / "kernel").write_bytes(bytes(10))
+    bound_cache(folder)
+    assert folder.exists()
+    monkeypatch.setattr(inner_step, "CACHE_BYTES", 9)
+    bound_cache(folder)
+    assert not folder.exists()
+
+
+def test_a_file_that_another_process_removes_meanwhile_is_no_error(tmp_path):
+    (tmp_path / "gone").symlink_to(tmp_path / "target")
+    bound_cache(tmp_path)
+    assert tmp_path.exists()
+
+
+def test_one_process_begins_the_folder_anew_before_the_others_may_compile(tmp_path, monkeypatch):
+    """All of them compile in the same inner step: who began it anew then would take the others' code away."""
+    done = []
+
+    class Met(Exception):
+        pass
+
+    def meet(rank, *_):
+        done.append(f"rank {rank} meets")
+        raise Met
+
+    monkeypatch.setattr(training_process, "bound_cache", lambda folder: done.append(folder))
+    monkeypatch.setattr(training_process.Distributed, "meet", meet)
+    options = LearnerOptions(peer="", device="cpu", compile="always", compile_cache=tmp_path)
+    for rank in (0, 1):
+        with pytest.raises(Met):
+            training_process._build(Start(MICRO, options, BASES), rank, 2, tmp_path)
+    assert done == [tmp_path, "rank 0 meets", "rank 1 meets"]
+
+
+def test_all_processes_decide_by_the_same_number_of_steps_that_are_left(monkeypatch):
+    """A rank that compiled alone, as it knew of no other learner, would hold all of them up."""
+    ranks, wire = object.__new__(Distributed), []
+
+    def broadcast(words, src, group):
+        if wire:
+            words.copy_(wire.pop())
+        else:
+            wire.append(words.clone())
+
+    ranks._distributed, ranks._control = SimpleNamespace(broadcast=broadcast), None
+    ranks.group, ranks._words = None, torch.device("cpu")
+    leader, follower = alone(0)[0], alone(0)[0]
+    leader.run_is_at(5000, learners=7)
+    ranks.order("step", leader.run_tokens, leader.learners)
+    told, steps = ranks.next_order(), []
+    assert (told.kind, told.number, told.learners) == ("step", 5000, 7)
+    monkeypatch.setattr(ranks, "next_order", lambda: Order("end") if steps else told)
+    monkeypatch.setattr(follower, "step", lambda: steps.append(follower.steps_left))
+    parts = SimpleNamespace(training=follower, ranks=ranks)
+    monkeypatch.setattr(training_process, "_build", lambda *_: parts)
+    training_process.follow(Start(MICRO, LearnerOptions(peer="", niceness=0), BASES), 1, 2, None)
+    assert steps == [leader.steps_left]
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph` that counts."""
+
+    replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
+def test_a_recorded_update_is_not_replayed_on_gradients_or_moments_of_other_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    layer = nn.Linear(3, 2)
+    optimizer = FusedAdamW([{"params": list(layer.parameters()), "weight_decay": 0.0}], 0.1, (0.9, 0.99))
+    layer(PART[0]).sum().backward()
+    optimizer.step()
+    update = RecordedUpdate(optimizer, torch.device("cpu"))
+    assert update.replay() and update._graph.replays == 1
+    kept = layer.bias.grad
+    layer.bias.grad = torch.zeros_like(layer.bias)
+    assert not update.replay()
+    layer.bias.grad = kept
+    assert update.replay()
+    optimizer.state[layer.bias]["exp_avg"] = torch.zeros(2)
+    assert not update.replay() and update._graph.replays == 2
+
+
+def test_what_is_compiled_at_once_and_recorded_says_so_in_time(compiler, monkeypatch):
+    """`test_accelerators` waits for it, on a GPU."""
+    recorded = SimpleNamespace(fits=lambda part, share: True, replay=lambda part: part[0].sum())
+    monkeypatch.setattr(inner_step, "RecordedPass", lambda *_: recorded)
+    steps = Steps("always")
+    monkeypatch.setattr(steps.forms, "_device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(inner_step, "give_memory_back", lambda device: None)
+    steps.make(step_s=7.0)
+    steps.make(2 * STEPS + 1, step_s=0.01)
+    assert steps.forms.form is Form.RECORDED
+    assert steps.forms.take_notes() == ["compiled in 7 s and recorded as a CUDA graph"]
+
+
+# Saving and restoring a learner.
+
+
+def test_saved_and_restored_training_goes_on_bit_identically(tmp_path, bench):
+    _, expected = alone(20)
+    losses = [bench.training.step().loss for _ in range(9)]
+    bench.fragments.count_step(1)
+    loop.save_checkpoint(tmp_path / "state", bench.training, bench.fragments)
+    other = Bench()
+    loop.restore_checkpoint(tmp_path / "state", ["all"] * 4, other.training, other.fragments)
+    saved, restored = bench.parameters(), other.parameters()
+    # base - (base - theta) is theta up to one rounding; make it exact to see that nothing else differs.
+    for name in saved:
+        torch.testing.assert_close(restored[name], saved[name], rtol=0, atol=1e-7)
+    other.training.model.load_state_dict(saved)
+    other.training.stream = bench.training.stream  # kept beside the state (test_data_streams)
+    losses += [other.training.step().loss for _ in range(11)]
+    other.close()
+    assert losses == expected
+
+
+def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench):
+    for _ in range(3):
+        bench.mailbox.boundary(bench.training.step())
+    copies = [e for e in bench.events() if isinstance(e, CopiedOut)]
+    assert [c.fragment for c in copies] == [0]  # due at inner step 2, so one step is not in flight
+    loop.save_checkpoint(tmp_path / "state", bench.training, bench.fragments)
+    whole, rest = bench.fragments.displacement(0), bench.fragments.not_in_flight(0)
+    assert not torch.equal(whole, rest)
+    for mode, expected, steps in (("all", whole, 3), ("rest", rest, 1), ("none", whole * 0, 0)):
+        other = Bench()
+        other.exchange.base(0, 0).add_(1.0)  # the base has moved on meanwhile
+        other.fragments.scatter_bases(dict(other.training.model.named_parameters()))
+        loop.restore_checkpoint(tmp_path / "state", [mode] * 4, other.training, other.fragments)
+        torch.testing.assert_close(other.fragments.displacement(0), expected, rtol=0, atol=1e-6)
+        assert other.fragments.counters[0].unmerged_steps == steps
+        assert other.fragments.counters[0].unmerged_tokens == steps * 256
+        assert not other.fragments.counters[0].slot_in_use
+        assert other.training.inner_step == 3
+        other.close()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path, bench, monkeypatch, fast):
+    monkeypatch.setattr(optimizer, "multiplies_bf16", lambda kind: fast)
+    inner = msgspec.structs.replace(MICRO.inner, optimizer="muon", warmup_tokens=2560)
+    manifest = msgspec.structs.replace(MICRO, inner=inner)
+    trained, same = (Bench(manifest) for _ in range(2))
+    losses = [trained.training.step().loss for _ in range(12)]
+    assert losses[-1] < losses[0] - 0.05
+    assert len(trained.training.optimizer.param_groups[-1]["params"]) == 2 * 7  # of two blocks
+    loop.save_checkpoint(tmp_path / "state", trained.training, trained.fragments)
+    assert loop.restore_checkpoint(tmp_path / "state", [], same.training, same.fragments) == ""
+    same.training.model.load_state_dict(trained.parameters())
+    same.training.stream.take(12 * 4)
+    assert same.training.step() == trained.training.step()
+    note = loop.restore_checkpoint(tmp_path / "state", [], bench.training, bench.fragments)
+    assert note == "the saved moments are of muon: those of adamw begin anew"
+    assert (bench.training.inner_step, bench.training.optimizer_steps) == (12, 0)
+    trained.close()
+    same.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "missing"])
+def test_a_damaged_state_is_refused_and_changes_nothing(tmp_path, bench, damage):
+    bench.mailbox.boundary(bench.training.step())
+    path = tmp_path / "state"
+    loop.save_checkpoint(path, bench.training, bench.fragments)
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(data[:-1000])
+    elif damage == "flip":
+        data[-1000] ^= 1
+        path.write_bytes(data)
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    other = Bench()
+    before = other.parameters()
+    with pytest.raises(StorageError):
+        loop.restore_checkpoint(path, ["all"] * 4, other.training, other.fragments)
+    assert other.training.inner_step == 0
+    assert all(torch.equal(before[name], value) for name, value in other.parameters().items())
+    other.close()
+
+
+def test_a_failed_save_is_reported_and_training_goes_on(tmp_path, bench):
+    path = tmp_path / "no-such-folder" / "state"
+    bench.post(Save(path))
+    assert bench.mailbox.boundary(bench.training.step())
+    [saved] = [e for e in bench.events() if isinstance(e, StateSaved)]
+    assert (saved.path, saved.ok) == (path, False)
+    assert "cannot save" in saved.reason
+
+
+def test_stop_saves_and_ends_the_loop(tmp_path, bench):
+    bench.post(Stop(tmp_path / "state"))
+    train(bench.training, bench.mailbox.boundary)
+    assert bench.training.inner_step == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]  # no temporary file stays
+    with pytest.raises(ChannelBroken):
+        bench.daemon.close()
+        bench.mailbox.boundary(bench.training.step())
+
+
+def test_who_diverged_begins_again_at_the_global_parameters(tmp_path, bench):
+    for _ in range(3):
+        bench.mailbox.boundary(bench.training.step())
+    piece = bench.fragments.layouts[0].pieces[0]
+    dict(bench.training.model.named_parameters())[piece.tensor].data.view(-1)[piece.tensor_offset] = torch.nan
+    loop.save_checkpoint(tmp_path / "state", bench.training, bench.fragments)
+    other = Bench()
+    loop.restore_checkpoint(tmp_path / "state", ["all"] * 4, other.training, other.fragments)
+    assert all(value.isfinite().all() for value in other.parameters().values())
+    assert [counters.unmerged_steps for counters in other.fragments.counters] == [0, 3, 3, 3]
+    other.close()

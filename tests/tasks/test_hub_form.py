@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import threading
+import time
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from p2pdiloco.config.manifest import CausalLMSection
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import InvariantViolation, UserError
+from p2pdiloco.tasks import causal_lm, hub_models, tokens
 from p2pdiloco.tasks.hub_models import (
     ALIASES,
     DEFAULTS,
@@ -19,6 +25,7 @@ from p2pdiloco.tasks.hub_models import (
     section_of,
     with_defaults,
 )
+from p2pdiloco.tasks.tokens import FileTokenizer, end_of_document
 
 transformers: Any = pytest.importorskip("transformers")
 CLASSES = {LLAMA: transformers.LlamaConfig, MIXTRAL: transformers.MixtralConfig}
@@ -123,3 +130,169 @@ def test_an_export_states_every_field_of_its_architecture(experts: int) -> None:
     assert section_of(config) == section
     theirs = CLASSES[config["model_type"]](**config)
     assert section_of(theirs.to_dict()) == section
+
+
+# What a stranger's config of `transformers` costs is bounded by what the manifest lists.
+
+pytest.importorskip("transformers")
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": 256}
+
+
+def without(seconds: float) -> None:
+    """Let the processor compute for so long, in Python."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+class Parts(torch.nn.Module):
+    """What a config may ask for beside its listed parameters."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        if what == "modules":
+            self.parts = torch.nn.ModuleList(torch.nn.Identity() for _ in range(3_000))
+        elif what == "parameters":
+            for index in range(3_000):
+                self.register_parameter(f"p{index}", torch.nn.Parameter(torch.empty(1)))
+        elif what == "buffers":
+            self.register_buffer("mask", torch.empty(1 << 30, dtype=torch.bool))
+        elif what == "time":
+            without(10.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("modules", "many more parts"),
+        ("parameters", "many more parts"),
+        ("buffers", "buffers are larger"),
+        ("time", "takes more than 0 s to build"),
+    ],
+)
+def test_what_a_model_needs_beside_its_parameters_is_bounded(
+    what: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what == "time":
+        monkeypatch.setattr(hub_models, "LEAST_CPU_S", 0.1)
+    before = signal.getsignal(signal.SIGVTALRM)
+    with torch.device("meta"):
+        with pytest.raises(hub_models.TooMuch, match=words), hub_models.bounded(10, 1000):
+            Parts(what)
+        with hub_models.bounded(10, 1000):
+            Parts("nothing")
+        Parts("modules")
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+XLSTM = {
+    "model_type": "xlstm",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "embedding_dim": 32,
+    "num_heads": 2,
+    "num_hidden_layers": 1,
+    "num_blocks": 1,
+}
+
+XLM = {"model_type": "xlm", "vocab_size": 256, "emb_dim": 32, "n_layers": 1, "n_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        (XLSTM, {"num_blocks": 1000, "num_hidden_layers": 1000}),
+        (GPT2, {"n_layer": 1000}),
+        (
+            {"model_type": "xlm", "vocab_size": 256, "emb_dim": 32, "n_layers": 1, "n_heads": 2},
+            {"n_layers": 1000},
+        ),
+    ],
+    ids=["xlstm", "gpt2", "xlm"],
+)
+def test_a_config_that_builds_much_more_than_is_listed_ends_early(
+    config: dict[str, object], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from p2pdiloco.tasks.initial import tensor_specs
+
+    expected = tensor_specs(causal_lm._meta(config))
+    built: list[object] = []
+    monkeypatch.setattr(hub_models, "LEAST_PARTS", 100)
+    counting = torch.nn.modules.module.register_module_module_registration_hook(
+        lambda *part: built.append(part)
+    )
+    refusal = pytest.raises(UserError, match=r"cannot build a causal model .*many more parts")
+    with counting, refusal:
+        causal_lm.built(config | more, expected)
+    assert len(built) <= 100 + hub_models.PARTS_PER_PARAMETER * len(expected) + 1
+
+
+# A stranger's tokenizer file that panics, or backtracks for ever, is a refusal in one sentence.
+
+pytest.importorskip("tokenizers")
+EVIL = "(x+x+)+y"
+
+
+def file_of(**parts: Any) -> bytes:
+    model = {"type": "WordLevel", "vocab": {"x": 0, "</s>": 1}, "unk_token": "x"}
+    empty = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": model, **empty, **parts}).encode()
+
+
+PLACES = {
+    "normalizer": {"type": "Replace", "pattern": {"Regex": EVIL}, "content": ""},
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"Regex": EVIL},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_regex_that_backtracks_is_refused(place: str) -> None:
+    tokenizer = FileTokenizer(file_of(**{place: PLACES[place]}), "</s>")
+    with pytest.raises(UserError, match="the tokenizer cannot encode this text") as refused:
+        tokenizer.encode([b"x" * 200])
+    assert "\n" not in str(refused.value) and "regular expression" in refused.value.hint
+
+
+def test_a_decoder_that_backtracks_is_refused() -> None:
+    decoder = {"type": "Replace", "pattern": {"Regex": EVIL}, "content": ""}
+    tokenizer = FileTokenizer(
+        file_of(
+            decoder=decoder,
+            model={"type": "WordLevel", "vocab": {"x" * 200: 0, "</s>": 1}, "unk_token": "</s>"},
+        ),
+        "</s>",
+    )
+    with pytest.raises(UserError, match="the tokenizer cannot decode these tokens"):
+        tokenizer.decode([0])
+
+
+def test_what_takes_too_long_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    with pytest.raises(UserError, match="it takes more than 0 s"):
+        tokens._asked("the tokenizer cannot encode this text", over.wait, 0.01)
+    over.set()
+    monkeypatch.setattr(tokens, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(tokens, "LEAST_BYTES_PER_S", 1e-3)
+    found = FileTokenizer(file_of(), "</s>").encode([b"x", b"x" * 3])
+    assert [ids.tolist() for ids in found] == [[0], [0]], "longer texts have longer"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{}", b"[" * 100_000, file_of(model={"type": "no"})])
+def test_what_is_no_tokenizer_is_refused(content: bytes) -> None:
+    with pytest.raises(UserError, match="the tokenizer file cannot be read") as refused:
+        end_of_document(content)
+    assert "\n" not in str(refused.value)
+
+
+def test_our_own_mistakes_are_no_refusals() -> None:
+    def broken() -> None:
+        raise InvariantViolation("ours")
+
+    with pytest.raises(InvariantViolation):
+        tokens._asked("", broken)

@@ -25,10 +25,13 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
-from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
-from p2pdiloco.core.candidates import ranking
+from p2pdiloco.core.api.types import NEVER, Contributor, Reach, Stamp
+from p2pdiloco.core.candidates import FIRST_S, LONGEST_S, Idle, ranking
+from p2pdiloco.core.capacity import HEARD_S, TRY_EVERY_S
+from p2pdiloco.core.context import Electorate
+from p2pdiloco.core.delegate import LeafElectorate, UpperElectorate
 from p2pdiloco.core.election import OfficeState
-from p2pdiloco.core.voting import HEARSAY
+from p2pdiloco.core.voting import HEARSAY, LAST_AFTER_S
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -333,3 +336,361 @@ def test_who_claims_what_it_has_not_keeps_nobody_from_asking_whoever_has_it() ->
         assert len(asks) == len(set(asks))
         asked.update(asks)
     assert asked == {"p1", "p2"}
+
+
+# Nobody is in office by its own word, and who makes nothing of an office is the last to have it again.
+
+LAST = branch(4)[4].header.head()
+"""Head with which a term that began at version 0 is over."""
+
+
+def waited_in_vain(solo: Solo) -> None:
+    """p1 takes our work in its first term, and makes nothing of it."""
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    for _ in range(60):
+        solo.wait(0.6)
+        if solo.fragment.office._candidates.idle.now(solo.now):
+            return
+    raise AssertionError("counted on for ever")
+
+
+def test_no_candidate_ends_a_term_with_a_head_that_it_alone_names() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    solo.hear("p2", heads=(LAST,))
+    assert refusal(request(solo, "p2", 2, LAST)) is VoteRefusal.NOT_PROVEN, "it may be true: asked again"
+    solo.hear("p3", heads=(LAST,))
+    assert refusal(request(solo, "p2", 2, LAST)) is VoteRefusal.NOT_PROVEN
+    solo.hear("p1", heads=(LAST,))
+    assert sent(request(solo, "p2", 2, LAST), msg.VoteGranted), "the holder itself says so"
+
+
+def test_a_term_is_over_once_its_last_version_is_here() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    for version in branch(4, learners=PEERS)[1:]:
+        assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
+        solo.announce(version)
+    assert sent(request(solo, "p2", 2), msg.VoteGranted)
+
+
+def test_who_voted_stands_in_its_turn_as_soon_as_the_term_of_that_office_is_over() -> None:
+    """However short it was: else one syncer stays where terms are shorter than a voter's pause."""
+    solo = Solo(peers=PEERS[:2])
+    assert sent(request(solo, "p1"), msg.VoteGranted)
+    solo.elect("p1")
+    for version in branch(4, learners=(*PEERS[:2], "me"))[1:]:
+        solo.announce(version)
+    timing = solo.config.timing
+    rank = ranking("run", "all", 0, 2, (*PEERS[:2], "me")).index("me")
+    assert (rank + 1) * timing.stagger_s < timing.election_timeout_s, "or this shows nothing"
+    solo.wait((rank + 1) * timing.stagger_s)
+    assert solo.fragment.office.state is OfficeState.CANDIDATE
+
+
+def test_who_voted_leaves_the_candidate_the_time_to_be_elected() -> None:
+    solo = Solo(peers=PEERS)
+    assert sent(request(solo, "p1"), msg.VoteGranted)
+    solo.wait(solo.config.timing.election_timeout_s - 0.1)
+    assert solo.fragment.office.state is OfficeState.VACANT
+
+
+def test_a_vote_ends_no_other_pause() -> None:
+    """Neither when it is given nor when the office is filled: who failed would else stand again at once."""
+    solo = Solo(peers=PEERS[:2])
+    office, timing = solo.fragment.office, solo.config.timing
+    pause_s = 2 * timing.election_timeout_s
+    office.stand_later(solo.now + pause_s)
+    assert sent(request(solo, "p1"), msg.VoteGranted)
+    solo.elect("p1")
+    for version in branch(4, learners=(*PEERS[:2], "me"))[1:]:
+        solo.announce(version)
+    solo.wait(pause_s - 0.1)
+    assert office.state is OfficeState.VACANT
+    solo.wait(0.2 + 2 * timing.stagger_s)
+    assert office.state is OfficeState.CANDIDATE
+
+
+def test_who_made_nothing_of_its_office_gets_it_last() -> None:
+    solo = Solo(peers=PEERS)
+    waited_in_vain(solo)
+    term = solo.fragment.office._terms.next()
+    assert refusal(request(solo, "p1", term)) is VoteRefusal.OUT_OF_TURN
+    assert sent(request(solo, "p2", term), msg.VoteGranted)
+    solo.wait(LAST_AFTER_S + 0.1)
+    term = solo.fragment.office._terms.next()
+    assert sent(request(solo, "p1", term), msg.VoteGranted), "where nobody else could be elected"
+
+
+def test_where_nobody_else_stands_it_is_not_passed_over() -> None:
+    solo = Solo(peers=PEERS)
+    waited_in_vain(solo)
+    for peer in ("p2", "p3", "p4"):
+        solo.hear(peer, stands=False)
+    solo.core.shared.leaving = True
+    assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted)
+
+
+def test_a_version_of_its_mends_it() -> None:
+    solo = Solo(peers=PEERS)
+    waited_in_vain(solo)
+    idle = solo.fragment.office._candidates.idle
+    assert idle.now(solo.now) == {"p1"}
+    solo.announce(child(solo.fragment.chain.header, "p1", PEERS, term=1))
+    assert not idle.now(solo.now)
+
+
+def test_an_announcement_alone_mends_nothing() -> None:
+    solo = Solo(peers=PEERS)
+    waited_in_vain(solo)
+    solo.message("p1", announce(child(solo.fragment.chain.header, "p1", PEERS, term=1)))
+    assert solo.fragment.office._candidates.idle.now(solo.now) == {"p1"}
+
+
+def served(solo: Solo, *syncers: str) -> None:
+    """These make a term's versions each."""
+    for term, syncer in enumerate(syncers, 1):
+        solo.elect(syncer, term=term, start=solo.head.number)
+        for _ in range(solo.config.term_versions):
+            solo.announce(child(solo.fragment.chain.header, syncer, ("me", *PEERS), term=term))
+
+
+def test_who_was_syncer_lately_gets_the_office_after_others() -> None:
+    """Else one member that waits for no turn has every office for ever."""
+    solo = Solo(peers=PEERS)
+    served(solo, "p1", "p2")
+    assert refusal(request(solo, "p2", 3)) is VoteRefusal.OUT_OF_TURN
+    assert refusal(request(solo, "p1", 3)) is VoteRefusal.OUT_OF_TURN
+    solo.hear("p3", stands=False)
+    solo.hear("p4", heads=(branch(2)[2].header.head(),))
+    assert refusal(request(solo, "p1", 3)) is VoteRefusal.OUT_OF_TURN, "we would stand ourselves"
+    solo.says |= {"p3": {"stands": False}, "p4": {"heads": (branch(2)[2].header.head(),)}}
+    solo.core.shared.leaving = True
+    term = solo.fragment.office._terms.next()
+    assert sent(request(solo, "p1", term), msg.VoteGranted), "nobody else stands, or has the newest versions"
+
+
+def test_who_was_syncer_lately_gets_it_if_nobody_takes_it() -> None:
+    solo = Solo(peers=PEERS)
+    served(solo, "p1", "p2")
+    solo.fragment.office.stand_later(solo.now + 60.0)
+    solo.wait(LAST_AFTER_S + 0.1)
+    assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
+
+
+def test_who_was_not_syncer_lately_is_ranked_before_others() -> None:
+    solo = Solo(peers=PEERS)
+    served(solo, "p1", "p2")
+    ranks = {solo.fragment.office._candidates.our_rank(term, solo.now) for term in range(40)}
+    assert ranks == {0, 1, 2}, "p1 and p2 come last"
+
+
+def test_a_syncer_may_ask_again_for_its_own_office_until_it_has_made_a_term_of_versions() -> None:
+    """Its votes may be no majority any more, or it wants another term before anybody sees this one end."""
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    for left in range(solo.config.term_versions, 0, -1):
+        solo.elect("p1", term=solo.fragment.office._terms.next(), start=solo.head.number)
+        assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted), left
+        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS), term=solo.head.term + 1))
+    assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
+
+
+def test_nobody_waits_for_the_rank_of_who_comes_last() -> None:
+    solo = Solo(peers=PEERS)
+    candidates = solo.fragment.office._candidates
+    before = [candidates.our_rank(term, solo.now) for term in range(40)]
+    for peer in PEERS:
+        candidates.idle.was(peer, 1, solo.now)
+    assert max(before) > 0 and {candidates.our_rank(term, solo.now) for term in range(40)} == {0}
+
+
+@pytest.mark.parametrize(("times", "pause_s"), [(1, FIRST_S), (2, 2 * FIRST_S), (5, 960.0), (30, LONGEST_S)])
+def test_it_is_longer_every_time(times: int, pause_s: float) -> None:
+    idle = Idle()
+    for term in range(1, times + 1):
+        idle.was("p1", term, 0.0)
+        idle.was("p1", term, 1000.0)  # the same once more
+    assert idle.now(pause_s - 1.0) == {"p1"} and not idle.now(pause_s)
+    idle.made("p1", times - 1)
+    assert idle.now(0.0), "a version from before it"
+    idle.made("p1", times)
+    idle.was("p1", times + 1, 0.0)
+    assert not idle.now(FIRST_S)
+
+
+# Whose disk takes no votes has none, until it takes them again.
+
+
+def says_votes(effects: list[ef.Effect]) -> set[bool]:
+    """What heartbeats among these effects say of our disk."""
+    said = sent(effects, msg.Progress)
+    assert all(message.stands is message.votes for message in said)
+    return {message.votes for message in said}
+
+
+def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
+    solo = Solo(peers=PEERS)
+    solo.slow_disk = True
+    request(solo, "p1", 5)
+    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    assert says_votes(effects) == {False}, "told at once"
+    assert reasons(effects, "disk") == ["no vote until one can be saved: disk full"]
+    assert refusal(request(solo, "p1", 6)) is VoteRefusal.NO_DISK
+    effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
+    assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
+    assert [job.record for job in solo.writing] == [ef.VoteRecord(0, 5, "p1")], "the same vote, tried again"
+    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    solo.wait(TRY_EVERY_S + 1)
+    effects = solo.write()
+    assert says_votes(effects) == {True}
+    assert not sent(effects, msg.VoteGranted), "nobody waits for it any more"
+    solo.slow_disk = False
+    assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted, to="p1")
+
+
+def test_who_has_no_vote_counts_in_no_majority() -> None:
+    solo = Solo(peers=PEERS)
+    assert len(PEERS) > 1
+    for peer in PEERS:
+        solo.says[peer] = {"votes": False, "stands": False}
+        solo.hear(peer)
+    solo.wait(1.0)
+    assert solo.fragment.office.holding, "one of one"
+
+
+def test_without_a_vote_we_count_in_no_majority_of_any_group() -> None:
+    solo = Solo(peers=PEERS)
+    shared, since_s, standing = solo.core.shared, solo.now, solo.fragment.context.standing
+    groups = (
+        Electorate(shared, 0, standing),
+        LeafElectorate(shared, 0, standing, (1, 1), 0, since_s),
+        UpperElectorate(shared, 0, standing, (1, 2), (1, 0), "1/0/0", since_s),
+    )
+    for works in (True, False):
+        shared.vote_disk.works = works
+        assert [shared.me in group.voters(solo.now) for group in groups] == [works] * 3
+
+
+@pytest.mark.parametrize("votes", [True, False])
+def test_a_holder_without_a_vote_is_not_counted_as_an_unknown_one_as_well(
+    votes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four groups below, the syncer of one unknown: two of four are no majority, whoever has a vote still."""
+    solo = Solo(peers=PEERS)
+    group = UpperElectorate(
+        solo.core.shared, 0, solo.fragment.context.standing, (1, 4), (1, 0), "1/0/0", solo.now
+    )
+    holders = {"1/0/0": "me", "1/0/1": "p1", "1/0/2": "p2"}
+    monkeypatch.setattr(group, "holders", lambda now: holders)
+    monkeypatch.setattr(group, "_believed", lambda now: ["1/0/3"])
+    solo.hear("p2", votes=votes, stands=votes)
+    now, gave = solo.now, {"p1", "p2"}
+    mute = group.had_votes(gave, now)
+    assert mute == (not votes)
+    assert 2 * (group.count(gave, now) + mute) <= group.size(now) + mute
+
+
+def test_a_candidate_is_elected_when_those_that_did_not_answer_have_no_vote() -> None:
+    solo = Solo(peers=PEERS)
+    while solo.fragment.office.state is not OfficeState.CANDIDATE:
+        solo.wait(0.1)
+    for peer in PEERS:
+        assert not solo.fragment.office.holding
+        solo.hear(peer, votes=False, stands=False)
+    assert solo.fragment.office.holding
+
+
+def test_who_has_a_vote_again_leaves_the_others_time_to_hear_of_it() -> None:
+    solo = Solo(peers=(), genesis=True)
+    solo.slow_disk = True
+    solo.wait(10.0)  # our own vote
+    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    solo.wait(TRY_EVERY_S + 1)
+    solo.slow_disk = False
+    solo.write()
+    solo.wait(HEARD_S - 0.1)
+    assert not solo.fragment.office.holding
+    solo.wait(1.0)
+    assert solo.fragment.office.holding
+
+
+def test_a_holder_without_a_vote_lays_its_office_down() -> None:
+    solo = Solo(peers=PEERS)
+    solo.take_office()
+    solo.slow_disk = True
+    request(solo, "p1", solo.fragment.office._terms.next())
+    assert solo.fragment.office.holding, "no reason to vote for another"
+    solo.core.shared.vote_disk.failed(lambda: None, "disk full", solo.now)
+    effects = solo.wait(1.0)
+    assert "laid down: our disk takes no votes" in reasons(effects, "office")
+    assert not solo.fragment.office.holding and not sent(effects, msg.VoteRequest)
+
+
+def test_an_office_is_open_when_its_holder_has_no_vote_and_does_not_claim_it() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    office = solo.fragment.office
+    solo.says["p1"] = {"votes": False, "stands": False, "offices": (("all", 0, 1),)}
+    solo.wait(1.0)
+    assert office.why_open(solo.now) == "", "it goes on until it knows"
+    solo.says["p1"] = {"votes": False, "stands": False}
+    solo.hear("p1")
+    assert office.why_open(solo.now) == "the syncer cannot save, and has laid the office down"
+
+
+def test_votes_that_were_given_count_when_their_givers_have_none_any_more() -> None:
+    solo = Solo(peers=PEERS)
+    solo.message("p1", msg.Elected(certificate("p1", ("p1", "p2", "p3"), 1)))
+    for peer in ("p2", "p3"):
+        solo.says[peer] = {"votes": False, "stands": False}
+    effects = solo.wait(solo.config.timing.suspect_s + 2)
+    assert solo.fragment.office.syncer == "p1" and not reasons(effects, "office")
+    late = Solo(peers=PEERS)
+    late.says = solo.says
+    late.wait(1.0)
+    late.message("p1", msg.Elected(certificate("p1", ("p1", "p2", "p3"), 1)))
+    assert late.fragment.office.syncer == "p1"
+
+
+@pytest.mark.parametrize("votes", [True, False])
+def test_of_those_that_a_hidden_member_cannot_hear_are_none_that_it_hears(votes: bool) -> None:
+    solo = Solo(peers=PEERS, votes=votes)
+    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
+    solo.wait(1.0)
+    assert solo.fragment.office._electorate.out_of_earshot({*PEERS, "me"}, solo.now) == 0
+
+
+@pytest.mark.parametrize("genesis", [False, True])
+def test_members_without_a_vote_are_members_with_the_run(genesis: bool) -> None:
+    """A newcomer that hears only of such waits for them and takes their state; it founds nothing."""
+    heads = (branch(2)[-1].header.head(),)
+    solo = Solo(peers=PEERS, votes=False, stands=False, heads=heads, genesis=genesis)
+    solo.wait(30.0)
+    assert not solo.core.confirmed
+    assert solo.core.waits_for(solo.now) == "the state of the members"
+
+
+def test_a_machine_that_calculates_otherwise_stands_for_no_office_and_says_so() -> None:
+    """What it signs would be false for all others, who would exclude it."""
+    solo = Solo(peers=PEERS)
+    solo.wait(1.0, silent=PEERS)
+    effects = solo.feed(ev.Miscalculates())
+    said = sent(effects, msg.Progress)
+    assert said and not any(each.stands for each in said) and all(each.votes for each in said)
+    assert reasons(effects, "office") == [
+        "we stand for none: this machine calculates otherwise than all others"
+    ]
+    assert not sent(solo.wait(30.0), msg.VoteRequest), "nobody is in office, and it is the last in no turn"
+    assert sent(request(solo, "p1", 5), msg.VoteGranted), "it votes"
+
+
+def test_a_syncer_that_finds_that_it_calculates_otherwise_lays_its_office_down() -> None:
+    solo = Solo(peers=PEERS)
+    solo.take_office()
+    solo.feed(ev.Miscalculates())
+    assert not solo.fragment.office.holding
+    assert not sent(solo.wait(30.0), msg.VoteRequest) and solo.core.confirmed

@@ -10,7 +10,13 @@ from collections import Counter
 
 import pytest
 from deadlines import within_s
+from kit import Solo, branch, found, sent, vote
 
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.effects import FetchUpdate
+from p2pdiloco.core.api.types import Certificate, Reach
+from p2pdiloco.core.api.versions import Roster
 from p2pdiloco.core.candidates import ranking
 
 PEERS = [f"peer{i}" for i in range(8)]
@@ -65,3 +71,110 @@ def test_another_process_ranks_the_same() -> None:
         timeout=within_s(30),
     )
     assert done.stdout.strip() == str(ranking("run", "all", 1, 2, PEERS))
+
+
+# Members that others cannot dial: they vote and contribute, and leave the offices to those who can be.
+
+REACHED = ("p1", "p2", "p3", "p4")
+HIDDEN = [Reach.UNKNOWN, Reach.RELAYED, Reach.OUTBOUND]
+
+
+def hide(solo: Solo, *peers: str) -> None:
+    for peer in peers:
+        solo.says[peer] = {"reach": Reach.OUTBOUND}
+        solo.hear(peer)
+
+
+def stands_within(solo: Solo, wait_s: float) -> bool:
+    until = solo.now + wait_s
+    while solo.now < until:
+        if sent(solo.wait(0.55), msg.VoteRequest):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("reach", HIDDEN)
+def test_who_cannot_be_dialled_says_so_and_leaves_the_office_to_others_for_a_while(reach: Reach) -> None:
+    solo = Solo(peers=REACHED)
+    assert sent(solo.feed(ev.ReachChanged(reach)) + solo.wait(0.55), msg.Progress)[-1].reach is reach
+    patience_s = solo.config.timing.hidden_wait_s
+    assert not stands_within(solo, patience_s - 1.5)
+    assert stands_within(solo, len(REACHED) * solo.config.timing.stagger_s + 2), "somebody must in the end"
+
+
+def test_who_cannot_be_dialled_waits_from_when_it_could_be_elected_itself() -> None:
+    solo = Solo(peers=("p1",), confirmed=False)
+    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
+    patience_s = solo.config.timing.hidden_wait_s
+    solo.wait(patience_s)  # nobody could have been elected: that says nothing of p1
+    solo.heard["confirmed"] = True
+    assert not stands_within(solo, patience_s - 1.5)
+    assert stands_within(solo, 3.0)
+
+
+def test_where_nobody_can_be_dialled_somebody_stands_at_once() -> None:
+    solo = Solo(peers=REACHED, reach=Reach.OUTBOUND)
+    solo.feed(ev.ReachChanged(Reach.RELAYED))
+    assert stands_within(solo, len(REACHED) * solo.config.timing.stagger_s + 1)
+
+
+def test_the_rank_of_those_who_cannot_be_dialled_is_not_waited_for() -> None:
+    solo = Solo(peers=REACHED)
+    candidates = solo.fragment.office._candidates
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0, 1, 2, 3, 4}
+    hide(solo, *REACHED[:3])
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0, 1}
+    hide(solo, "p4")
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0}
+
+
+def test_a_syncer_that_cannot_be_dialled_gives_way_but_has_time_for_a_version() -> None:
+    solo = Solo(peers=REACHED)
+    solo.elect("p1")
+    hide(solo, "p1")
+    office = solo.fragment.office
+    assert not office.why_open(solo.now)
+    solo.wait(solo.config.timing.hidden_wait_s)
+    assert "cannot be dialled" in office.why_open(solo.now)
+    solo = Solo(peers=REACHED, reach=Reach.OUTBOUND)
+    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
+    solo.elect("p1")
+    solo.wait(solo.config.timing.hidden_wait_s + 0.5)
+    assert not solo.fragment.office.why_open(solo.now), "nobody else can be dialled either"
+
+
+def test_we_lay_an_office_down_when_we_cannot_be_dialled_any_more() -> None:
+    solo = Solo(peers=REACHED)
+    solo.take_office()
+    assert solo.fragment.office.holding
+    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
+    solo.wait(solo.config.timing.hidden_wait_s + 1)
+    assert not solo.fragment.office.holding
+
+
+def test_votes_of_members_that_we_cannot_hear_count_if_they_are_listed_and_we_are_hidden() -> None:
+    listed = Roster((("h1", 1), ("h2", 1), ("h3", 1), ("me", 1), ("p1", 1)))
+
+    def refused(reach: Reach, voters: tuple[str, ...]) -> bool:
+        solo = Solo(peers=("p1",))
+        solo.feed(ev.PresenceSeen(listed))
+        solo.feed(ev.ReachChanged(reach))
+        votes = tuple(vote(voter, "p1", 1) for voter in voters)
+        solo.message("p1", msg.Elected(Certificate("all", 0, 1, "p1", 0, votes)))
+        return solo.fragment.office.syncer != "p1"
+
+    assert not refused(Reach.OUTBOUND, ("p1", "h1", "h2"))
+    assert refused(Reach.OUTBOUND, ("h9", "h8", "p1")), "nobody has listed these"
+    assert refused(Reach.DIRECT, ("p1", "h1", "h2")), "whom we could hear, and do not, does not count"
+
+
+def test_updates_are_asked_of_those_who_can_be_dialled() -> None:
+    version = branch(1)[1]
+    solo = Solo(peers=REACHED)
+    hide(solo, "p1", "p2", "p3")
+    solo.fragment.context.spare.busy = True
+    for peer in REACHED:
+        solo.hear(peer, heads=(version.header.head(),))
+    solo.fragment.context.spare.busy = False
+    asked = found(solo.feed(ev.Tick()), FetchUpdate)
+    assert [effect.peer for effect in asked] == ["p4"]

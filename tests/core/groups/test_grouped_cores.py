@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
+from above import Above
 from core_swarm import Member, Swarm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import config, contribution, genesis
+from kit import RUN, config, contribution, digest, found, genesis, progress, sign, signed_part, vote
+from refusal_rows import Below
+from scenes import doubted
 
 from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import MessageReceived, Offered, Tick
-from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
-from p2pdiloco.core.api.versions import level_sizes
+from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
+from p2pdiloco.core.api.types import NEVER, WHOLE_RUN, Certificate, Contributor, Stamp
+from p2pdiloco.core.api.versions import PartialHeader, SignedPartial, level_sizes
+from p2pdiloco.core.delegate import ASKED_PER_CHILD
 from p2pdiloco.core.members import Claims
 
 ROUND_S = 8.0
@@ -231,3 +238,215 @@ def test_a_claim_that_is_not_repeated_is_void() -> None:
     assert claims.of(0, "1/0/0") == {"p": 3}
     claims.expire(10.1)
     assert not claims.of(0, "1/0/0")
+
+
+# A group's partial on its way to the syncer above: sent until a version has it, and no longer.
+
+
+@pytest.fixture
+def below() -> Below:
+    return Below()
+
+
+def test_a_partial_whose_stream_broke_is_sent_again_after_a_pause(below: Below) -> None:
+    below.swarm.post(below.member.peer, ev.OfferUndelivered(below.offer))
+    assert not below.again(0.0)
+    assert [offer.peer for offer in below.again(1.0)] == [below.offer.peer]
+
+
+def test_whose_work_was_too_long_is_said_by_the_delegate_but_not_of_itself(below: Below) -> None:
+    said = {(peer, dict(record.fields)["peer"]) for peer, record in below.records if record.kind == "cut"}
+    merged = {
+        (member.peer, part.learner) for member, offer in below.offers for part in offer.signed.header.parts
+    }
+    others = {(delegate, learner) for delegate, learner in merged if learner != delegate}
+    assert others and others == merged & said and not any(delegate == learner for delegate, learner in said)
+
+
+def test_a_syncer_above_that_does_nothing_with_it_is_doubted(below: Below) -> None:
+    below.answer(Verdict.HELD)
+    below.again(5.0)
+    assert not below.recorded("suspicion"), "it has time for a round"
+    below.again(20.0)
+    assert below.recorded("suspicion") == [str(Suspicion.NO_VERSION)]
+
+
+def test_answers_to_what_is_no_more_change_nothing(below: Below) -> None:
+    older = ef.Offer(below.offer.peer, below.offer.signed, below.offer.ticket, below.offer.attempt - 1)
+    below.answer(Verdict.NOT_SYNCER, older)
+    below.swarm.post(below.member.peer, ev.OfferUndelivered(older))
+    assert not below.again(1.0), "it is still under way"
+
+
+def test_sums_that_come_too_late_are_released(below: Below) -> None:
+    group = below.offer.signed.header.group
+    late = ev.PartialMerged(0, group, below.offer.attempt + 9, 7000, digest("late"), 400)
+    assert ef.Release(7000) in below.member.core.handle(late, below.swarm.now)
+    nobodys = ev.PartialMerged(0, "0/0/99", 1, 7001, digest("late"), 400)
+    assert ef.Release(7001) in below.member.core.handle(nobodys, below.swarm.now)
+    assert not below.again(0.0)
+
+
+def test_a_partial_whose_trust_weights_another_chain_does_not_have_is_made_anew(below: Below) -> None:
+    fragment, now = below.member.core.fragments[0], below.swarm.now
+    doubted(fragment.chain)
+    (seat,) = (s for s in fragment.seats.taken if s.name == below.offer.signed.header.group)
+    seat.round.chain_moved(now)
+    assert ef.Release(below.offer.ticket) in below.member.core.shared.out.take()
+
+
+def test_a_group_whose_work_cannot_be_added_up_gets_another_syncer() -> None:
+    below = Below(adds_up=False)
+    assert "failed: out of memory" in below.recorded("partial")
+    assert "laid down: out of memory" in below.recorded("office")
+
+
+def test_a_partial_goes_to_the_next_syncer_above(below: Below) -> None:
+    below.swarm.kill(below.offer.peer)
+    below.swarm.post(below.member.peer, ev.OfferUndelivered(below.offer))
+    offers = below.again(20.0)
+    assert offers and offers[-1].peer != below.offer.peer
+
+
+def test_held_sums_go_when_their_trust_weights_do_not_follow_from_the_chain_any_more() -> None:
+    """Everybody would refuse the version with them."""
+    above = Above()
+    above.offer(above.label())
+    above.arrives()
+    assert above.seat.round.inbox.has(above.child)
+    doubted(above.chain)
+    above.seat.round.chain_moved(above.swarm.now)
+    assert not above.seat.round.inbox.has(above.child)
+
+
+# --- finding the syncers of other groups -------------------------------------------------------------
+
+
+def proof(syncer: str, group: str = WHOLE_RUN) -> Certificate:
+    return Certificate(group, 0, 1, syncer, 0, ())
+
+
+def test_whom_strangers_name_is_asked_but_not_any_number_of_them() -> None:
+    above = Above()
+    seeking, now = above.seat.seeking, above.swarm.now + 100.0
+    assert seeking is not None
+    seeking.learned(above.child, proof("m5", above.child), now)
+    electorate = above.seat.electorate
+    for index in range(1000):
+        seeking.learned(above.child, proof(f"stranger{index}"), now)
+    asked = seeking.neighbours(now)
+    assert len(asked) == ASKED_PER_CHILD * len(electorate.children)  # type: ignore[attr-defined]
+    queries = [
+        m for m in found(above.core.shared.out.take(), ef.Send) if isinstance(m.message, msg.OfficeQuery)
+    ]
+    assert {query.peer for query in queries} <= set(asked), "and only those of that group"
+    assert not seeking.neighbours(now + 60.0), "in the end all are forgotten"
+
+
+def test_nobody_is_asked_for_itself_or_twice_at_once() -> None:
+    above = Above()
+    seeking, now = above.seat.seeking, above.swarm.now + 100.0
+    assert seeking is not None
+    seeking.learned(above.child, proof(above.core.shared.me), now)
+    assert not seeking.neighbours(now)
+
+
+# A member of a grouped run hears nonsense about groups: it refuses or ignores it, and the run goes on.
+
+MEMBERS, SIZE = 6, 2
+peers = st.sampled_from([f"m{index}" for index in range(1, MEMBERS)])
+senders = st.one_of(peers, st.just("stranger"))
+groups = st.sampled_from(
+    ("all", "0/0/0", "0/0/1", "0/0/2", "0/1/0", "0/1/1", "0/2/0", "0/9/0", "0/0/77", "1/0/0", "9/1/1", "no")
+)
+numbers = st.integers(0, 3)
+fragments = st.integers(0, 1)
+
+
+@st.composite
+def claims(draw: Any) -> tuple[str, tuple[tuple[str, int, int], ...]]:
+    return draw(senders), tuple(draw(st.lists(st.tuples(groups, fragments, numbers), max_size=4)))
+
+
+@st.composite
+def talk(draw: Any) -> tuple[str, msg.Message]:
+    group, fragment, term, number = draw(groups), draw(fragments), draw(numbers), draw(numbers)
+    sender = draw(senders)
+    certificate = Certificate(group, fragment, term, draw(senders), number, (vote(sender, sender, term),))
+    kinds: list[msg.Message] = [
+        msg.Closing(
+            group, fragment, term, number, draw(st.sampled_from((0.0, 1.0, float("inf"), float("nan"))))
+        ),
+        msg.Pass(group, fragment, term, number),
+        msg.VoteRefused(group, fragment, term, number, None, VoteRefusal.OTHER_EPOCH),
+        msg.Elected(certificate),
+        msg.OfficeQuery(group, fragment, term),
+        msg.VoteGranted(vote(sender, "m0", term, fragment)),
+    ]
+    return sender, draw(st.sampled_from(kinds))
+
+
+@st.composite
+def partials(draw: Any) -> tuple[str, str, int, tuple[tuple[str, int], ...], bool]:
+    parts = draw(st.lists(st.tuples(senders, st.integers(0, 2)), min_size=1, max_size=3))
+    return draw(senders), draw(groups), draw(fragments), tuple(parts), draw(st.booleans())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    said=st.lists(claims(), max_size=6),
+    heard=st.lists(talk(), max_size=12),
+    offered=st.lists(partials(), max_size=8),
+    stale=st.lists(st.tuples(groups, fragments, numbers, peers), max_size=4),
+)
+def test_nothing_that_is_said_about_groups_breaks_a_member(
+    said: list[Any], heard: list[Any], offered: list[Any], stale: list[Any]
+) -> None:
+    run = Run(MEMBERS, SIZE, term_versions=20)
+    run.round()
+    swarm = run.swarm
+    core = swarm.members["m0"].core
+    chain = core.fragments[0].chain
+
+    def feed(event: ev.Event) -> None:
+        core.handle(event, swarm.now)  # what it wants done in answer to nonsense is not done
+
+    for peer, offices in said:
+        feed(ev.MessageReceived(peer, progress((chain.head,), offices=offices)))
+    for peer, message in heard:
+        feed(ev.MessageReceived(peer, message))
+    for transfer, (peer, group, fragment, parts, right) in enumerate(offered, start=9000):
+        told = tuple(
+            signed_part(
+                Contributor(
+                    learner, Stamp(1, sequence), 40, 4, chain.marks.stamp(learner) if right else NEVER
+                )
+            )
+            for learner, sequence in parts
+        )
+        payload = digest("sums", transfer)
+        header = PartialHeader(
+            RUN, group, fragment, peer, chain.head.number, chain.head.digest, told, True, payload, 400
+        )
+        feed(ev.Offered(transfer, peer, SignedPartial(header, sign(peer, "partial", header))))
+        signed = contribution(peer, chain.head, group=group, fragment=fragment)
+        feed(ev.Offered(transfer + 500, peer, signed))
+        feed(ev.PayloadBroken(transfer, Verdict.NON_FINITE))
+        feed(ev.PayloadBroken(transfer + 500, Verdict.CUT))
+    for group, fragment, attempt, peer in stale:
+        if fragment == 0:
+            feed(ev.PartialMerged(fragment, group, attempt, 7000, digest("late"), 400))
+            feed(ev.PartialFailed(fragment, group, attempt, "late"))
+            header = PartialHeader(
+                RUN, group, fragment, "me", 0, chain.head.digest, (), True, digest("late"), 400
+            )
+            late = ef.Offer(peer, SignedPartial(header, b""), 7000, attempt)
+            feed(ev.OfferAnswered(late, Verdict.IN_ROUND, None))
+            feed(ev.OfferUndelivered(late))
+    assert core.next_deadline() > 0
+    swarm.run(30.0)
+    before = chain.head.tokens
+    run.round()
+    run.round()
+    assert chain.head.tokens > before, "training goes on"
+    assert len(run.states()) == 1

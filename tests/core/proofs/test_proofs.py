@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
+from core_swarm import Swarm
 from hypothesis import given, settings
-from kit import RUN, child, genesis, sign, signed_part, vote
+from kit import (
+    RUN,
+    Solo,
+    announce,
+    branch,
+    certificate,
+    child,
+    config,
+    found,
+    genesis,
+    progress,
+    reasons,
+    restored_nothing,
+    saved,
+    sent,
+    sign,
+    signed_part,
+    table,
+    vote,
+)
 from msgspec.structs import replace
+from scenes import one_round, syncer
 from wire_strategies import proofs
 
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import (
+    MAX_PROOFS,
     FalseLabel,
     Proof,
     SignedShort,
     TwoVersions,
     TwoVotes,
+    cause_of,
     false_label,
     fingerprint,
     short_of,
     two_versions,
 )
 from p2pdiloco.core.api.messages import Proven, decode, encode
+from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.audit_state import Excluded
 from p2pdiloco.release import WIRE_VERSION
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 
@@ -117,3 +146,349 @@ def test_two_that_do_not_belong_together_are_nothing_to_look_at() -> None:
 def test_a_fingerprint_is_of_a_set() -> None:
     assert fingerprint({"p1", "p2"}) == fingerprint({"p2", "p1"}) != fingerprint({"p1"})
     assert fingerprint(set()) == 0 and WIRE_VERSION >= 26
+
+
+# Lies that a node notices, and what becomes of who told them.
+
+PEERS = ("p1", "p2", "p3", "p4")
+LIE = TwoVotes(vote("p1", "p2", 7), vote("p1", "p3", 7))
+BOTH = ("p1", "p2")
+
+
+def excluded(solo: Solo) -> tuple[str, ...]:
+    return solo.core.shared.excluded.peers
+
+
+def siblings() -> tuple[SignedVersion, SignedVersion]:
+    """Two versions of p1, of one parent in one term: the first is the lighter one."""
+    made = [child(genesis(0).header, "p1", BOTH, state_digest=bytes([n] * 32)) for n in range(2)]
+    lighter, heavier = sorted(made, key=lambda v: v.header.head().weight)
+    return lighter, heavier
+
+
+def with_false_label() -> SignedVersion:
+    made = child(genesis(0).header, "p1", BOTH)
+    first, *rest = made.header.contributors
+    header = replace(made.header, contributors=(replace(signed_part(first), signature=b"no"), *rest))
+    return SignedVersion(header, sign("p1", "version", header))
+
+
+# --- noticing ------------------------------------------------------------------------------------------
+
+
+def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> None:
+    lighter, heavier = siblings()
+    solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
+    heads = (heavier.header.head(),)
+    (pulled,) = found(solo.hear("p2", heads=heads) + solo.hear("p3", heads=heads), ef.FetchState)
+    effects = solo.feed(ev.StateFetched(0, pulled.peer, heavier, table(heavier)))
+    assert excluded(solo) == ("p1",) and found(effects, ef.CommitVersion), (
+        "it takes the heavier one all the same"
+    )
+    assert reasons(effects, "excluded") == ["it signed two versions 1 of fragment 0"]
+
+
+def test_who_hears_of_a_sibling_shows_its_own() -> None:
+    lighter, heavier = siblings()
+    solo = Solo(peers=PEERS, restored=saved([genesis(0), heavier]))
+    shown = sent(solo.hear("p2", heads=(lighter.header.head(),)), msg.Sibling, "p2")
+    assert [m.version.header.digest() for m in shown] == [heavier.header.digest()]
+    assert not sent(solo.hear("p2", heads=(lighter.header.head(),)), msg.Sibling), "not again at once"
+    solo.now += 6.0
+    assert sent(solo.hear("p2", heads=(lighter.header.head(),)), msg.Sibling), "it may have been lost"
+
+
+def test_who_is_shown_a_sibling_has_a_proof() -> None:
+    lighter, heavier = siblings()
+    solo = Solo(peers=PEERS, restored=saved([genesis(0), heavier]))
+    solo.message("p2", msg.Sibling(short_of(lighter)))
+    assert excluded(solo) == ("p1",)
+
+
+def test_a_sibling_that_its_syncer_did_not_sign_is_held_against_who_shows_it() -> None:
+    lighter, heavier = siblings()
+    solo = Solo(peers=PEERS, restored=saved([genesis(0), heavier]))
+    effects = solo.message("p2", msg.Sibling(SignedShort(lighter.header.short(), b"forged")))
+    assert reasons(effects, "refusal") == [str(MessageFault.FALSE_PROOF)] and not excluded(solo)
+
+
+def test_whose_head_has_no_child_there_shows_it_to_who_gives_the_child() -> None:
+    lighter, heavier = siblings()
+    solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
+    after = child(heavier.header, "p1", BOTH)
+    pull = found(solo.hear("p2", heads=(after.header.head(),)), ef.FetchUpdate)[0]
+    effects = solo.feed(ev.UpdateFetched(0, pull.peer, after, 900))
+    assert [m.version.header.digest() for m in sent(effects, msg.Sibling, "p2")] == [lighter.header.digest()]
+
+
+def test_a_false_label_is_a_proof_against_the_syncer() -> None:
+    solo, false = Solo(peers=PEERS), with_false_label()
+    pull = found(solo.message("p1", announce(false)), ef.FetchUpdate)[0]
+    effects = solo.feed(ev.UpdateFetched(0, pull.peer, false, 900))
+    assert excluded(solo) == ("p1",) and not found(effects, ef.ApplyUpdate)
+
+
+def stands(peers: tuple[str, ...] = PEERS) -> tuple[Solo, int]:
+    """We ask for votes, and have p1's."""
+    solo = Solo(peers=peers)
+    effects: list[ef.Effect] = []
+    while not sent(effects, msg.VoteRequest):
+        effects = solo.wait(0.1)
+    term = sent(effects, msg.VoteRequest)[0].term
+    solo.message("p1", msg.VoteGranted(vote("p1", "me", term)))
+    return solo, term
+
+
+def test_a_candidate_that_hears_of_its_own_votes_elsewhere_has_a_proof() -> None:
+    solo, term = stands()
+    solo.message("p2", msg.Elected(certificate("p2", ("p1", "p2", "p3"), term)))
+    assert excluded(solo) == ("p1",)
+
+
+def test_a_vote_that_comes_late_is_compared_as_well() -> None:
+    solo, term = stands()
+    solo.message("p2", msg.Elected(certificate("p2", ("p2", "p3", "p4"), term)))
+    assert not excluded(solo) and solo.fragment.office.syncer == "p2"
+    solo.message("p3", msg.VoteGranted(vote("p3", "me", term)))
+    assert excluded(solo) == ("p3",)
+
+
+def test_two_certificates_of_one_term_know_who_voted_for_both() -> None:
+    solo = Solo(peers=PEERS)
+    solo.message("p2", msg.Elected(certificate("p2", ("p1", "p2", "p3"), 4)))
+    solo.message("p4", msg.Elected(certificate("p4", ("p1", "p4", "p3"), 5)))
+    assert not excluded(solo), "another term"
+    solo.message("p2", msg.Elected(certificate("p2", ("p1", "p2", "p3"), 5)))
+    assert excluded(solo) == ("p1",), "one proof a message"
+
+
+# --- exclusion -----------------------------------------------------------------------------------------
+
+
+def told(solo: Solo, proof: TwoVotes | TwoVersions = LIE, by: str = "p4") -> list[ef.Effect]:
+    return solo.message(by, msg.Proven(proof))
+
+
+def test_everybody_is_told_once_and_it_is_saved() -> None:
+    solo = Solo(peers=PEERS)
+    effects = told(solo)
+    assert found(effects, ef.KeepProofs) == [ef.KeepProofs((LIE,))]
+    to = sorted(e.peer for e in found(effects, ef.Send) if isinstance(e.message, msg.Proven))
+    assert to == ["p1", "p2", "p3"], "its author, too"
+    assert not found(told(solo), ef.Send) and solo.core.shared.view.progress("p1") is None
+
+
+def test_an_excluded_syncer_is_in_office_no_more() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    assert solo.fragment.office.syncer == "p1"
+    told(solo)
+    assert solo.fragment.office.syncer is None
+    assert solo.fragment.office.why_open(solo.now) == "the syncer is excluded"
+    effects = solo.elect("p1", term=3)
+    assert reasons(effects, "refusal") == [str(MessageFault.EXCLUDED)]
+    assert not solo.fragment.office.takes(solo.now)
+    again = solo.message("p2", msg.Elected(certificate("p1", PEERS, 3)))
+    assert reasons(again, "refusal") == [str(MessageFault.EXCLUDED)], "nor by a certificate"
+
+
+def test_its_vote_counts_no_more() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    few = certificate("p2", ("p1", "p2"), 3)
+    assert reasons(solo.message("p2", msg.Elected(few)), "refusal") == ["certificate-minority"]
+    solo.message("p2", msg.Elected(certificate("p2", ("p2", "p3", "p4"), 3)))
+    assert solo.fragment.office.syncer == "p2", "the others' do"
+
+
+def test_what_it_says_is_refused_counted_once_and_answered_with_the_proof() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    effects = [e for _ in range(5) for e in solo.hear("p1")]
+    assert reasons(effects, "refusal") == [str(MessageFault.EXCLUDED)]
+    assert sent(effects, msg.Proven, "p1") == [msg.Proven(LIE)]
+    solo.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*PEERS, "me")))))
+    assert "p1" not in dict(solo.core.shared.roster.members)
+    assert not [e for e in found(solo.wait(30.0, silent=("p1",)), ef.Send) if e.peer == "p1"]
+
+
+def test_its_contributions_are_refused() -> None:
+    solo = Solo(peers=PEERS)
+    solo.take_office()
+    told(solo)
+    answer = found(solo.offer("p1", 1), ef.AnswerTransfer)
+    assert [a.verdict for a in answer] == [Verdict.EXCLUDED]
+    assert found(solo.offer("p2", 2), ef.AcceptTransfer)
+
+
+def test_what_it_made_is_followed_where_others_hold_it() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    made = child(genesis(0).header, "p1", BOTH)
+    pull = found(solo.hear("p2", heads=(made.header.head(),)), ef.FetchUpdate)[0]
+    assert pull.peer == "p2"
+    effects = solo.feed(ev.UpdateFetched(0, "p2", made, 900))
+    assert found(effects, ef.ApplyUpdate)
+
+
+def test_nothing_brings_it_back_into_the_view() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    view, now = solo.core.shared.view, solo.now
+    view.listed("p1", 9, now)
+    view.remember(["p1"], now)
+    assert not view.may_come("p1", now) and not view.heard("p1", progress(()), now)
+    assert "p1" not in view.may_fork(now, Roster(()), None)
+
+
+def test_its_word_on_versions_counts_no_more_though_we_had_its_certificate() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    heads = solo.fragment.follower.heads
+    assert heads.counts("p1", solo.now)
+    told(solo)
+    assert not heads.counts("p1", solo.now) and heads.counts("p2", solo.now)
+
+
+def test_a_proof_about_nobody_is_not_even_checked() -> None:
+    chain = branch(12, learners=("p1", "p2", "p3", "p4"))
+    solo = Solo(peers=PEERS, restored=saved(chain))
+    stranger = TwoVotes(vote("s1", "p2", 7), vote("s1", "p3", 7))
+    checks: list[str] = []
+    solo.core.shared.excluded._verify = lambda peer, *_: bool(checks.append(peer))  # type: ignore[method-assign]
+    told(solo, stranger)
+    assert not excluded(solo) and not checks
+    told(solo)
+    assert checks == ["p1"], "of who has worked it is"
+
+
+def test_the_table_is_bounded_and_keeps_those_who_count() -> None:
+    solo = Solo(peers=PEERS)
+    for number in range(MAX_PROOFS + 10):
+        voter = f"s{number}"
+        told(solo, TwoVotes(vote(voter, "p2", 7), vote(voter, "p3", 7)))
+    assert len(excluded(solo)) == MAX_PROOFS
+
+
+def test_in_a_full_table_who_has_no_vote_gives_way_to_who_has_one() -> None:
+    voters = {"liar"}
+    table_ = Excluded(RUN, "me", HashCrypto("").verify, lambda _: True, voters.__contains__)
+    for number in range(MAX_PROOFS):
+        assert table_.add(TwoVotes(vote(f"s{number}", "p2", 7), vote(f"s{number}", "p3", 7)))
+    assert not table_.add(TwoVotes(vote("late", "p2", 7), vote("late", "p3", 7)))
+    assert table_.add(TwoVotes(vote("liar", "p2", 7), vote("liar", "p3", 7)))
+    assert "liar" in table_ and "s0" not in table_ and len(table_.peers) == MAX_PROOFS
+
+
+def test_a_proof_against_ourselves_ends_this_node() -> None:
+    solo = Solo(peers=PEERS)
+    mine = TwoVotes(vote("me", "p2", 7), vote("me", "p3", 7))
+    effects = told(solo, mine)
+    assert found(effects, ef.CastOut) == [
+        ef.CastOut("it voted twice in term 7 of fragment 0", CastOutWhy.TWO_LIVES)
+    ]
+    assert found(effects, ef.KeepProofs)
+    again = Solo(peers=(), restored=replace(restored_nothing(config()), proofs=(mine,)))
+    assert found(again.greeting, ef.CastOut), "also at every later start"
+
+
+def test_what_was_saved_holds_after_a_restart_if_it_is_a_proof() -> None:
+    false = TwoVotes(vote("p2", "p2", 7), vote("p2", "p2", 7))
+    solo = Solo(peers=PEERS, restored=replace(restored_nothing(config()), proofs=(LIE, false)))
+    assert excluded(solo) == ("p1",) and solo.core.shared.view.progress("p1") is None
+
+
+# --- gossip ----------------------------------------------------------------------------------------------
+
+
+def test_who_excludes_others_than_we_do_is_told_ever_more_rarely() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    at = []
+    for _ in range(200):
+        solo.now += 0.5
+        if sent(solo.hear("p2"), msg.Proven, "p2"):
+            at.append(solo.now)
+    pauses = [b - a for a, b in itertools.pairwise(at)]
+    assert pauses == sorted(pauses) and 4.0 <= pauses[0] < pauses[-1]
+    solo.now += 100.0
+    assert not sent(solo.hear("p2", proofs=solo.core.shared.excluded.mark), msg.Proven), "it knows by now"
+
+
+def test_who_is_confirmed_by_now_is_told_soon_again_as_it_believed_nobody_before() -> None:
+    solo = Solo(peers=PEERS)
+    told(solo)
+    for _ in range(60):
+        solo.now += 0.5
+        solo.hear("p2", confirmed=False)
+    at = []
+    for number in range(60):
+        solo.now += 0.5
+        if sent(solo.hear("p2"), msg.Proven, "p2"):
+            at.append(number * 0.5)
+    assert at[0] <= 4.0 and at[1] - at[0] >= 4.0
+
+
+def test_who_excludes_somebody_that_we_do_not_is_greeted_so_that_it_tells_us() -> None:
+    solo = Solo(peers=PEERS)
+    assert sent(solo.hear("p2", proofs=77), msg.Progress, "p2")
+    assert not sent(solo.hear("p2", proofs=77), msg.Progress, "p2"), "not at every heartbeat"
+
+
+def test_our_heartbeat_says_whom_we_exclude() -> None:
+    solo = Solo(peers=PEERS)
+    before = sent(solo.wait(1.0), msg.Progress)[-1].proofs
+    told(solo)
+    assert before == 0 != sent(solo.wait(1.0, silent=("p1",)), msg.Progress)[-1].proofs
+    assert progress(()).proofs == 0
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_liar_that_is_excluded_at_different_times_blocks_nobody(first: int) -> None:
+    """Two of five lie; each of the others hears of one at another time than the rest."""
+    swarm = Swarm(config(term_versions=4))
+    for index in range(5):
+        swarm.join(f"p{index}", genesis=index == 0)
+    swarm.run(10.0)
+    for at, liar in enumerate(("p3", "p4")):
+        lie = TwoVotes(vote(liar, "p0", 70), vote(liar, "p1", 70))
+        swarm.post(
+            f"p{(first + at) % 3}", ev.MessageReceived("p0" if (first + at) % 3 else "p1", msg.Proven(lie))
+        )
+        swarm.run(0.3)
+    numbers = [swarm.members[f"p{i}"].core.fragments[0].chain.head.number for i in range(3)]
+    for _ in range(6):
+        swarm.contribute()
+        swarm.run(10.0)
+    cores = [swarm.members[f"p{i}"].core for i in range(3)]
+    assert all(core.shared.excluded.peers == ("p3", "p4") for core in cores)
+    assert all(core.fragments[0].chain.head.number > max(numbers) + 1 for core in cores)
+    assert len({core.fragments[0].chain.head.digest for core in cores}) == 1
+
+
+def test_whoever_made_something_false_is_not_told_of_copied_folders() -> None:
+    version = child(Solo(peers=PEERS).fragment.chain.header, "me", ("p2",))
+    label = FalseLabel(short_of(version), version.header.contributors[0], ())
+    assert cause_of(label) is CastOutWhy.UNSOUND
+    assert cause_of(TwoVersions(short_of(version), short_of(version))) is CastOutWhy.TWO_LIVES
+    assert "copy" in str(CastOutWhy.TWO_LIVES) and "copy" not in str(CastOutWhy.UNSOUND)
+
+
+# An honest syncer never makes two versions of one parent in one term.
+
+
+def test_who_went_back_to_a_lighter_chain_lays_the_office_down_before_it_makes_the_version_again() -> None:
+    solo = syncer()
+    first = branch(0)[0]
+    one_round(solo, "p1", "p2")
+    made = solo.fragment.chain.header
+    assert made.number == 1 and solo.fragment.office.holding
+    solo.fragment.chain.replace(first, table(first), yields=True)  # as where older members are there
+    solo.offer("p1", 30)
+    effects = solo.offer("p2", 31) + solo.wait(1.0)
+    assert not found(effects, ef.Merge) and not solo.fragment.office.holding
+    assert "laid down: this parent has a version of ours in this term" in reasons(effects, "office")
+    solo.take_office()
+    assert solo.fragment.office.term > made.term, "in another term it may"
+    solo.offer("p1", 40)
+    assert found(solo.offer("p2", 41) + solo.wait(1.0), ef.Merge)

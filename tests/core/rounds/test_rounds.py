@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from kit import Solo, certificate, child, config, contribution, found, reasons, sent
 from scenes import due_again, one_round, syncer
 
+from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.core.round import RoundState
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
+from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
+from p2pdiloco.core.base import ANSWER_SHARE
+from p2pdiloco.core.delegate import GroupInbox
+from p2pdiloco.core.round import IN_VAIN, Job, RoundState
+from p2pdiloco.core.syncer import MAX_NOTED, ROOM
 
 
 def test_quorum_of_k_starts_closing() -> None:
@@ -398,3 +404,413 @@ def test_a_newcomer_that_passes_now_and_then_is_no_learner_for_that() -> None:
         called.append(bool(sent(effects, msg.Closing, to="s1")))
         solo.merged(found(effects, ef.Merge)[0])
     assert called == [True] * 4 + [False] * 3, "three of them in vain"
+
+
+# What a syncer takes in, and what it refuses on sight.
+
+
+def test_an_old_base_starts_no_round_but_is_merged() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
+    old = solo.head
+    one_round(solo, "p1")
+    signed = contribution("p2", old)
+    solo.feed(ev.Offered(9, "p2", signed))
+    assert not reasons(solo.feed(ev.PayloadReceived(9, 109)), "closing")
+    effects = solo.offer("p3", 10) + solo.wait(0.5)
+    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p2", "p3"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "odd"),
+    [
+        ("bad-signature", {"tokens": 30}),
+        ("wrong-codec", {"codec": "fp8"}),
+        ("wrong-size", {"payload_bytes": 1001}),
+        ("wrong-size", {"payload_bytes": 0}),
+        ("implausible-tokens", {"tokens": 41}),
+        ("implausible-tokens", {"tokens": 0}),
+        ("implausible-tokens", {"tokens": 1 << 60, "inner_steps": 1 << 58}),
+        ("implausible-tokens", {"inner_steps": 1 << 40}),
+        ("implausible-tokens", {"inner_steps": 1, "tokens": 1 << 32, "tokens_per_step": 1 << 32}),
+        ("implausible-tokens", {"inner_steps": 1 << 32, "tokens": 1 << 48, "tokens_per_step": 1 << 16}),
+        ("other-run", {"run": "other"}),
+        ("unknown-fragment", {"fragment": 7}),
+        ("unknown-fragment", {"group": "half"}),
+        ("behind", {"base_number": 1}),
+        ("unknown-base", {"base_digest": bytes(32)}),
+        ("behind", {"after": Stamp(1, 1), "stamp": Stamp(1, 2)}),
+        ("already-merged", {"stamp": NEVER}),
+    ],
+)
+def test_what_is_refused_on_sight_of_the_header(reason: str, odd: dict[str, Any]) -> None:
+    odd = dict(odd)
+    run = {"tokens_per_step": odd.pop("tokens_per_step")} if "tokens_per_step" in odd else {}
+    solo = syncer(**run)
+    signed = contribution("p1", solo.head, **odd)
+    if reason == "bad-signature":
+        signed = type(signed)(signed.header, contribution("p1", solo.head).signature)
+    effects = solo.feed(ev.Offered(1, "p1", signed))
+    refusal = found(effects, ef.AnswerTransfer)[0]
+    assert refusal.verdict.value == reason and not found(effects, ef.AcceptTransfer)
+    fault = reason not in ("behind", "unknown-base", "already-merged")
+    assert refusal.verdict.counted == fault and (reasons(effects, "refusal") == [reason]) == fault
+
+
+def test_nobody_contributes_in_anothers_name() -> None:
+    solo = syncer()
+    effects = solo.feed(ev.Offered(1, "p1", contribution("p2", solo.head)))
+    assert [r.verdict for r in found(effects, ef.AnswerTransfer)] == [Verdict.FALSE_LEARNER]
+
+
+def test_a_contribution_is_admitted_once() -> None:
+    solo = syncer()
+    first = contribution("p1", solo.head)
+    assert found(solo.feed(ev.Offered(1, "p1", first)), ef.AcceptTransfer)
+    again = found(solo.feed(ev.Offered(2, "p1", first)), ef.AnswerTransfer)[0]
+    assert again.verdict is Verdict.IN_TRANSFER
+    solo.feed(ev.PayloadReceived(1, 101))
+    again = found(solo.feed(ev.Offered(3, "p1", first)), ef.AnswerTransfer)[0]
+    assert again.verdict is Verdict.ALREADY_HELD
+    solo.merged(found(solo.offer("p2", 4), ef.Merge)[0])
+    again = found(solo.feed(ev.Offered(5, "p1", first)), ef.AnswerTransfer)[0]
+    assert again.verdict is Verdict.ALREADY_MERGED
+
+
+def test_a_base_too_old_is_refused_and_the_learner_labels_it_anew() -> None:
+    solo = syncer(quorum=1, max_base_age_versions=0)
+    old = solo.head
+    one_round(solo, "p1", "p2", number=1)
+    assert solo.head.number == 1
+    stamp, after = Stamp(1, 2), solo.fragment.chain.marks.stamp("p1")
+    signed = contribution("p1", old, stamp, after=after)
+    refusal = found(solo.feed(ev.Offered(90, "p1", signed)), ef.AnswerTransfer)[0]
+    assert refusal.verdict is Verdict.STALE_BASE
+
+
+def test_the_learners_side_of_a_refused_base() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    signed = offer.signed
+    solo.announce(child(solo.fragment.chain.header))
+    assert solo.head.number == 1 and signed.header.base_number == 0
+    solo.feed(ev.OfferAnswered(offer, Verdict.STALE_BASE, solo.head))
+    again = found(solo.wait(1.0), ef.Offer)[0].signed
+    assert (again.header.base_number, again.header.base_digest) == (1, solo.head.digest)
+    assert (again.header.stamp, again.header.payload_digest) == (
+        signed.header.stamp,
+        signed.header.payload_digest,
+    )
+
+
+def test_strangers_headers_leave_half_of_the_room_to_those_who_have_worked() -> None:
+    solo = syncer(founders=("me", "p1", "p2"))
+    room = ROOM * solo.config.group_size
+    taken = [
+        bool(found(solo.feed(ev.Offered(n, f"s{n}", contribution(f"s{n}", solo.head))), ef.AcceptTransfer))
+        for n in range(1, room + 1)
+    ]
+    assert taken == [True] * (room // 2) + [False] * (room // 2)
+    assert found(solo.feed(ev.Offered(99, "p1", contribution("p1", solo.head))), ef.AcceptTransfer)
+
+
+def test_what_is_remembered_of_cut_streams_is_bounded() -> None:
+    solo = syncer(founders=("me", "p1", "p2"))
+    for number in range(MAX_NOTED + 9):
+        learner = f"s{number}"
+        solo.feed(ev.Offered(number, learner, contribution(learner, solo.head)))
+        solo.feed(ev.PayloadBroken(number, Verdict.CUT))
+    assert len(solo.fragment.round.inbox._cut) == MAX_NOTED
+
+
+@pytest.mark.parametrize("order", [("p1", "p2", "p3"), ("p3", "p2", "p1"), ("p2", "p3", "p1")])
+def test_contributions_are_merged_in_the_order_of_the_header(order: tuple[str, ...]) -> None:
+    """Sums depend on it, and whoever audits the version knows no other order."""
+    solo = syncer(peers=("p1", "p2", "p3"))
+    effects = [effect for n, peer in enumerate(order, 1) for effect in solo.offer(peer, n)]
+    merge = found([*effects, *solo.ready(ticket=7)], ef.Merge)[0]
+    version = found(solo.merged(merge), ef.Persist)[0].record
+    assert isinstance(version, ef.UpdateRecord)
+    named = [part.learner for part in version.version.header.contributors]
+    assert [given.contributor.learner for given in merge.inputs] == named == sorted(named)
+
+
+# A round begins on sight of headers: what that gains, and what headers alone cannot do.
+
+LONG = {"inner_steps": 400, "delay_steps": 200}
+"""A window of seconds."""
+
+
+def header(solo: Solo, learner: str, transfer: int, **odd: Any) -> list[ef.Effect]:
+    """It is read and accepted; the payload follows, or not."""
+    return solo.feed(ev.Offered(transfer, learner, contribution(learner, solo.head, **odd)))
+
+
+def here(solo: Solo, transfer: int) -> list[ef.Effect]:
+    """Its payload is here."""
+    return solo.feed(ev.PayloadReceived(transfer, 100 + transfer))
+
+
+def cut(solo: Solo, transfer: int) -> list[ef.Effect]:
+    """Its payload will not come."""
+    return solo.feed(ev.PayloadBroken(transfer, Verdict.CUT))
+
+
+def called(effects: list[ef.Effect]) -> list[str]:
+    """To whom closing calls went."""
+    return [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)]
+
+
+def test_others_are_called_while_the_first_payload_is_on_its_way() -> None:
+    """On thin links the round would else take two transfers, one after the other."""
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), inner_steps=400, delay_steps=200)
+    late = contribution("p1", solo.head, due=False)
+    assert not sent(solo.feed(ev.Offered(1, "p1", late)), msg.Closing), "nothing to start with"
+    effects = solo.feed(ev.Offered(2, "p2", contribution("p2", solo.head)))
+    assert [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)] == ["p3"]
+    assert solo.fragment.words(solo.now).startswith("closing: 0 of 3")
+    assert not found(solo.offer("p3", 3, due=False), ef.Merge)
+    assert not found(solo.feed(ev.PayloadReceived(1, 101)), ef.Merge)
+    assert len(found(solo.feed(ev.PayloadReceived(2, 102)), ef.Merge)[0].inputs) == 3
+
+
+def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2"))
+    solo.feed(ev.Offered(1, "p1", contribution("p1", solo.head)))
+    solo.feed(ev.PayloadBroken(1, Verdict.CUT))
+    assert solo.fragment.words(solo.now).startswith("closing: 0 of 2")
+    solo.offer("p2", 2, due=False)
+    merge = found(solo.wait(1.0), ef.Merge)[0]
+    assert [part.contributor.learner for part in merge.inputs] == ["p2"]
+    solo.merged(merge)
+    # And where nothing comes at all, the next header begins another one.
+    mark = solo.fragment.chain.marks.stamp("p1")
+    first = contribution("p1", solo.head, stamp=Stamp(1, 1), after=mark)
+    solo.feed(ev.Offered(3, "p1", first))
+    solo.feed(ev.PayloadBroken(3, Verdict.CUT))
+    solo.message("p2", msg.Pass("all", 0, 1, 2))
+    assert not found(solo.wait(60.0), ef.Merge)
+    assert solo.fragment.words(solo.now) == ""
+    assert len(found(solo.offer("p1", 4, stamp=Stamp(1, 1), after=mark) + solo.wait(1.0), ef.Merge)) == 1
+
+
+def test_the_quorum_is_what_is_in_when_the_round_closes() -> None:
+    solo = syncer(quorum=3, peers=("p1", "p2", "p3", "p4"))
+    for number, learner in enumerate(("p1", "p2", "p3"), 1):
+        effects = header(solo, learner, number)
+    assert called(effects) == ["p4"]
+    here(solo, 1)
+    cut(solo, 2)
+    cut(solo, 3)
+    assert not found(solo.wait(60.0), ef.Merge), "one of three is no quorum"
+    assert solo.fragment.words(solo.now) == "waiting: 1 of 3 contributions"
+    solo.offer("p2", 4)
+    assert len(found(solo.offer("p4", 5) + solo.wait(1.0), ef.Merge)[0].inputs) == 3
+
+
+def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), founders=("me", "f1", "f2"), **LONG)
+    assert called(header(solo, "p1", 1)) == ["p2", "p3"]
+    cut(solo, 1)
+    solo.offer("p2", 2, due=False)
+    (merge,) = found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ef.Merge)
+    solo.merged(merge)
+    solo.wait(20.0)  # half an interval: rounds keep a distance
+    for transfer in range(10, 15):
+        assert not called(header(solo, "p1", transfer))
+        assert not called(cut(solo, transfer))
+    header(solo, "p1", 20)
+    assert called(here(solo, 20)) == ["p2", "p3"], "whoever sends one that arrives is believed again"
+    for number, learner in enumerate(("p2", "p3"), 21):
+        mark = solo.fragment.chain.marks.stamp(learner)
+        effects = solo.offer(learner, number, stamp=Stamp(1, 2), after=mark, due=False)
+    solo.merged(found(effects, ef.Merge)[0])
+    solo.wait(20.0)
+    solo.take_office()  # p2 and p3 vote now
+    mark = solo.fragment.chain.marks.stamp("p1")
+    assert called(header(solo, "p1", 30, stamp=Stamp(1, 2), after=mark)) == ["p2", "p3"]
+
+
+def test_a_header_that_is_too_late_for_a_version_begins_no_round_after_it() -> None:
+    solo = syncer(quorum=2, peers=("p1", "p2", "p3"), **LONG)
+    header(solo, "p1", 1)
+    header(solo, "p2", 2)
+    here(solo, 2)
+    solo.merged(found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ef.Merge)[0])
+    assert solo.head.number == 1
+    mark = solo.fragment.chain.marks.stamp("p2")
+    assert not called(solo.offer("p2", 4, stamp=Stamp(1, 2), after=mark)), "p1's is of the version before"
+
+
+def test_the_one_whose_header_began_the_round_is_waited_for_also_when_it_is_not_heard() -> None:
+    """Its upload may keep its own heartbeats back."""
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), **LONG)
+    solo.wait(30.0, silent=("p1",))
+    assert not solo.core.shared.view.alive("p1", solo.now)
+    assert called(header(solo, "p1", 1)) == ["p2", "p3"]
+    solo.offer("p2", 2, due=False)
+    assert not found(solo.offer("p3", 3, due=False), ef.Merge)
+    assert len(found(here(solo, 1), ef.Merge)[0].inputs) == 3
+
+
+def test_time_to_quorum_begins_with_what_counts_for_it() -> None:
+    solo = syncer(quorum=2, peers=("p1", "p2", "p3"))
+    header(solo, "p1", 1)
+    cut(solo, 1)
+    assert solo.fragment.words(solo.now) == ""
+    solo.now += 100.0
+    for peer in ("p1", "p2", "p3"):
+        solo.hear(peer)
+    solo.offer("p2", 2)
+    solo.now += 0.06
+    closing = [r for r in found(header(solo, "p3", 3), ef.Record) if r.kind == "closing"]
+    assert reasons(closing, "closing") == ["quorum 2, 1 called"]
+    assert dict(closing[0].fields)["grace_s"] > 0, "the slack is 2 x 0.1 s - 0.06 s"
+
+
+def test_what_arrives_while_the_round_closes_is_in_it() -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), **LONG)
+    header(solo, "p1", 1)
+    header(solo, "p2", 2)
+    assert [a.verdict for a in found(here(solo, 2), ef.AnswerTransfer)] == [Verdict.IN_ROUND]
+    assert [a.verdict for a in found(here(solo, 1), ef.AnswerTransfer)] == [Verdict.IN_ROUND]
+    late = solo.merged(found(solo.offer("p3", 3, due=False), ef.Merge)[0])
+    assert not sent(late, msg.Closing)
+
+
+def test_a_round_that_began_with_what_is_due_is_due_although_that_did_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2"), **LONG)
+    jobs: list[Job] = []
+    monkeypatch.setattr(solo.fragment.round._merger, "begin", lambda job, *_: jobs.append(job))
+    header(solo, "p1", 1)
+    cut(solo, 1)
+    solo.offer("p2", 2, due=False)
+    solo.message("p1", msg.Pass("all", 0, 1, 1))
+    assert [(job.due, len(job.held)) for job in jobs] == [(True, 1)]
+
+
+def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> None:
+    solo = syncer(quorum=2, peers=("p1", "p2", "p3"), **LONG)
+    header(solo, "p1", 1)
+    parts = (Contributor("p3", Stamp(1, 1), 40, 4),)
+    chain, run = solo.fragment.chain, solo.core.shared.config
+    usual = {"unit": scale.scale_after(chain, parts, run).unit, "limits": scale.limits_after(chain, run)}
+    solo.announce(child(chain.header, "p3", ("p3",), term=2, **usual))
+    assert solo.head.number == 1 and solo.fragment.office.holding
+    assert not called(solo.offer("p2", 2)), "one is in for the new version"
+
+
+def test_a_call_that_overtakes_the_version_with_our_last_work_is_answered_when_that_is_here() -> None:
+    solo = Solo(config(), ("p1", "p2"))
+    solo.learn()
+    solo.elect("p1")
+    (offer,) = found(solo.ready(ticket=1), ef.Offer)
+    mine = offer.signed.header
+    early = msg.Closing("all", 0, 1, 2, 5.0)
+    assert not found(solo.message("p1", early), ef.RequestFragment), "for all we know it is answered already"
+    merged = child(solo.fragment.chain.header, "p1", ("p2", "me"))
+    assert mine.stamp in {part.stamp for part in merged.header.contributors if part.learner == "me"}
+    assert found(solo.announce(merged), ef.RequestFragment) == [ef.RequestFragment(0)]
+    assert not found(solo.announce(child(merged.header, "p1", ("p2",))), ef.RequestFragment), "once"
+
+
+def test_groups_above_the_leaves_begin_with_payloads_only() -> None:
+    solo = Solo(config(), ("p1", "p2"))
+    inbox = GroupInbox(solo.fragment.context, solo.fragment.round._electorate)
+    signed = contribution("p1", solo.head)
+    done = signed.header
+    header = PartialHeader(
+        run=done.run,
+        group="leaf",
+        fragment=0,
+        syncer="p1",
+        number=solo.head.number,
+        digest=solo.head.digest,
+        parts=(signed.contributor(),),
+        due=True,
+        payload_digest=done.payload_digest,
+        payload_bytes=100,
+    )
+    held = inbox.add(SignedPartial(header, b""), 1, in_time=True, now=solo.now)
+    assert held.starts_round and not inbox.starting()
+
+
+# Who says that it learns and answers no call: three rounds wait for it, and nobody loses patience for it.
+
+PEERS = ("p1", "p2", "p3", "p4")
+
+
+def test_who_has_worked_and_answers_no_call_is_waited_for_three_times() -> None:
+    """Else one member makes every round as long as may be."""
+    solo = syncer(quorum=1, founders=("me", "p1", "p2"), term_versions=30)
+    called = []
+    for number in range(1, 11):
+        effects: list[ef.Effect] = []
+        for place, learner in enumerate(("p2", "p1") if number == 6 else ("p1",)):
+            mark = solo.fragment.chain.marks.stamp(learner)
+            effects += solo.offer(learner, 2 * number + place, stamp=Stamp(1, number), after=mark)
+        effects += solo.wait(30.0)
+        called.append(bool(sent(effects, msg.Closing, to="p2")))
+        solo.merged(found(effects, ef.Merge)[0])
+    first, again = called[:5], called[6:]
+    assert first == [True] * IN_VAIN + [False] * 2
+    assert again == [True] * IN_VAIN + [False], "it came once again"
+
+
+def test_a_learner_is_patient_for_as_long_as_a_round_may_be_open() -> None:
+    """Else all lose patience with every syncer, one after the other, and no version is made any more."""
+    solo = Solo(config(quorum=1), PEERS)
+    step_s, steps = 1.0, solo.config.inner_steps
+    solo.learn(step_s)
+    for peer in PEERS:
+        solo.says[peer] = {"step_time_s": step_s}
+    solo.wait(1.0)
+    solo.elect("p1")
+    solo.feed(ev.OfferAnswered(found(solo.ready(), ef.Offer)[0], Verdict.IN_ROUND, None))
+    patient_s = max(solo.config.timing.answer_floor_s, 4 * solo.config.delay_steps * step_s)
+    open_s = min(solo.config.grace_cap_s, ANSWER_SHARE * steps * step_s)
+    assert open_s > 1.0
+    assert not sent(solo.wait(patient_s + open_s - 0.5), msg.VoteRequest)
+    assert sent(solo.wait(10.0), msg.VoteRequest)
+
+
+# Inputs of a merge that were damaged here since they came.
+
+
+def test_what_was_damaged_here_is_left_out_and_welcome_again_and_nobody_is_to_blame() -> None:
+    solo = syncer()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    damaged = merge.inputs[0].ticket, Verdict.DAMAGED
+    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "damaged", (damaged,)))
+    (again,) = found(effects, ef.Merge)
+    assert again.inputs == merge.inputs[1:] and not reasons(effects, "refusal")
+    assert found(solo.offer(merge.inputs[0].contributor.learner, 3), ef.AcceptTransfer)
+
+
+# Work that is too long to count in full: its own node says it first, then whoever cuts it.
+
+
+def test_whose_work_was_too_long_is_said_by_the_syncer() -> None:
+    solo = syncer()
+    effects = solo.offer("p1", 1) + solo.offer("p2", 2)
+    said = [
+        r for r in found(solo.merged(found(effects, ef.Merge)[0], ("p2", "me")), ef.Record) if r.kind == "cut"
+    ]
+    assert [dict(record.fields) for record in said] == [{"peer": "p2"}]  # of ourselves it is said before
+
+
+def test_our_own_work_that_is_too_long_is_said_at_once_and_then_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solo, longest = syncer(), 2.0
+    assert not reasons(solo.ready(1, length=1e4), "cut")  # nobody knows what is usual yet
+    monkeypatch.setattr("p2pdiloco.core.fragment.strange_after", lambda _: longest)
+    assert not reasons(solo.ready(1, length=longest), "cut")
+    times = [bool(reasons(solo.ready(ticket, length=1e4 * longest), "cut")) for ticket in range(2, 10)]
+    assert [number for number, said in enumerate(times, 1) if said] == [1, 2, 4, 8]
+    assert not reasons(solo.ready(10, length=0.1 * longest), "cut")
+    (words,) = reasons(solo.ready(11, length=1e4 * longest), "cut")
+    assert "1e+04 times as long" in words and "diverged" in words

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 
-from kit import STEP_S, Solo, child, config, contribution, found, reasons, sent, vote
+import pytest
+from kit import STEP_S, Solo, announce, branch, child, config, contribution, found, reasons, sent, vote
+from metered_way import MeteredWay
 
+from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.effects import Effect, Merge
-from p2pdiloco.core.api.reasons import VoteRefusal
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Head, Reach, Stamp
 from p2pdiloco.core.base import ARRIVAL_INTERVALS
-from p2pdiloco.core.capacity import KEEP_S, MARGIN, OwnUplink, asked_bits_per_s
+from p2pdiloco.core.capacity import (
+    KEEP_S,
+    LEAST_BYTES,
+    LEAST_S,
+    LEAST_SAMPLES,
+    LONG_S,
+    MARGIN,
+    SAMPLES,
+    OwnUplink,
+    asked_bits_per_s,
+)
 
 PEERS = ("p1", "p2", "p3", "p4")
 ASKED = asked_bits_per_s(config(), STEP_S)
@@ -220,3 +233,149 @@ def test_a_thin_syncer_goes_on_until_one_of_the_better_ones_has_what_it_made() -
     assert reasons(solo.wait(1.0), "office") == [
         "laid down: this node has a thin uplink, and others have none"
     ]
+
+
+# A link's rate is known from transfers that are long enough, and from an earlier life.
+
+OVERHEAD = 1.0625
+
+
+def test_the_meter_wants_long_transfers_and_takes_the_best_of_the_latest() -> None:
+    up = MeteredWay(OVERHEAD)
+    assert up.meter.bits_per_s == math.inf
+    up.move(LEAST_BYTES - 1, 100.0)
+    assert up.meter.bits_per_s == math.inf
+    for took_s in (4.0, 1.0, 2.0) * (LEAST_SAMPLES // 3):
+        up.now_s += 50.0  # idle time is not the link's
+        up.move(LEAST_BYTES, took_s)
+    assert up.meter.bits_per_s == 8 * OVERHEAD * LEAST_BYTES
+    for _ in range(SAMPLES):
+        up.move(LEAST_BYTES, 2.0)
+    assert up.meter.bits_per_s == 4 * OVERHEAD * LEAST_BYTES
+
+
+def test_transfers_that_overlap_count_together_and_a_link_that_is_never_idle_too() -> None:
+    up = MeteredWay(OVERHEAD)
+    for _ in range(LEAST_SAMPLES):
+        assert up.meter.bits_per_s == math.inf
+        with up.meter.moving():
+            up.move(LEAST_BYTES, 1.0)
+            assert up.meter.bits_per_s == math.inf  # what is under way has its share of that second
+            up.bytes += LEAST_BYTES
+    assert up.meter.bits_per_s == 16 * OVERHEAD * LEAST_BYTES
+    with up.meter.moving():
+        for _ in range(SAMPLES):
+            up.move(LEAST_BYTES, LONG_S)
+        assert up.meter.bits_per_s == pytest.approx(8 * OVERHEAD * LEAST_BYTES / LONG_S)
+
+
+def test_an_uplink_is_what_the_better_of_its_meters_has_measured_and_else_what_is_remembered() -> None:
+    up = MeteredWay(OVERHEAD, remembered=1e5)
+    assert up.uplink.measured_bits_per_s == math.inf and up.uplink.bits_per_s == 1e5
+    up.move(2 * LEAST_BYTES, LEAST_S, up.uplink.given)
+    given = 16 * OVERHEAD * LEAST_BYTES / LEAST_S
+    up.move(LEAST_BYTES, LEAST_S)  # held up elsewhere
+    assert up.uplink.bits_per_s == up.uplink.measured_bits_per_s == given
+    assert up.uplink.sure_bits_per_s == math.inf
+    for _ in range(LEAST_SAMPLES):
+        up.move(LEAST_BYTES, LEAST_S)
+    assert up.uplink.sure_bits_per_s == given
+
+
+# Payloads that take longer than a grace window: a syncer does not merge alone, and learners are patient.
+
+LEARNERS = ("p1", "p2", "p3", "p4")
+
+
+def waiting() -> Solo:
+    """We are the syncer; of four learners one is in, one never answers, two payloads are on their way, and
+    the grace window has just ended."""
+    solo = Solo(config(quorum=1, grace_cap_s=0.1), LEARNERS)
+    solo.take_office()
+    for transfer, learner in ((8, "p2"), (9, "p3")):
+        solo.feed(ev.Offered(transfer, learner, contribution(learner, solo.head)))
+    solo.offer("p1", 1)
+    effects = solo.wait(0.2)
+    assert reasons(effects, "closing")[-1:] == ["1 in, waits for 2 on their way"], effects
+    assert solo.fragment.words(solo.now) == "closing: 1 of 4 learners, others are on their way"
+    return solo
+
+
+def merged(effects: list[ef.Effect]) -> list[list[str]]:
+    return [[part.contributor.learner for part in merge.inputs] for merge in found(effects, ef.Merge)]
+
+
+def test_a_round_waits_for_payloads_on_their_way_until_a_majority_is_in() -> None:
+    solo = waiting()
+    assert not merged(solo.wait(2.0)), "long after the window"
+    assert not merged(solo.feed(ev.PayloadReceived(8, 108))), "two of four are no majority"
+    assert merged(solo.feed(ev.PayloadReceived(9, 109))) == [["p1", "p2", "p3"]], "p4 sent nothing"
+
+
+def test_nobody_is_waited_for_whose_stream_was_cut() -> None:
+    solo = waiting()
+    solo.feed(ev.PayloadBroken(8, Verdict.CUT))
+    assert not merged(solo.wait(1.0))
+    solo.feed(ev.PayloadBroken(9, Verdict.CUT))
+    assert merged(solo.wait(0.6)) == [["p1"]], "the next heartbeat's look"
+
+
+def test_a_round_waits_no_longer_than_those_that_are_in() -> None:
+    # p1's payload came at once: it is patient for five seconds, and a version takes some time too.
+    assert merged(waiting().wait(4.5)) == [["p1"]]
+
+
+def test_a_majority_waits_for_nobody() -> None:
+    solo = Solo(config(quorum=1, grace_cap_s=0.1), ("p1", "p2", "p3"))
+    solo.take_office()
+    solo.feed(ev.Offered(9, "p3", contribution("p3", solo.head)))
+    solo.offer("p1", 1)
+    solo.offer("p2", 2)
+    assert merged(solo.wait(0.2)) == [["p1", "p2"]]
+
+
+def test_who_needed_long_to_send_is_as_patient_with_the_others() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.wait(20.0)
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    assert not reasons(solo.wait(75.0), "suspicion"), "four times the 20 s"
+    assert reasons(solo.wait(15.0), "suspicion")
+
+
+def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    version = child(solo.fragment.chain.header, "p1", ("p1",))
+    assert found(solo.message("p1", announce(version)), ef.FetchUpdate)
+    assert not reasons(solo.wait(60.0), "suspicion"), "the update's way is slow, not the syncer"
+    solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.NOT_READY))
+    assert reasons(solo.wait(10.0), "suspicion"), "it has no such version"
+
+
+def denied(solo: Solo, head: Head) -> list[str]:
+    """Why we suspect the syncer p1, which turns our contribution away for 5 s, and whose head this is."""
+    offers, seen = found(solo.ready(), ef.Offer), []
+    for _ in range(10):
+        for offer in offers:
+            seen += solo.feed(ev.OfferAnswered(offer, Verdict.NOT_SYNCER, head))
+        effects = solo.wait(0.5)
+        offers, seen = found(effects, ef.Offer), seen + effects
+    return reasons(seen, "suspicion")
+
+
+def test_a_syncer_whose_term_is_over_is_not_suspected_while_its_last_version_is_on_its_way_to_us() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    last = branch(solo.config.term_versions)[-1].header.head()
+    assert not denied(solo, last)
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    assert denied(solo, solo.head), "in the middle of its term it gave up"

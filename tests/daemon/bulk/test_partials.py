@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from chain_kit import PaperChain
+from audit_kit import AuditNode, AuditTown, memory_town
+from chain_kit import PaperChain, no_meter
 from daemon_kit import signed_run, until
+from fanout_kit import PAYLOAD, update
+from msgspec.structs import replace
 
 from p2pdiloco.adapters import framing
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     MAX_WATERMARKS,
@@ -40,15 +44,20 @@ from p2pdiloco.core.api.versions import (
 )
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import Background
+from p2pdiloco.daemon.bulk import merge_audits, updates
 from p2pdiloco.daemon.bulk import pushes as arrivals
+from p2pdiloco.daemon.bulk import updates as arriving_updates
 from p2pdiloco.daemon.bulk.transfer import Transfers
+from p2pdiloco.daemon.bulk.updates import MAX_GIVEN, MAX_SERVED, Fanout
 from p2pdiloco.daemon.driver import Executors, Merging, Post, Runner
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.link import LinkMeters
 from p2pdiloco.daemon.payloads import Compute, Tickets
 from p2pdiloco.daemon.run_files.run import Run, genesis_versions, open_run
+from p2pdiloco.errors import RemoteError
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
+from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.merge import partial_bytes
 from p2pdiloco_lab.memory_net import MemoryNetwork
@@ -351,3 +360,179 @@ def test_the_longest_labels_fit_into_a_header(tmp_path: Path) -> None:
         data = wire.encode(label)
         assert len(data) <= framing.MAX_HEADER_BYTES
         assert wire.decode(data, type(label)) == label
+
+
+# Bounds of what waits to be passed on.
+
+
+def asking(fragment: int = 0, **more: Any) -> wire.PullUpdate:
+    return wire.PullUpdate("run", fragment, 1, relays=True, **more)
+
+
+async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    fan = Fanout("me", no_meter(), lambda: now)
+    found = (update(PAYLOAD), PAYLOAD)
+    given: list[Any] = [await fan.serve(f"q{i}", asking(insist=True), found) for i in range(MAX_SERVED + 10)]
+    assert all(isinstance(source, PullSource) for source in given)
+    assert len(next(iter(fan._given.values())).takers) == MAX_SERVED
+    answer: Any = await fan.serve("late", asking(), found)
+    named = wire.decode(answer.answer, wire.Elsewhere)
+    assert len(named.peers) == wire.MAX_NAMED and named.patience_ms == 30_000
+    now = 2 * updates.FRESH_S
+    assert isinstance(await fan.serve("late", asking(), found), Refusal), "streams are still under way"
+    for source in given:
+        source.release()
+    now = 4 * updates.FRESH_S
+    assert isinstance(await fan.serve("late", asking(), found), PullSource), "it is given out anew"
+    for fragment in range(MAX_GIVEN + 10):
+        await fan.serve("q", asking(fragment), found)
+    assert len(fan._given) == MAX_GIVEN
+    monkeypatch.setattr(updates, "MAX_WAITING", 0)
+    fan.arriving(0, 1)
+    waits: Any = await fan.serve("z", asking(version=found[0].header.digest()), None)
+    assert wire.decode(waits.answer, wire.Refused).reason is PullRefusal.LATER
+
+
+async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() -> None:
+    now = 0.0
+    fan = Fanout("me", no_meter(), lambda: now)
+    arriving, true = fan.arriving(0, 1), update(PAYLOAD)
+    waiting = [
+        asyncio.create_task(fan.serve("liar", asking(version=bytes([i]) * 32), None))
+        for i in range(updates.MAX_WAITING_PER_PEER)
+    ]
+    await until(lambda: fan._waiting.total() == len(waiting), "all of them to wait")
+    one_more: Any = await fan.serve("liar", asking(version=true.header.digest()), None)
+    assert wire.decode(one_more.answer, wire.Refused).reason is PullRefusal.LATER
+    child = asyncio.create_task(fan.serve("child", asking(version=true.header.digest()), None))
+    await until(lambda: fan._waiting.total() == len(waiting) + 1, "the child too")
+    now = 1.5
+    part = arriving_updates.Unfinished(true.header.update_digest, len(PAYLOAD))
+    part.payload[:], part.have_bytes = PAYLOAD, len(PAYLOAD)
+    arriving.begun(true, part)
+    for answer in await asyncio.gather(*waiting):
+        assert wire.decode(answer.answer, wire.Refused).reason is PullRefusal.GONE  # type: ignore[union-attr]
+    given = await child
+    assert isinstance(given, PullSource)
+    assert wire.decode(given.header, wire.UpdateHeader).waited_ms == 1500
+    for i in range(5):
+        late: Any = await fan.serve("liar", asking(version=bytes([i]) * 32), None)
+        assert wire.decode(late.answer, wire.Refused).reason is PullRefusal.GONE
+    assert len(fan._given) == 1, "only what there is"
+
+
+async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
+    now = 0.0
+    fan = Fanout("me", no_meter(), lambda: now)
+    found = (update(PAYLOAD), PAYLOAD)
+    one, two = [await fan.serve(peer, asking(), found) for peer in ("one", "two")]
+    assert isinstance(one, PullSource) and isinstance(two, PullSource)
+    one.release()  # cut
+    two.delivered()
+    two.release()
+    assert isinstance(await fan.serve("three", asking(), found), Refusal), "it may come back"
+    now = updates.IDLE_S + 1
+    assert isinstance(await fan.serve("three", asking(), found), PullSource)
+
+
+async def test_an_update_that_was_not_fetched_is_not_passed_on() -> None:
+    fan = Fanout("me", no_meter(), lambda: 0.0)
+    arriving = fan.arriving(0, 1)
+    digest = update(PAYLOAD).header.digest()
+    waiting = asyncio.create_task(fan.serve("child", asking(version=digest), None))
+    await until(lambda: fan._waiting.total() == 1, "the child to wait")
+    fan.failed(0, arriving)
+    answer: Any = await waiting
+    assert wire.decode(answer.answer, wire.Refused).reason is PullRefusal.GONE
+    assert not fan._arriving and not fan._waiting and not fan._given
+    with pytest.raises(RemoteError):
+        wire.decode(wire.encode(wire.Elsewhere(digest, 1, ("p",) * 9)), wire.Elsewhere)
+
+
+# False versions that are taken back: the true update is kept, and whoever has it makes the same repair.
+
+SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[AuditTown]:
+    async with await memory_town(tmp_path) as made:
+        yield made
+
+
+async def lie(town: AuditTown, *found_by: AuditNode) -> SignedVersion:
+    """A version of noise, which these hold and find false."""
+    run = town.syncer.run
+    noise = torch.randn(run.layouts[0].numel, generator=torch.Generator().manual_seed(77)) * 0.01
+    update = codec(run.manifest.codec.update).encode(noise)
+    false = await town.version(update_digest=content_digest(update))
+    for node in found_by:
+        node.chain.updates[1] = false, update
+        assert await node.audit(false) is DIFFERENT
+    return false
+
+
+async def test_who_finds_a_version_false_keeps_what_it_should_have_been(town: AuditTown) -> None:
+    honest, false = await town.version(), await lie(town, town.auditor)
+    kept = town.auditor.transfers.true_updates
+    correction = await kept.correction(false)
+    assert correction is not None
+    assert content_digest(correction.true) == honest.header.update_digest
+    assert content_digest(correction.false) == false.header.update_digest
+    assert kept.held_bytes == len(correction.true)
+    assert await kept.correction(honest) is None and await kept.correction(None) is None
+    town.auditor.chain.updates[1] = honest, correction.true
+    assert await kept.correction(false) is None, "another chain's"
+
+
+async def test_the_next_version_has_the_difference_and_whoever_found_it_audits_that(town: AuditTown) -> None:
+    syncer, other, late = town.syncer, town.auditor, town.learners[0]
+    false = await lie(town, syncer, other)
+    plain, mended = await town.version(), await town.version(mends=false)
+    assert mended.header.repairs == false.header.digest()
+    assert mended.header.update_digest != plain.header.update_digest
+    assert await other.audit(mended, repairs=false) is SAME
+    assert await late.audit(mended, repairs=false) is MISSING, "it never found that false"
+    assert await other.audit(mended, repairs=None) is MISSING, "nor has it the version"
+    claims = {"repairs": false.header.digest()}
+    assert await other.audit(await town.version(**claims), repairs=false) is DIFFERENT, "no repair is in it"
+
+
+async def test_where_something_is_gone_nothing_is_repaired(town: AuditTown) -> None:
+    false = await lie(town, town.syncer)
+    town.syncer.transfers.true_updates.give_up()
+    plain, mended = await town.version(), await town.version(mends=false)
+    assert mended.header.repairs is None and mended.header.update_digest == plain.header.update_digest
+
+
+async def test_damaged_memory_of_ours_takes_nothing_back_and_accuses_nobody(town: AuditTown) -> None:
+    syncer, other = town.syncer, town.auditor
+    false = await lie(town, syncer, other)
+    plain, mended = await town.version(), await town.version(mends=false)
+    for node in (syncer, other):
+        correction = await node.transfers.true_updates.correction(false)
+        assert correction is not None and isinstance(correction.true, bytearray)
+        correction.true[1000] ^= 0x40
+    assert await other.audit(mended, repairs=false) is MISSING
+    unmended = await town.version(mends=false)
+    assert unmended.header.repairs is None and unmended.header.update_digest == plain.header.update_digest
+
+
+async def test_what_states_falsely_but_merges_rightly_needs_no_repair(town: AuditTown) -> None:
+    honest = await town.version()
+    first, *rest = honest.header.contributors
+    parts = {"contributors": (replace(first, length=7.0), *rest)}
+    assert await town.auditor.audit(await town.version(**parts)) is DIFFERENT
+    assert not town.auditor.transfers.true_updates.held_bytes
+
+
+async def test_true_updates_are_bounded(town: AuditTown, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = town.auditor.transfers.true_updates
+    monkeypatch.setattr(merge_audits, "MOST_BYTES", 25)
+    for name in (b"a", b"b", b"c"):
+        kept.keep(name, bytearray(10), bytes(32))
+    assert [kept.has(name) for name in (b"a", b"b", b"c")] == [False, True, True]
+    monkeypatch.setattr(merge_audits, "MOST_KEPT", 1)
+    kept.keep(b"d", bytearray(1), bytes(32))
+    assert kept.held_bytes == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,12 @@ import pytest
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Stamp, Watermark
-from p2pdiloco.daemon.learner_host import LearnerExited
+from p2pdiloco.daemon.learner_host import HEALTHY_S, TICK_S, Failures, LearnerExited, Silence
 from p2pdiloco.daemon.learner_link import STEP_AT_MOST_S, LearnerLink
 from p2pdiloco.daemon.payloads import Tickets
+from p2pdiloco.errors import DataError, StorageError, UserError
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.learner.lifeline import EXIT_DATA
+from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_FAILED, exit_status
 
 
 class PaperHost:
@@ -293,3 +295,66 @@ async def test_a_copy_that_is_not_finite_makes_room_for_the_next(caplog: pytest.
     linked.tell(copied)
     await linked.tasks[-1]
     assert isinstance(linked.posted[-1], ev.ContributionReady)
+
+
+# Ends of learners: which of them are the last.
+
+
+def test_no_other_learner_finds_better_data() -> None:
+    assert exit_status(DataError("a.jsonl: ...")) == EXIT_DATA
+    assert exit_status(UserError("the hub cannot be reached")) == EXIT_FAILED
+    assert exit_status(StorageError("the disk is full")) == EXIT_FAILED
+    failures = Failures()
+    assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, 0.0) == math.inf
+    # In the middle of a run a read may fail for once, not twice; and a program is its owner's to start again.
+    failures = Failures()
+    failures.made_step()
+    assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, 100.0) < 30.0
+    failures.made_step()
+    assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, 110.0) == math.inf
+    assert failures.ended(LearnerExited(EXIT_DATA, "..."), True, 200.0) == 0.0
+    failures = Failures()
+    for now in (300.0, 400.0):
+        failures.ready(now)
+        failures.made_step()
+        assert failures.ended(LearnerExited(EXIT_DATA, "..."), False, now + HEALTHY_S) < 30.0, "long after it"
+    assert failures.ended(LearnerExited(EXIT_FAILED, "..."), False, 300.0) < 30.0
+
+
+# Silence of a learner, and when it is taken for one that hangs.
+
+TICKS = 400
+
+
+def said(step_s: float) -> list[tuple[float, str]]:
+    """List what a silence comes to, and when."""
+    silence = Silence()
+    found = []
+    for _ in range(TICKS):
+        if word := silence.tick(step_s):
+            found.append((silence.silent_s, word))
+        if word == "hangs":
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("step_s", "expected"),
+    [
+        (0.1, [(60.0, "doubtful"), (600.0, "hangs")]),
+        (6.0, [(120.0, "doubtful"), (600.0, "hangs")]),
+        (12.0, [(240.0, "doubtful"), (1200.0, "hangs")]),
+        (0.0, [(60.0, "doubtful")]),  # no step yet: it may compile for as long as it likes
+    ],
+)
+def test_it_takes_time_and_many_of_its_own_steps(step_s: float, expected: list[tuple[float, str]]) -> None:
+    assert said(step_s) == expected
+
+
+def test_a_word_ends_a_silence_and_it_is_told_once_that_somebody_doubted() -> None:
+    silence = Silence()
+    assert not silence.heard()
+    while not silence.tick(0.1):
+        pass
+    assert silence.heard() and not silence.heard()
+    assert not silence.tick(0.1) and silence.silent_s == TICK_S

@@ -1,10 +1,14 @@
 """Whether the learner rests: what the sources find, put together without flapping."""
 
+from __future__ import annotations
+
 import datetime
 import itertools
+import json
 import os
 from concurrent.futures import Future
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
@@ -28,6 +32,17 @@ from p2pdiloco.daemon.owner.pauses import (
     OwnersMachine,
     Power,
     Seldom,
+    Sensors,
+    mains,
+)
+from p2pdiloco.daemon.owner.wishes import (
+    AHEAD_BYTES,
+    BOOK_FILE,
+    MONTHS,
+    Counts,
+    TransferBook,
+    month_ends,
+    month_of,
 )
 from p2pdiloco.errors import ConfigError
 
@@ -279,3 +294,191 @@ def test_a_reading_that_hangs_leaves_the_last_value_and_is_the_only_one():
     begun[1][1].set_exception(RuntimeError("a mistake of ours"))
     with pytest.raises(RuntimeError):
         source.look(WALL + 200)
+
+
+# What this machine tells of heat, power and mains.
+
+
+def chip(folder, number, name, **values):
+    made = folder / f"hwmon{number}"
+    made.mkdir(parents=True)
+    (made / "name").write_text(f"{name}\n")
+    for file, value in values.items():
+        (made / file).write_text(f"{value}\n")
+
+
+def test_the_hottest_of_cpu_and_gpu(tmp_path):
+    chip(tmp_path, 0, "k10temp", temp1_input=61250, temp2_input="N/A")
+    chip(tmp_path, 1, "nvme", temp1_input=99000)
+    sensors = Sensors(tmp_path, "no-such-library.so")
+    assert (sensors.hottest_c(), sensors.power_w()) == ((61.25, "CPU"), None)
+    chip(tmp_path, 2, "amdgpu", temp1_input=71000, power1_average=150_000_000)
+    assert (sensors.hottest_c(), sensors.power_w()) == ((71.0, "GPU"), 150.0)
+
+
+def test_a_machine_without_sensors_tells_nothing(tmp_path):
+    sensors = Sensors(tmp_path / "nowhere", "no-such-library.so")
+    assert (sensors.hottest_c(), sensors.power_w()) == (None, None)
+
+
+def test_mains_are_told_where_there_is_a_battery():
+    for battery, told in [
+        (None, None),
+        (SimpleNamespace(power_plugged=None), None),
+        (SimpleNamespace(power_plugged=True), True),
+        (SimpleNamespace(power_plugged=False), False),
+    ]:
+        with mock.patch.object(psutil, "sensors_battery", lambda found=battery: found, create=True):
+            assert mains() is told
+
+
+class FakeDriver:
+    """NVIDIA's library with two GPUs, the second of which tells no power."""
+
+    def __init__(self):
+        self.begun = 0
+
+    def nvmlInit_v2(self):
+        self.begun += 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count):
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, device):
+        device._obj.value = 100 + index
+        return 0
+
+    def nvmlDeviceGetTemperature(self, device, sensor, value):
+        assert sensor == 0
+        value._obj.value = device.value - 30
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, device, value):
+        value._obj.value = 210_500
+        return 0 if device.value == 100 else 3
+
+
+def test_nvidias_driver_is_asked_where_it_is(tmp_path):
+    driver = FakeDriver()
+    with mock.patch("ctypes.CDLL", lambda name: driver):
+        sensors = Sensors(tmp_path)
+    assert (sensors.hottest_c(), sensors.power_w(), driver.begun) == ((71.0, "GPU"), 210.5, 1)
+    driver.nvmlDeviceGetCount_v2 = lambda count: 999  # the driver is gone, or is being replaced
+    assert (sensors.hottest_c(), sensors.power_w()) == (None, None)
+
+
+# Bytes of a month, over lives, kills and clocks that are set.
+
+NOV, DEC = (datetime.datetime(2026, month, 28, 12).timestamp() for month in (11, 12))
+
+
+def test_bytes_are_counted_over_lives(tmp_path):
+    for life in (1, 2):
+        book = TransferBook(tmp_path, at_once)
+        book.begin()
+        for look in range(1, 4):
+            book.look((look * 1000, look * 100), float(look), NOV + look)
+        assert book.month(NOV) == Counts(life * 3000, life * 300)
+        book.close()
+    again = TransferBook(tmp_path, at_once)
+    again.begin()  # another transport counts from nothing
+    again.look((5, 5), 1.0, NOV)
+    assert again.month(NOV).total == 6610 and again.month(DEC).total == 0
+
+
+@pytest.mark.parametrize("rate", [10_000, 5_000_000, 300_000_000])
+def test_a_kill_costs_the_owner_some_bytes_and_never_gives_any(tmp_path, rate):
+    book, moved = TransferBook(tmp_path, at_once), 0
+    book.begin()
+    for look in range(1, 50):
+        moved = look * rate
+        book.look((moved // 50, moved - moved // 50), float(look), NOV + look)
+        kept = TransferBook(tmp_path, at_once).month(NOV).total  # as after SIGKILL
+        assert moved <= kept <= moved + max(AHEAD_BYTES, 5 * rate)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_disk_is_written_seldom(tmp_path):
+    book = TransferBook(tmp_path, at_once)
+    book.begin()
+    book.look((1000, 1000), 1.0, NOV)
+    before = (tmp_path / BOOK_FILE).stat().st_mtime_ns
+    for look in range(2, 1000):
+        book.look((look * 1000, look * 1000), float(look), NOV)
+    assert (tmp_path / BOOK_FILE).stat().st_mtime_ns == before
+
+
+def test_a_new_month_begins_with_nothing(tmp_path):
+    book = TransferBook(tmp_path, at_once)
+    book.begin()
+    book.look((1000, 0), 1.0, NOV)
+    book.look((1500, 0), 1.0 + DEC - NOV, DEC)
+    assert (book.month(NOV).sent, book.month(DEC).sent) == (1500, 500)
+    assert (month_of(NOV), month_ends(NOV), month_ends(DEC)) == (
+        "2026-11",
+        "2026-12-01 00:00",
+        "2027-01-01 00:00",
+    )
+
+
+def test_years_of_months_are_kept_and_no_more(tmp_path):
+    book = TransferBook(tmp_path, at_once)
+    for month in range(MONTHS + 5):
+        wall = NOV + month * 31 * 86400
+        book.look((month + 1, 0), wall, wall)
+    kept = json.loads((tmp_path / BOOK_FILE).read_text())["months"]
+    assert len(kept) == MONTHS and month_of(wall) in kept and month_of(NOV) not in kept
+
+
+def test_a_clock_that_is_set_back_gives_no_second_budget(tmp_path):
+    book = TransferBook(tmp_path, at_once)
+    book.begin()
+    book.look((1000, 0), 1.0, DEC)
+    book.look((1200, 0), 2.0, NOV)
+    assert book.month(NOV).total >= 1200
+    book.close()
+    assert TransferBook(tmp_path, at_once).month(NOV).total >= 1200
+
+
+def test_a_clock_that_was_wrong_at_first_takes_its_bytes_along(tmp_path):
+    book = TransferBook(tmp_path, at_once)
+    book.begin()
+    book.look((1000, 0), 1.0, 0.0)  # 1970, before it knows the time
+    book.look((1100, 0), 2.0, NOV)
+    assert book.month(NOV).total == 1100
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"months":{"2026-11":{"sent":-1}}}', b"\xff" * 100])
+def test_a_damaged_book_is_set_aside(tmp_path, content):
+    if content is None:
+        (tmp_path / BOOK_FILE).mkdir()
+    else:
+        (tmp_path / BOOK_FILE).write_bytes(content)
+    book = TransferBook(tmp_path, at_once)
+    book.begin()
+    book.look((10, 10), 1.0, NOV)
+    assert book.month(NOV).total == 20
+    assert json.loads((tmp_path / BOOK_FILE).read_text())["months"]
+
+
+def test_while_a_slow_disk_writes_bytes_are_counted_and_nothing_else_is_written(tmp_path):
+    begun = []
+
+    def begin(work):
+        begun.append((work, Future()))
+        return begun[-1][1]
+
+    book = TransferBook(tmp_path, begin)
+    book.begin()
+    for look in range(1, 30):
+        book.look((look * 20_000_000, 0), float(look), NOV + look)
+    assert len(begun) == 1 and book.month(NOV).sent == 29 * 20_000_000
+    work, done = begun[0]
+    done.set_result(work())
+    book.look((600_000_000, 0), 30.0, NOV + 30)
+    assert len(begun) == 2, "what came meanwhile is written next"
+    begun[1][1].set_result(begun[1][0]())
+    book.close()
+    assert TransferBook(tmp_path, begin).month(NOV).sent == 600_000_000

@@ -1,0 +1,179 @@
+"""`p2pdiloco run amend`: what an owner's wish becomes, and when it holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from daemon_kit import served_runs
+
+from p2pdiloco.cli import owner_notice
+from p2pdiloco.cli.group import cli
+from p2pdiloco.cli.owner_notice import LEAD_SHARE, AmendmentWish, RunPosition, amendment
+from p2pdiloco.config.manifest import EndSection
+from p2pdiloco.config.presets import MICRO, for_run
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.core.api.config import Amendment, Going, amended, in_force
+from p2pdiloco.core.api.types import Vouch
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, save_own_addresses
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.tasks.registry import render_toml
+
+STOPS = msgspec.structs.replace(MICRO, end=EndSection())
+END = STOPS.inner.schedule_tokens
+MIDDLE = RunPosition(END // 2, END, 10.0, rests=False)
+OVER = RunPosition(END + 100, END, 0.0, rests=True)
+
+
+def test_it_holds_about_a_minute_ahead_and_says_all_that_held_before() -> None:
+    first = amendment((), AmendmentWish(rate_factor=0.5, message="slower"), STOPS, MIDDLE)
+    assert first == Amendment(1, MIDDLE.tokens + 600, 0, 0.5, Going.TRAIN, "slower")
+    second = amendment(
+        (first,), AmendmentWish(schedule_tokens=2 * END, at_tokens=MIDDLE.tokens + 9), STOPS, MIDDLE
+    )
+    assert second == Amendment(2, MIDDLE.tokens + 9, 2 * END, 0.5, Going.TRAIN, "slower")
+    assert amendment((second,), AmendmentWish(message=""), STOPS, MIDDLE).message == ""
+
+
+def test_it_holds_before_the_run_is_over() -> None:
+    late = RunPosition(END - 5, END, 10.0, rests=False)
+    assert amendment((), AmendmentWish(schedule_tokens=2 * END), STOPS, late).from_tokens == END
+    assert amendment((), AmendmentWish(schedule_tokens=2 * END), MICRO, late).from_tokens == END + 595
+    # It is over: no token comes any more.
+    assert amendment((), AmendmentWish(schedule_tokens=2 * END), STOPS, OVER).from_tokens == OVER.tokens
+
+
+def test_what_is_still_to_come_does_not_come_before_its_time() -> None:
+    pause = amendment((), AmendmentWish(going=Going.PAUSE, at_tokens=END - 1), STOPS, MIDDLE)
+    assert amendment((pause,), AmendmentWish(rate_factor=2.0), STOPS, MIDDLE) == Amendment(
+        2, END - 1, 0, 2.0, Going.PAUSE
+    )
+
+
+@pytest.mark.parametrize("going", [Going.PAUSE, Going.END])
+def test_a_pause_and_an_end_wait_for_nothing_that_is_still_to_come(going: Going) -> None:
+    known = (Amendment(1, 0, 0, 0.5), Amendment(2, END - 1, 3 * END, 0.1))
+    made = amendment(known, AmendmentWish(going=going), STOPS, MIDDLE)
+    assert made == Amendment(3, MIDDLE.tokens + 600, 0, 0.5, going)
+    assert amended(known, made) == (known[0], made), "what was to come is taken back"
+
+
+def test_no_member_s_word_moves_it_far_ahead() -> None:
+    for pace in (1e6, 1e17, float("inf")):
+        place = RunPosition(MIDDLE.tokens, END, pace, rests=False)
+        for manifest in (STOPS, MICRO):
+            made = amendment((), AmendmentWish(going=Going.PAUSE), manifest, place)
+            assert made.from_tokens == MIDDLE.tokens + END // LEAD_SHARE
+    beyond = RunPosition(1 << 63, END, 0.0, rests=False)
+    with pytest.raises(UserError, match="no amendment can say that"):
+        amendment((), AmendmentWish(going=Going.PAUSE), MICRO, beyond)
+
+
+@pytest.mark.parametrize("pause_at", [MIDDLE.tokens - 700, MIDDLE.tokens + 1])
+def test_going_on_takes_a_pause_back_at_once(pause_at: int) -> None:
+    known = (Amendment(1, pause_at, going=Going.PAUSE),)
+    known = amended(known, amendment(known, AmendmentWish(going=Going.TRAIN), STOPS, MIDDLE))
+    for tokens in (pause_at, MIDDLE.tokens, END):
+        held = in_force(known, tokens)
+        assert held is None or held.going is Going.TRAIN
+
+
+@pytest.mark.parametrize(
+    ("wish", "place", "words"),
+    [
+        (AmendmentWish(), MIDDLE, "nothing to change"),
+        (AmendmentWish(at_tokens=1), MIDDLE, "nothing to change"),
+        (AmendmentWish(rate_factor=0.0), MIDDLE, "from 0.001 to 1000"),
+        (AmendmentWish(rate_factor=float("nan")), MIDDLE, "from 0.001 to 1000"),
+        (AmendmentWish(message="x" * 241), MIDDLE, "has 241 characters"),
+        (AmendmentWish(going=Going.PAUSE, at_tokens=5), MIDDLE, "cannot hold from 5 on"),
+        (AmendmentWish(schedule_tokens=9 * END, at_tokens=2 * END), OVER, "never comes to"),
+        (AmendmentWish(schedule_tokens=STOPS.inner.warmup_tokens), MIDDLE, "before the warm-up"),
+        (AmendmentWish(schedule_tokens=END // 2), MIDDLE, "is over"),
+        (AmendmentWish(going=Going.TRAIN), OVER, "is over"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(wish: AmendmentWish, place: RunPosition, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        wish.check()
+        amendment((), wish, STOPS, place)
+
+
+def test_ways_to_go_exclude_each_other(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["run", "amend", "any", "--pause", "--end", "--data-dir", str(tmp_path)])
+    assert done.exit_code and "exclude each other" in str(done.exception)
+
+
+# Which node an owner vouches by: one of the owner's own, or one that the owner names.
+
+BOOTSTRAP, OWN, STRANGER = (Identity.from_seed(bytes([i]) * 32).peer_id for i in range(3))
+VOUCHES = (Vouch(0, 3, b"\1" * 32, (OWN,)),)
+
+
+def address(peer: str) -> str:
+    return f"/ip4/127.0.0.1/tcp/4001/p2p/{peer}"
+
+
+@pytest.fixture
+async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedRun:
+    """A bootstrap in the folder "boot" has signed it; its owner's node and a stranger train it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "boot").mkdir()
+    (tmp_path / "run.toml").write_text(render_toml(for_run("micro", "test", 0)))
+    (run,) = await served_runs(tmp_path / "boot", tmp_path / "run.toml")
+    save_own_addresses(tmp_path / "boot", [address(BOOTSTRAP)])
+
+    @contextlib.asynccontextmanager
+    async def visitor(_: Any) -> AsyncIterator[None]:
+        yield None
+
+    async def ask(_transport: Any, peer: str, *_: Any) -> wire.Stands | None:
+        return wire.Stands(VOUCHES) if peer in (OWN, STRANGER) else None
+
+    async def presences(*_: Any) -> dict[str, wire.Presence]:
+        return {STRANGER: wire.Presence(1, 1, "eve\x1b", ("nonsense", "/ip4/127.0.0.1/tcp/4001"))}
+
+    for name, fake in (("visitor", visitor), ("ask", ask), ("presences", presences)):
+        monkeypatch.setattr(owner_notice, name, fake)
+    return run
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    runs: list[str] = []
+    monkeypatch.setattr(owner_notice, "publish", lambda run, *_: runs.append(run))
+    return runs
+
+
+def start_own_node(run: PublishedRun) -> None:
+    """Leave what the owner's node leaves in its usual folder."""
+    folder = NodeSettings().data_dir.expanduser()
+    (folder / "runs" / run.id[:16]).mkdir(parents=True)
+    save_own_addresses(folder, [address(OWN)])
+
+
+def test_the_node_of_the_usual_folder_is_the_owner_s_also_beside_a_bootstrap_s(
+    tmp_path: Path, run: PublishedRun, published: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_own_node(run)
+    owner_notice.vouch_for("test", (), tmp_path / "boot")
+    assert published == ["test"] and "fragment 0: version 3" in capsys.readouterr().out
+
+
+def test_a_stranger_is_named_and_not_vouched_for(
+    tmp_path: Path, run: PublishedRun, published: list[str]
+) -> None:
+    with pytest.raises(UserError, match="no node of yours that has trained") as caught:
+        owner_notice.vouch_for("test", (), tmp_path / "boot")
+    assert caught.value.hint == "name the node whose state you trust: --join ADDRESS"
+    assert list(caught.value.details) == [f"eve· is at {address(STRANGER)}"]
+    assert not published
+    owner_notice.vouch_for("test", (address(STRANGER),), tmp_path / "boot")
+    assert published == ["test"], "the owner has named it"

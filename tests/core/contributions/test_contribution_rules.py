@@ -1,0 +1,576 @@
+"""What learners sign of their work: partial merges and versions say nothing else of them."""
+
+from __future__ import annotations
+
+import pytest
+from kit import (
+    RUN,
+    Solo,
+    announce,
+    branch,
+    child,
+    config,
+    contribution,
+    digest,
+    found,
+    genesis,
+    offer_to,
+    reasons,
+    saved,
+    signed_part,
+    table,
+)
+from msgspec.structs import replace
+from scenes import held_by_p1, with_table, without_ours
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
+from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedContribution, Stamp, Watermark
+from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.chain import STRANGERS_S, Chain, Witnesses
+from p2pdiloco.core.contributions import ELSEWHERE, MOST_AHEAD, MOST_MISSES
+from p2pdiloco.core.pending import (
+    IN_MEMORY,
+    KEPT_MAX,
+    SIGNATURES_CHECKED,
+    TakeUp,
+    Unmerged,
+    signed_by_learners,
+    unsigned,
+)
+
+HONEST = signed_part(Contributor("p1", Stamp(1, 2), 40, 4, Stamp(1, 1), digest("payload")))
+
+
+def solo() -> Solo:
+    return Solo(config(), ("p1", "p2"))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"learner": "p2"},
+        {"stamp": Stamp(1, 3)},
+        {"after": Stamp(1, 0)},
+        {"tokens": 41},
+        {"inner_steps": 5},
+        {"payload_digest": digest("other")},
+        {"signature": b""},
+    ],
+)
+def test_nobody_else_can_say_what_a_learner_did(odd: dict[str, object]) -> None:
+    shared = solo().core.shared
+    assert signed_by_learners(shared, 0, [HONEST])
+    assert not signed_by_learners(shared, 0, [HONEST, replace(HONEST, **odd)])
+    assert not signed_by_learners(shared, 1, [HONEST]), "it is of another fragment"
+
+
+def test_a_label_and_its_part_in_a_merge_have_one_signature() -> None:
+    one = solo()
+    signed = contribution("p1", one.head)
+    assert signed_by_learners(one.core.shared, 0, [signed.contributor()])
+    assert signed.contributor().work(RUN, 0).payload_digest == signed.header.payload_digest
+    late = SignedContribution(replace(signed.header, due=False, base_number=0), signed.signature)
+    assert late.contributor() == signed.contributor(), "the rest is not the learner's for ever"
+
+
+def test_a_follower_checks_some_of_very_many_a_syncer_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = solo().core.shared
+    false = [Contributor(f"p{i}", Stamp(1, 1), 40, 4) for i in range(10 * SIGNATURES_CHECKED)]
+    assert not signed_by_learners(shared, 0, false) and unsigned(shared, 0, false) is not None
+    true = [signed_part(part) for part in false]
+    checked: list[str] = []
+    honest = shared.signed_by
+    monkeypatch.setattr(shared, "signed_by", lambda peer, *what: checked.append(peer) or honest(peer, *what))
+    assert signed_by_learners(shared, 0, true) and len(checked) == 10 * SIGNATURES_CHECKED, (
+        "it answers for them"
+    )
+    checked.clear()
+    assert unsigned(shared, 0, true) is None and len(set(checked)) == SIGNATURES_CHECKED
+    first = set(checked)
+    checked.clear()
+    assert unsigned(shared, 0, true) is None and set(checked) != first, "nobody knows which"
+
+
+# Forks: what our chain has merged is kept until beyond doubt, and sent again if the chain loses.
+
+OURS = 4
+"""Tokens per step and steps of our contributions: 40 tokens each."""
+
+
+def merged(solo: Solo, count: int, first: int = 1) -> list[ef.Effect]:
+    """Our learner's next contributions, each of them merged by the syncer p1 into the next version."""
+    effects: list[ef.Effect] = []
+    parent = solo.fragment.chain.signed
+    for sequence in range(first, first + count):
+        effects += solo.ready(ticket=sequence)
+        part = (Contributor("me", Stamp(1, sequence), 40, 4),)
+        parent = child(parent.header, "p1", contributors=part, tokens=parent.header.tokens + 40)
+        effects += solo.announce(parent)
+    assert solo.fragment.own.idle and solo.head == parent.header.head()
+    return effects
+
+
+def alone(count: int) -> Solo:
+    """A node whose `count` contributions are merged in versions that p2 has not reported."""
+    solo = Solo(config(term_versions=1000), heads=(genesis(0).header.head(),))
+    solo.learn()
+    solo.elect("p1")
+    merged(solo, count)
+    return solo
+
+
+def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list[ef.Effect]:
+    """Our chain is replaced by another, which has our contributions up to `watermark`."""
+    if watermark != NEVER:
+        heavier = with_table(heavier, (Watermark("me", watermark, 2),))
+    solo.heard["heads"] = (heavier.header.head(),)
+    effects = solo.hear("p1", heads=(heavier.header.head(),))
+    if found(effects, ef.FetchUpdate):
+        effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p1", FetchFailure.GONE))
+    if not found(effects, ef.FetchState):
+        effects = solo.wait(1.0)
+    pull = found(effects, ef.FetchState)[0]
+    return solo.feed(ev.StateFetched(0, pull.peer, heavier, table(heavier)))
+
+
+def answer(solo: Solo, effects: list[ef.Effect], ticket: int) -> list[ef.Effect]:
+    """The tensors thread adds up what it was asked to."""
+    wanted = found(effects, ef.Combine)[-1]
+    return solo.feed(ev.Combined(0, wanted.attempt, ticket, digest("sum", wanted.tickets), 100))
+
+
+def offered(solo: Solo, effects: list[ef.Effect]) -> ef.Offer:
+    """The next contribution that goes out."""
+    return found(effects + solo.wait(1.0), ef.Offer)[0]
+
+
+def test_what_the_winner_lacks_goes_out_as_one() -> None:
+    solo = alone(3)
+    heavier = branch(5, syncer="p2")[5]
+    effects = switch(solo, heavier)
+    commit = found(effects, ef.CommitVersion)[0]
+    assert (commit.merged_ticket, commit.after, commit.overwrite) == (None, NEVER, False), "a mere rebase"
+    assert found(effects, ef.Combine)[0].tickets == (1, 2, 3)
+    assert reasons(effects, "fork") == ["our chain lost: 3 contributions are sent again"]
+    solo.elect("p1", term=2, start=5)
+    again = offered(solo, answer(solo, effects, ticket=50))
+    header = again.signed.header
+    assert (again.ticket, header.stamp, header.after) == (50, Stamp(1, 3), NEVER)
+    assert (header.tokens, header.inner_steps, header.due) == (120, 12, True)
+    assert header.base_digest == heavier.header.digest()
+    part = (Contributor("me", header.stamp, 120, 12),)
+    effects = solo.announce(child(heavier.header, "p1", term=2, contributors=part, tokens=320))
+    assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the learner was taken back already"
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50], "the parts stay"
+    assert solo.fragment.own.idle
+
+
+def test_new_work_waits_behind_what_is_sent_again() -> None:
+    solo = alone(2)
+    effects = switch(solo, branch(5, syncer="p2")[5])
+    solo.elect("p1", term=2, start=5)
+    assert not found(solo.ready(ticket=9), ef.Offer)
+    again = offered(solo, answer(solo, effects, ticket=50))
+    assert again.ticket == 50
+    held = ev.OfferAnswered(again, Verdict.IN_ROUND, None)
+    assert not found(solo.feed(held), ef.Offer)
+    part = (Contributor("me", Stamp(1, 2), 80, 8),)
+    version = child(branch(5, syncer="p2")[5].header, "p1", term=2, contributors=part, tokens=280)
+    following = found(solo.announce(version), ef.Offer)[0]
+    assert (following.ticket, following.signed.header.after) == (9, Stamp(1, 2))
+
+
+def test_one_damaged_payload_does_not_lose_what_was_merged_once() -> None:
+    solo = alone(2)
+    effects = switch(solo, branch(5, syncer="p2")[5])
+    solo.elect("p1", term=2, start=5)
+    offer = offered(solo, answer(solo, effects, ticket=50))
+    stamp = offer.signed.header.stamp
+    refused = ev.OfferAnswered(offer, Verdict.NON_FINITE, None)
+    again = offered(solo, solo.feed(refused))
+    assert (again.ticket, again.signed.header.stamp) == (50, stamp)
+
+
+def test_a_second_switch_is_answered_from_the_parts() -> None:
+    """The second winner has the first of three, so that the sum of all three fits nowhere."""
+    solo = alone(3)
+    answer(solo, switch(solo, branch(5, syncer="p2")[5]), ticket=50)
+    second = branch(9, syncer="p2", term=2)[9]
+    effects = switch(solo, second, watermark=Stamp(1, 1))
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50]
+    assert found(effects, ef.Combine)[0].tickets == (2, 3)
+    solo.elect("p1", term=3, start=9)
+    again = offered(solo, answer(solo, effects, ticket=60))
+    assert (again.ticket, again.signed.header.after, again.signed.header.tokens) == (60, Stamp(1, 1), 80)
+
+
+def test_a_sum_that_comes_too_late_is_dropped() -> None:
+    solo = alone(2)
+    first = switch(solo, branch(5, syncer="p2")[5])
+    switch(solo, branch(9, syncer="p2", term=2)[9], watermark=Stamp(1, 1))
+    effects = answer(solo, first, ticket=50)
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50]
+    assert not found(effects, ef.Offer)
+
+
+def test_a_payload_that_cannot_be_read_back_holds_nobody_up() -> None:
+    solo = alone(2)
+    wanted = found(switch(solo, branch(5, syncer="p2")[5]), ef.Combine)[0]
+    solo.elect("p1", term=2, start=5)
+    solo.ready(ticket=9)
+    effects = solo.feed(ev.CombineFailed(0, wanted.attempt, "damaged"))
+    assert reasons(effects, "fork") == ["given up: damaged"]
+    assert offered(solo, effects).ticket == 9
+
+
+def test_all_but_the_newest_wait_on_the_disk() -> None:
+    solo = Solo(config(term_versions=1000), heads=(genesis(0).header.head(),))
+    solo.learn()
+    solo.elect("p1")
+    effects = merged(solo, 5)
+    assert [e.ticket for e in found(effects, ef.Spill)] == list(range(1, 6 - IN_MEMORY))
+
+
+def test_what_everybody_has_had_for_a_while_is_beyond_doubt() -> None:
+    solo = alone(3)
+    second = solo.fragment.chain.logged(2)
+    assert second is not None
+    assert not found(solo.wait(60.0), ef.DiscardContribution), "one of two peers stands at version 0"
+    solo.heard["heads"] = (second.header.head(),)
+    assert not found(solo.wait(15.0), ef.DiscardContribution), "after a crash it may be back at version 0"
+    assert [e.ticket for e in found(solo.wait(30.0), ef.DiscardContribution)] == [1, 2]
+
+
+def test_who_vanished_may_come_back_with_another_chain() -> None:
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    effects = solo.wait(600.0, silent=("p2",))
+    assert solo.core.shared.view.progress("p2") is None, "it is forgotten otherwise"
+    assert not found(effects, ef.DiscardContribution)
+    solo.now += 3600.0
+    assert found(solo.wait(3.0, silent=("p2",)), ef.DiscardContribution)
+
+
+def test_who_is_listed_and_not_heard_may_bring_another_chain() -> None:
+    """Beyond a cut link there was a second chain (storm seed 5610)."""
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    solo.feed(ev.PresenceSeen(Roster((("p2", 1), ("far", 1)))))
+    assert not found(solo.wait(60.0), ef.DiscardContribution)
+    solo.peers = (*solo.peers, "far")
+    assert found(solo.wait(60.0), ef.DiscardContribution)
+
+
+def test_who_said_good_bye_holds_nothing_back() -> None:
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    solo.message("p2", msg.Leaving(1, solo.heads()))
+    assert found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
+
+
+@pytest.mark.parametrize("heads", [(), (child(genesis(0).header, "p2").header.head(),)])
+def test_who_left_with_what_we_do_not_know_may_come_back_with_it(heads: tuple[Head, ...]) -> None:
+    """Two who leave at one time may each make a last version (churn seed 201027)."""
+    solo = alone(1)
+    solo.message("p2", msg.Leaving(1, heads))
+    solo.heard["heads"] = solo.heads()
+    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
+
+
+def test_a_restarted_peer_may_be_back_at_an_older_version() -> None:
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    solo.wait(15.0)
+    solo.hear("p2", incarnation=2, heads=(genesis(0).header.head(),))
+    assert not found(solo.wait(30.0, silent=("p2",)), ef.DiscardContribution)
+
+
+def test_what_is_kept_is_bounded_and_the_middle_is_combined() -> None:
+    solo = alone(KEPT_MAX)
+    effects = merged(solo, 1, first=KEPT_MAX + 1)
+    tickets = found(effects, ef.Combine)[0].tickets
+    effects = answer(solo, effects, ticket=1000)
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == list(tickets)
+    effects = switch(solo, branch(KEPT_MAX + 9, syncer="p2")[KEPT_MAX + 9])
+    again = found(effects, ef.Combine)[0].tickets
+    assert 1000 in again and not set(again) & set(tickets)
+    assert len(again) == KEPT_MAX + 2 - len(tickets)
+
+
+def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
+    solo = alone(KEPT_MAX)
+    effects = merged(solo, 1, first=KEPT_MAX + 1)
+    solo.message("p2", msg.Leaving(1, solo.heads()))
+    solo.heard["heads"] = solo.heads()
+    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution), "its payloads are being read"
+    answer(solo, effects, ticket=1000)
+    let_go = {e.ticket for e in found(solo.wait(10.0, silent=("p2",)), ef.DiscardContribution)}
+    assert 1000 in let_go, "everybody left has all of it"
+
+
+def test_strangers_hold_up_what_is_beyond_doubt_for_two_minutes() -> None:
+    """One that names no head at all would keep everything, for ever."""
+    solo = alone(3)
+    solo.heard["heads"] = solo.heads()
+    solo.peers = (*solo.peers, "s1")
+    solo.says["s1"] = {"heads": ()}
+    assert not solo.core.shared.has_worked("s1")
+    effects = solo.wait(STRANGERS_S - 5.0)
+    assert not found(effects, ef.DiscardContribution), "it may have another chain"
+    assert [e.ticket for e in found(solo.wait(10.0), ef.DiscardContribution)] == [1, 2, 3]
+
+
+def test_who_was_let_in_holds_it_up_for_as_long_as_it_may_have_another_chain() -> None:
+    chain = Chain(tuple(branch(3)), (), keep=16)
+    witnesses = Witnesses(chain, durable_s=20.0)
+    for now in range(0, 300, 2):
+        assert witnesses.review(["new"], float(now)) == -1
+        assert witnesses.review([], float(now), ["new"]) == (-1 if now < STRANGERS_S else 3)
+    witnesses.heard("new", chain.head, 300.0)
+    chain.extend(child(chain.header))
+    assert witnesses.review([], 300.0, ["new"]) == 3, "of what is newer it is asked again"
+    other = branch(5, syncer="p2")[5]
+    chain.replace(other, table(other))
+    assert witnesses.review([], 302.0, ["new"]) == -1, "what our chain has now, it has for no time"
+
+
+def test_who_was_merged_lately_has_what_came_before() -> None:
+    """All that is known of members of other groups: they do not report their heads to us."""
+    log = branch(9, learners=("far",))
+    chain = Chain(tuple(log), (Watermark("far", Stamp(1, 9), 9),), keep=16)
+    witnesses = Witnesses(chain, durable_s=20.0)
+    witnesses.count_merged(3, 100.0)
+    assert witnesses.review(["far"], 100.0) == -1, "a crash may take it back"
+    witnesses.count_merged(3, 121.0)
+    assert witnesses.review(["far"], 121.0) == 9 - 1 - 3
+    assert witnesses.review(["far", "unheard"], 121.0) == -1
+
+
+# An orderly end over a bad link loses nothing: what the next life takes up (docs/protocol/exactly-once.md,
+# section 6).
+
+OLD, SLOT, NEWER = Stamp(1, 4), Stamp(1, 5), Stamp(2, 1)
+FREE = Unmerged((OLD,))
+NEVER_SENT = Unmerged((OLD,), SLOT)
+UNANSWERED = Unmerged((OLD,), SLOT, doubts=(SLOT,))
+SENT = Unmerged((OLD,), SLOT, sent=True, doubts=(SLOT,))
+BESIDE = Unmerged((OLD, Stamp(1, 5)), Stamp(1, 6), doubts=(Stamp(1, 6),))
+
+
+@pytest.mark.parametrize(
+    ("left", "mark", "mode", "doubts"),
+    [
+        (FREE, OLD, "all", ()),
+        (FREE, NEWER, "none", ()),  # another life of ours was merged: the displacement may be in it
+        (FREE, NEVER, "none", ()),  # on another branch
+        (NEVER_SENT, OLD, "all", ()),
+        (UNANSWERED, OLD, "all", (SLOT,)),
+        (UNANSWERED, SLOT, "rest", ()),  # it got there after all
+        (UNANSWERED, NEWER, "none", ()),
+        (SENT, OLD, "rest", ()),  # it may still be merged
+        (SENT, SLOT, "rest", ()),
+        (BESIDE, Stamp(1, 5), "all", (Stamp(1, 6),)),  # an earlier learner's, no part of it
+    ],
+)
+def test_what_is_taken_up(left: Unmerged, mark: Stamp, mode: TakeUp, doubts: tuple[Stamp, ...]) -> None:
+    assert left.take_up(mark) == (mode, doubts)
+
+
+def at_work(syncer: str = "p1") -> Solo:
+    """A node that trains, where somebody is in office."""
+    solo = Solo()
+    solo.learn()
+    solo.elect(syncer)
+    return solo
+
+
+def leave(solo: Solo, sent: bool = False) -> Unmerged:
+    """It goes, with whatever is unmerged."""
+    solo.feed(ev.LeaveRequested())
+    solo.ready(ticket=7)
+    if sent:
+        solo.feed(ev.ContributionSent(0, FIRST))
+    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
+    return solo.fragment.own.unmerged()
+
+
+def returned(left: Unmerged, log: list[SignedVersion]) -> tuple[Solo, TakeUp]:
+    """The next life, with this chain."""
+    again = Solo(restored=saved(log), incarnation=2)
+    again.learn()
+    return again, again.fragment.own.take_up(left)
+
+
+def mine(parent: SignedVersion, stamp: Stamp) -> SignedVersion:
+    """A version with a contribution of ours."""
+    return child(parent.header, contributors=(Contributor("me", stamp, 40, 4),))
+
+
+def overwrites(effects: list[ef.Effect]) -> list[bool]:
+    return [commit.overwrite for commit in found(effects, ef.CommitVersion)]
+
+
+FIRST = Stamp(1, 1)
+"""Of the first life's only contribution."""
+
+
+def test_what_nobody_was_offered_is_taken_up_and_never_doubted() -> None:
+    solo = Solo()
+    solo.learn()
+    left = leave(solo)  # nobody is in office
+    assert left == Unmerged((NEVER,), FIRST)
+    assert returned(left, branch(0))[1] == "all"
+    assert not found(solo.elect("p1"), ef.Offer), "no longer: the next life will"
+
+
+def test_what_did_not_get_there_is_taken_up_and_goes_if_it_was_merged_after_all() -> None:
+    again, mode = returned(leave(at_work()), branch(0))
+    assert mode == "all"
+    again.ready(ticket=9)
+    effects = again.announce(mine(branch(0)[0], FIRST))
+    assert overwrites(effects) == [True]
+    assert reasons(effects, "contribution") == ["given up: it contains what was merged"]
+    assert again.fragment.own.idle
+
+
+def test_a_copy_that_contains_it_goes_too_when_the_learner_has_crashed_since() -> None:
+    again, _ = returned(leave(at_work()), branch(0))
+    again.ready(ticket=9)
+    again.feed(ev.LearnerLost())
+    effects = again.announce(mine(branch(0)[0], FIRST))
+    assert overwrites(effects) == [False], "the new learner has nothing of it"
+    assert again.fragment.own.idle and found(effects, ef.DiscardContribution)
+
+
+def test_once_a_contribution_that_contains_it_is_merged_nothing_is_doubted() -> None:
+    again, _ = returned(leave(at_work()), branch(0))
+    again.ready(ticket=9)
+    again.announce(mine(branch(0)[0], Stamp(2, 1)))
+    assert again.fragment.own.unmerged() == Unmerged((Stamp(2, 1),))
+
+
+def test_on_a_branch_that_has_it_what_contains_it_is_not_sent_again() -> None:
+    again, _ = returned(leave(at_work()), branch(0))
+    again.ready(ticket=9)
+    again.announce(mine(branch(0)[0], Stamp(2, 1)))
+    own = again.fragment.own
+    assert own.keeps
+    assert own._kept.moved(FIRST, 1, replaced=True) == () and not own.keeps
+
+
+def test_what_a_syncer_may_have_is_left_to_it() -> None:
+    left = leave(at_work(), sent=True)
+    for versions in (0, 1, 9):
+        assert returned(left, branch(versions))[1] == "rest", "it may be held over"
+    merged = mine(branch(0)[0], FIRST)
+    again, mode = returned(left, [branch(0)[0], merged])
+    assert mode == "rest"
+    again.ready(ticket=9)
+    assert again.fragment.own.unmerged().doubts == ()
+
+
+def test_that_a_syncer_may_have_it_is_not_forgotten_while_another_is_asked() -> None:
+    solo = at_work()
+    solo.ready(ticket=7)
+    solo.feed(ev.ContributionSent(0, FIRST))
+    solo.feed(ev.OfferUndelivered(offer_to("p1", FIRST)))
+    solo.elect("p2", term=2)
+    solo.feed(ev.LeaveRequested())
+    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
+    assert returned(solo.fragment.own.unmerged(), branch(0))[1] == "rest"
+
+
+def test_what_nobody_but_ourselves_holds_is_taken_up() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.take_office()
+    solo.feed(ev.LeaveRequested())
+    solo.ready(ticket=7)  # into our own inbox; no merge comes about
+    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
+    assert returned(solo.fragment.own.unmerged(), branch(0))[1] == "all"
+
+
+def test_doubts_outlive_a_second_end() -> None:
+    left = Unmerged((NEVER,), SLOT, doubts=(SLOT,))
+    again, mode = returned(left, branch(0))
+    assert mode == "all"
+    again.feed(ev.LeaveRequested())
+    again.wait(again.config.timing.leave_s + 0.1)
+    assert again.fragment.own.unmerged() == Unmerged((NEVER,), doubts=(SLOT,))
+
+
+# A syncer that says that it has our work, and leaves it out of its versions.
+
+
+def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> None:
+    solo = held_by_p1()
+    effects = without_ours(solo, 2 * MOST_MISSES - 1)
+    assert not reasons(effects, "suspicion") and not solo.core.shared.distrust.has("p1", solo.now)
+    assert len(found(effects, ef.Offer)) == MOST_MISSES - 1, "offered again after each miss"
+    assert reasons(without_ours(solo, 1), "suspicion") == [str(Suspicion.LEFT_OUT)]
+    assert solo.core.shared.distrust.has("p1", solo.now)
+    assert not found(effects, ef.RetireSlot), "nothing of it is lost"
+
+
+def test_whoever_says_so_again_before_each_version_gets_no_more_time_by_it() -> None:
+    """Who waits for less than a round lasts asks again before each version."""
+    solo = held_by_p1()
+    effects: list[ef.Effect] = []
+    for _ in range(2 * MOST_MISSES):
+        own = solo.fragment.own
+        own._withheld.acknowledged(own._queue[0], solo.head)
+        effects += without_ours(solo, 1)
+    assert reasons(effects, "suspicion") == [str(Suspicion.LEFT_OUT)]
+
+
+def test_the_version_that_was_in_the_making_is_no_miss() -> None:
+    assert not found(without_ours(held_by_p1(), 1), ef.Offer)
+
+
+def test_versions_that_were_made_before_it_had_our_work_are_no_miss() -> None:
+    solo = held_by_p1()
+    ahead = replace(solo.head, number=solo.head.number + MOST_AHEAD)
+    assert len(found(without_ours(solo, 2, head=ahead), ef.Offer)) == 1
+    assert not found(without_ours(solo, MOST_AHEAD - 1), ef.Offer)
+
+
+def test_whoever_says_that_it_is_far_ahead_is_found_all_the_same() -> None:
+    solo = held_by_p1()
+    far = replace(solo.head, number=1 << 40)
+    effects = without_ours(solo, MOST_MISSES * (MOST_AHEAD + 2), head=far)
+    assert reasons(effects, "suspicion") == [str(Suspicion.LEFT_OUT)]
+
+
+def test_a_syncer_that_had_to_drop_it_says_so_and_is_not_suspected() -> None:
+    solo = held_by_p1()
+    effects = without_ours(solo, 12, says=Verdict.NO_MEMORY)
+    assert not reasons(effects, "suspicion")
+
+
+def test_a_merged_contribution_ends_the_count() -> None:
+    solo = held_by_p1()
+    without_ours(solo, 4)
+    solo.announce(child(solo.fragment.chain.header, "p1", ("me", "p2")))
+    offer = found(solo.ready(ticket=2), ef.Offer)
+    assert offer and not solo.core.shared.distrust.has("p1", solo.now)
+    assert not reasons(without_ours(solo, 4), "suspicion")
+
+
+@pytest.mark.parametrize("verdict", ELSEWHERE)
+def test_whoever_is_elsewhere_with_what_nobody_can_have_is_not_counted_on(verdict: Verdict) -> None:
+    solo = held_by_p1(says=verdict)
+    solo.message("p1", announce(child(solo.fragment.chain.header, "p1", ("p2",))))
+    seen, effects = [], solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.BUSY))
+    while not reasons(seen, "suspicion") and len(seen) < 2000:
+        answers = [ev.OfferAnswered(offer, verdict, None) for offer in found(effects, ef.Offer)]
+        answers += [
+            ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.BUSY)
+            for pull in found(effects, ef.FetchUpdate)
+        ]
+        seen += effects
+        effects = [effect for answer in answers for effect in solo.feed(answer)] + solo.wait(0.5)
+    assert reasons(seen, "suspicion") == [str(Suspicion.NO_VERSION)]
+    assert solo.now > 5.0, "not before its patience is over"
