@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.node import Core
 
 

@@ -15,8 +15,8 @@ import mutation_proofs
 import mutation_scale
 import mutation_standing
 from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
-from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, SignedContribution
 from p2pdiloco.core.api.versions import SignedPartial

@@ -8,8 +8,8 @@ import msgspec
 
 from mutation_kit import Patch, each_effect, mutation
 from p2pdiloco.core import proofs
-from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.context import FalseStates

@@ -33,7 +33,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, load_proofs, save_proofs
-from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import WHOLE_RUN, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader

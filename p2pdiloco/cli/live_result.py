@@ -21,7 +21,7 @@ import msgspec
 from p2pdiloco.cli.status_command import Search, visit, visitor
 from p2pdiloco.config.manifest import Manifest, run_id
 from p2pdiloco.config.values import peer_in
-from p2pdiloco.core.api.effects import FetchState
+from p2pdiloco.core.api.events import FetchState
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon import wire

@@ -9,8 +9,7 @@ import math
 import random
 from typing import NamedTuple
 
-from p2pdiloco.core.api.effects import Audit, CastOut, LossAudit
-from p2pdiloco.core.api.events import Audited, LossAudited
+from p2pdiloco.core.api.events import Audit, Audited, CastOut, LossAudit, LossAudited
 from p2pdiloco.core.api.evidence import (
     Accusation,
     FalsePartial,

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Protocol
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
-from p2pdiloco.core.api.effects import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.events import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Crypto, Reach, Vouch, Wire, signed_bytes

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
-from p2pdiloco.core.api.effects import VoteRecord
-from p2pdiloco.core.api.events import UpdateApplied
+from p2pdiloco.core.api.events import UpdateApplied, VoteRecord
 from p2pdiloco.core.api.evidence import Accusation, FalseState, short_of
 from p2pdiloco.core.api.reasons import Suspicion, VersionFault
 from p2pdiloco.core.api.types import Certificate, Reach

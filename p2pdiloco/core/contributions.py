@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from p2pdiloco.core.api.effects import CommitVersion, DiscardContribution, Offer, RetireSlot
-from p2pdiloco.core.api.events import Combined, CombineFailed, ContributionReady, OfferAnswered
+from p2pdiloco.core.api.events import (
+    Combined,
+    CombineFailed,
+    CommitVersion,
+    ContributionReady,
+    DiscardContribution,
+    Offer,
+    OfferAnswered,
+    RetireSlot,
+)
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (
     NEVER,

@@ -11,8 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.core.api.effects import MergePartial, Offer, Release
-from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
+from p2pdiloco.core.api.events import (
+    MergePartial,
+    Offer,
+    OfferAnswered,
+    PartialFailed,
+    PartialMerged,
+    Release,
+)
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (

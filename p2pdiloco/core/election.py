@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from p2pdiloco.core.api.effects import Effect, Send
+from p2pdiloco.core.api.events import Effect, Send
 from p2pdiloco.core.api.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote

@@ -10,8 +10,18 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
-from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
+from p2pdiloco.core.api.events import (
+    ApplyUpdate,
+    CommitVersion,
+    DropSpare,
+    FetchFailed,
+    FetchState,
+    FetchUpdate,
+    Release,
+    StateFetched,
+    UpdateApplied,
+    UpdateFetched,
+)
 from p2pdiloco.core.api.evidence import SignedShort, false_label, short_of, two_versions
 from p2pdiloco.core.api.messages import Sibling, Unbacked
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from p2pdiloco.core.api.config import RestoredFragment
-from p2pdiloco.core.api.effects import DiscardContribution, Offer, RequestFragment, VoteRecord
-from p2pdiloco.core.api.events import ContributionReady, LearnerApplied, OfferAnswered
+from p2pdiloco.core.api.events import (
+    ContributionReady,
+    DiscardContribution,
+    LearnerApplied,
+    Offer,
+    OfferAnswered,
+    RequestFragment,
+    VoteRecord,
+)
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head

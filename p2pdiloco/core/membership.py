@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import Restored
-from p2pdiloco.core.api.effects import Confirmed, Left
-from p2pdiloco.core.api.events import LearnerStatus, Miscalculates, PresenceSeen, ReachChanged, UplinkMeasured
+from p2pdiloco.core.api.events import (
+    Confirmed,
+    LearnerStatus,
+    Left,
+    Miscalculates,
+    PresenceSeen,
+    ReachChanged,
+    UplinkMeasured,
+)
 from p2pdiloco.core.api.messages import Leaving, Progress
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion
 from p2pdiloco.core.api.types import REACH_WORDS, WHOLE_RUN, Head

@@ -13,7 +13,7 @@ from typing import Any
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored
-from p2pdiloco.core.api.effects import AnswerTransfer, Effect, Release, VoteRecord
+from p2pdiloco.core.api.events import AnswerTransfer, Effect, Release, VoteRecord
 from p2pdiloco.core.api.reasons import MessageFault, Reason, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Crypto
 from p2pdiloco.core.api.versions import is_group

@@ -11,8 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from p2pdiloco.core.api.effects import Combine, DiscardContribution, Spill
-from p2pdiloco.core.api.events import Combined, ContributionReady
+from p2pdiloco.core.api.events import Combine, Combined, ContributionReady, DiscardContribution, Spill
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.api.types import (
     ContributionHeader,

@@ -6,7 +6,7 @@ docs/protocol/audits.md, section 3.
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.effects import CastOut, KeepProofs
+from p2pdiloco.core.api.events import CastOut, KeepProofs
 from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseState, Statement, cause_of
 from p2pdiloco.core.api.messages import Message, Progress, Proven, Sibling, Stated
 from p2pdiloco.core.api.reasons import MessageFault

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from p2pdiloco.core.api.effects import AnswerTransfer
+from p2pdiloco.core.api.events import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Ticket

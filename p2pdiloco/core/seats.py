@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from p2pdiloco.core.api.effects import Release
-from p2pdiloco.core.api.events import PartialFailed, PartialMerged
+from p2pdiloco.core.api.events import PartialFailed, PartialMerged, Release
 from p2pdiloco.core.api.messages import (
     Announce,
     Closing,

@@ -14,19 +14,21 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.effects import (
+from p2pdiloco.core.api.events import (
     AcceptTransfer,
     AnswerTransfer,
     DropSpare,
     Effect,
+    Measured,
     Merge,
+    Merged,
+    MergeFailed,
     MergeInput,
     PartialInput,
     Release,
     Send,
     UpdateRecord,
 )
-from p2pdiloco.core.api.events import Measured, Merged, MergeFailed
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (

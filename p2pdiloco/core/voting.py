@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.effects import Effect, VoteRecord
+from p2pdiloco.core.api.events import Effect, VoteRecord
 from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
 from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import Amendment, Going, in_force, newest
-from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.core.api.events import CommitVersion
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from p2pdiloco.adapters.data_dir import EventsLog, FieldValue
-from p2pdiloco.core.api.effects import Record
+from p2pdiloco.core.api.events import Record
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.daemon.course import Measurements
 from p2pdiloco.daemon.display.logs import Audience, RecentLines

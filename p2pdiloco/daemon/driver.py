@@ -15,10 +15,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.core.api.events import Event, SendFailed
+from p2pdiloco.core.api.events import CommitVersion, Event, SendFailed
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Ticket

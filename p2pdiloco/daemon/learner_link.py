@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.core.api.events import CommitVersion
 from p2pdiloco.core.base import Shared
 from p2pdiloco.daemon.course import LearnerCount
 from p2pdiloco.daemon.learner_host import TICK_S, Failures, LearnerExited, MakeHost, OnEvent, Silence

@@ -17,8 +17,16 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.adapters.run_store import KeptFiles, RunStore
-from p2pdiloco.core.api.effects import Combine, CommitVersion, Spill, UpdateRecord, VoteRecord
-from p2pdiloco.core.api.events import Combined, CombineFailed, Event
+from p2pdiloco.core.api.events import (
+    Combine,
+    Combined,
+    CombineFailed,
+    CommitVersion,
+    Event,
+    Spill,
+    UpdateRecord,
+    VoteRecord,
+)
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Watermark

@@ -28,7 +28,7 @@ from benchkit import AT_ONCE, MIB, arguments, finish, forget_peak, peak_bytes
 from p2pdiloco.adapters.flow import CHUNK_BYTES
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon.bulk import pushes

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutation_kit import Patch
 from mutation_links import a_syncer_outruns_the_others, a_thin_uplink_is_as_fit_as_any
-from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco.core.round import ClosingWindow
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan, genesis_version
 from p2pdiloco_lab.simulation.sim_host import Host

@@ -14,7 +14,7 @@ from deadlines import within_s
 
 from goodput.chips import ChipTimes, Learner, ReturnDelay, goodput
 from goodput.sessions import Home, Sessions
-from p2pdiloco.core.api.effects import Effect, FetchUpdate
+from p2pdiloco.core.api.events import Effect, FetchUpdate
 from p2pdiloco_lab.simulation.sim_host import Host
 
 FAILURES = 6000

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kit import STEP_S, digest, restored_nothing
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.reasons import FetchFailure

@@ -7,7 +7,7 @@ from kit import (
     sent,
 )
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import Head

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from partials_kit import partials_of
 
 from p2pdiloco.core import chain
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing

@@ -12,7 +12,7 @@ from kit import Solo, child, config, contribution, digest, found, genesis, signe
 from scenes import copied, expels, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core import syncer as inbox
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, SignedContribution, Stamp

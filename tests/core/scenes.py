@@ -7,7 +7,7 @@ from typing import Any
 from kit import TABLES, Solo, branch, child, config, contribution, found, sign, table, vote
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit import Solo, branch, child, config, found, sign, table
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment

@@ -29,7 +29,7 @@ from refusal_rows import ELSEWHERE, GROUP, LEAF, PAYLOAD, Below, Effects, too_ma
 from scenes import FORGED_STATEMENTS, due_again, expels, left_out, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core import fork_choice
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import TwoVotes

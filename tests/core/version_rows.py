@@ -8,7 +8,7 @@ from typing import Any
 from kit import Solo, branch, child, config, found, genesis, table
 from scenes import A_PARTIAL
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.reasons import VersionFault

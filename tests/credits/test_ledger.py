@@ -14,7 +14,7 @@ from kit import RUN, child, genesis, signed_part
 from msgspec.structs import replace
 
 from p2pdiloco import credits
-from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, marks_of

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, WHOLE_RUN, ContributionHeader, Head, SignedContribution, Stamp

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.core.api.events import CommitVersion
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans

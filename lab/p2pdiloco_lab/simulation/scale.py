@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
-from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco.core.api.events import PresenceSeen
+from p2pdiloco.core.api.events import CommitVersion, Effect, PresenceSeen
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.types import Wire, signed_bytes
 from p2pdiloco.core.api.versions import Roster, VersionHeader, level_sizes

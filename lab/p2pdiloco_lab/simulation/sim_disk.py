@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
-from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, Stamp, Watermark, signed_bytes, table_digest
 from p2pdiloco.core.api.versions import ALL_AT, SignedVersion, VersionHeader

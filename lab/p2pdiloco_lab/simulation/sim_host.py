@@ -14,11 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.api.config import Amendment, Going, in_force
-from p2pdiloco.core.api.effects import Persist, RetireSlot, UpdateRecord, VoteRecord
-from p2pdiloco.core.api.events import Persisted, PersistFailed
+from p2pdiloco.core.api.events import Persist, Persisted, PersistFailed, RetireSlot, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import ContributionHeader, Reach

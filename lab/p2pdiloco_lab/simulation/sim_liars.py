@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.effects import CommitVersion, Effect, Persist, UpdateRecord
+from p2pdiloco.core.api.events import CommitVersion, Effect, Persist, UpdateRecord
 from p2pdiloco.core.api.evidence import Accusation, FalseVersion, short_of
 from p2pdiloco.core.api.messages import (
     Announce,

@@ -11,11 +11,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from p2pdiloco.core.api.effects import FetchState, FetchUpdate, Offer
 from p2pdiloco.core.api.events import (
     ContributionSent,
     Event,
     FetchFailed,
+    FetchState,
+    FetchUpdate,
+    Offer,
     OfferAnswered,
     Offered,
     OfferUndelivered,

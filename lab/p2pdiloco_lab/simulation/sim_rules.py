@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.evidence import Statement
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
 from p2pdiloco.core.api.types import (

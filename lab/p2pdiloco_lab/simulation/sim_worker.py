@@ -13,22 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.api.effects import (
+from p2pdiloco.core.api.events import (
     ApplyUpdate,
     Audit,
+    Audited,
     Combine,
+    Combined,
     CommitVersion,
     FetchState,
     LossAudit,
-    Merge,
-    MergePartial,
-)
-from p2pdiloco.core.api.events import (
-    Audited,
-    Combined,
     LossAudited,
+    Merge,
     Merged,
     MergeFailed,
+    MergePartial,
     PartialFailed,
     PartialMerged,
     StateFetched,

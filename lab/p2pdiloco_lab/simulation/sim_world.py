@@ -12,16 +12,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from p2pdiloco.core.api.effects import (
+from p2pdiloco.core.api.events import (
     AcceptTransfer,
     CommitVersion,
     Effect,
+    LeaveRequested,
     Merge,
     Persist,
+    PresenceSeen,
     Send,
     UpdateRecord,
 )
-from p2pdiloco.core.api.events import LeaveRequested, PresenceSeen
 from p2pdiloco.core.api.messages import Elected, VoteGranted, VoteRequest
 from p2pdiloco.core.api.versions import Roster, VersionHeader
 from p2pdiloco_lab.simulation.lineage import NOTHING, Clock, Losses, Substance, genesis_state

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import Count, Watermark, Wire
 from p2pdiloco.core.api.versions import SignedVersion

@@ -1,18 +1,340 @@
-"""Inputs of the core: everything that can happen to a node.
+"""Inputs and outputs of the core: events that can happen to a node, and effects that the core wants done.
 
-`core.node.Core.handle` takes them. Whatever completes later carries the (fragment, term, number) or stamp in
-which it was started, so that the core can drop what the world has moved past.
+`core.node.Core.handle` takes an event and returns effects. The environment (daemon or simulator) carries them
+out and answers with events. An effect that must wait for durability is inside a `Persist`'s `then`, never
+beside it. Whatever completes later carries the (fragment, term, number) or stamp in which it was started, so
+that the core can drop what the world has moved past.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from p2pdiloco.core.api.effects import Offer
+from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.messages import Message
-from p2pdiloco.core.api.reasons import AuditOutcome, FetchFailure, Verdict
-from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Head, Reach, Stamp, Ticket, Vouch, Watermark
-from p2pdiloco.core.api.versions import Roster, SignedOffer, SignedVersion
+from p2pdiloco.core.api.reasons import AuditOutcome, CastOutWhy, FetchFailure, Verdict
+from p2pdiloco.core.api.types import (
+    NO_LIMITS,
+    UNMEASURED,
+    WHOLE_RUN,
+    Contributor,
+    Head,
+    MergeLimits,
+    Reach,
+    Stamp,
+    Ticket,
+    Vouch,
+    Watermark,
+)
+from p2pdiloco.core.api.versions import Mean, PartOfTree, Roster, SignedOffer, SignedVersion
+
+
+class Effect(Struct, frozen=True):
+    """Base of all outputs."""
+
+
+class Send(Effect, frozen=True):
+    """Deliver a control message; on failure `SendFailed(peer)`. May be dropped, delayed, repeated."""
+
+    peer: str
+    message: Message
+
+
+# --- durable -----------------------------------------------------------------------------------------
+
+
+class VoteRecord(Struct, frozen=True):
+    """Vote to be remembered for ever: in this term of this fragment ours went to this candidate."""
+
+    fragment: int
+    term: int
+    candidate: str
+    group: str = WHOLE_RUN
+
+
+class UpdateRecord(Struct, frozen=True):
+    """Outer update that we are about to announce; to be remembered while it is in the log."""
+
+    version: SignedVersion
+    ticket: Ticket
+
+
+class Persist(Effect, frozen=True):
+    """Make a record durable, carry out `then`, and answer `Persisted(token)` (or `PersistFailed`)."""
+
+    token: int
+    record: VoteRecord | UpdateRecord
+    then: tuple[Effect, ...]
+
+
+class KeepProofs(Effect, frozen=True):
+    """Save these proofs, and statements of our own, in the place of those before, soon. Where that fails,
+    others tell them again."""
+
+    proofs: tuple[Evidence, ...]
+
+
+# --- contributions: learner side ----------------------------------------------------------------------
+
+
+class RequestFragment(Effect, frozen=True):
+    """Ask the learner to copy this fragment out now, or at its next step boundary (a closing call).
+
+    Answered by `ContributionReady` with due false, or `NothingToContribute`."""
+
+    fragment: int
+
+
+class Offer(Effect, frozen=True):
+    """Stream a contribution to the syncer, or our group's partial merge to the syncer of the group above.
+
+    Answered by `OfferAnswered` or `OfferUndelivered`. The receiver's core gets `Offered`, and decides with
+    `AcceptTransfer` and `AnswerTransfer`.
+    """
+
+    peer: str
+    signed: SignedOffer
+    ticket: Ticket
+    attempt: int = 0
+    """Number of the merge that made a partial."""
+
+
+class DiscardContribution(Effect, frozen=True):
+    """Drop the payload of a contribution of ours: it is merged beyond doubt."""
+
+    fragment: int
+    ticket: Ticket
+
+
+class Spill(Effect, frozen=True):
+    """Permit the disk to take the payload of a merged contribution, which is kept for the unlikely case of a
+    fork. The ticket stays valid; where the disk refuses, the payload stays in memory."""
+
+    fragment: int
+    ticket: Ticket
+
+
+class Combine(Effect, frozen=True):
+    """Add these contributions of ours up to one and encode it as a contribution (of one: a copy). The
+    tickets stay valid. Answered by `Combined` or `CombineFailed` with the same (fragment, attempt)."""
+
+    fragment: int
+    attempt: int
+    tickets: tuple[Ticket, ...]
+
+
+class RetireSlot(Effect, frozen=True):
+    """Free the learner's slot: its last contribution of this fragment will never be merged as it stands.
+    Counters stay, so that the work is in the next contribution."""
+
+    fragment: int
+    ticket: Ticket
+
+
+# --- contributions: syncer side -----------------------------------------------------------------------
+
+
+class AcceptTransfer(Effect, frozen=True):
+    """Read the payload of an offer; `PayloadReceived` or `PayloadBroken`."""
+
+    transfer: int
+    fragment: int
+    payload_bytes: int
+
+
+class AnswerTransfer(Effect, frozen=True):
+    """Answer an offer for the last time, with our head. If its payload was not read yet, it never is."""
+
+    transfer: int
+    fragment: int
+    verdict: Verdict
+
+
+Decision = AcceptTransfer | AnswerTransfer
+"""Word of the core on what a peer pushes: on the offer, and at the end. There is none by default: an
+environment that is left without one has found a bug of ours."""
+
+
+class Release(Effect, frozen=True):
+    """Free a received contribution or fetched update."""
+
+    ticket: Ticket
+
+
+class MergeInput(Struct, frozen=True):
+    """Contribution of a merge; the worker computes its weight, tokens^2 / inner steps as in the paper, times
+    its trust weight."""
+
+    contributor: Contributor
+    ticket: Ticket
+    mean: Mean = Mean()
+    """Agreement of its learner so far."""
+
+
+class PartialInput(Struct, frozen=True):
+    """Partial merge of a merge."""
+
+    ticket: Ticket
+    payload_digest: bytes
+
+
+class Merge(Effect, frozen=True):
+    """Merge in this order, encode the outer update, make the outer step into the spare copy.
+
+    Answered by `Merged` or `MergeFailed` with the same (fragment, term, number)."""
+
+    fragment: int
+    term: int
+    number: int
+    inputs: tuple[MergeInput, ...]
+    partials: tuple[PartialInput, ...]
+    """Partial merges of groups, added after the inputs as if their contributions were inputs."""
+    longest_steps: int
+    """Inner steps of the longest of all these contributions, those of the groups too."""
+    limits: MergeLimits = NO_LIMITS
+    seed: bytes = b""
+    """Seed by which the sample is drawn on which contributions are compared."""
+    repairs: SignedVersion | None = None
+    """False version whose true update was made again here: that is added to the merge, and the false one
+    subtracted, if both are still here. `Merged` says whether."""
+
+
+class MergePartial(Effect, frozen=True):
+    """Merge contributions and partials of one group, in this order, into one partial: sums, no outer step,
+    no spare copy. Answered by `PartialMerged` or `PartialFailed` with the same (fragment, group, attempt)."""
+
+    fragment: int
+    group: str
+    attempt: int
+    inputs: tuple[MergeInput, ...]
+    partials: tuple[PartialInput, ...]
+    limits: MergeLimits = NO_LIMITS
+    seed: bytes = b""
+    """Seed, as of `Merge`."""
+
+
+# --- updates and states ------------------------------------------------------------------------------
+
+
+class FetchUpdate(Effect, frozen=True):
+    """Pull version `number` from a peer's log: `UpdateFetched` or `FetchFailed`."""
+
+    fragment: int
+    number: int
+    peer: str
+
+
+class FetchState(Effect, frozen=True):
+    """Pull a fragment's newest state, at least version `number`, into the spare copy:
+    `StateFetched` or `FetchFailed`."""
+
+    fragment: int
+    number: int
+    peer: str
+
+
+class ApplyUpdate(Effect, frozen=True):
+    """Make the outer step of a fetched update into the spare copy: `UpdateApplied`."""
+
+    fragment: int
+    number: int
+    ticket: Ticket
+    longest_steps: int
+    """Inner steps of its longest contribution (`VersionHeader.longest_steps`)."""
+    norm: float | None = None
+    """Length that its syncer states; None: not to be compared."""
+    own: Ticket | None = None
+    """Contribution of ours that is in it, to be compared with the update; None: there is none."""
+    stated: bytes = b""
+    """State digest that the header states; with another result all is looked at again
+    (`UpdateApplied.certain`). Empty: it is not compared."""
+    update_digest: bytes = b""
+    """Digest of the update."""
+
+
+class Audit(Effect, frozen=True):
+    """Get the contributions that a version names, from their learners or else from its syncer, merge them
+    again by the limits and trust weights that it states, and compare the update: `Audited`.
+
+    Or do so with the partial merge of one of its groups. Neither state nor spare is touched. Of versions with
+    a dense codec."""
+
+    fragment: int
+    version: SignedVersion
+    givers: tuple[str, ...] = ()
+    """Members that may have its contributions, too: they made the merge again, and say that it is false."""
+    repairs: SignedVersion | None = None
+    """Version that it repairs, by the true update that is kept here (or else missing), and the false one."""
+    part: PartOfTree | None = None
+    """Partial merge that is made again; None: the version is."""
+    below: tuple[PartOfTree, ...] = ()
+    """Partial merges that were added up for it, in that order; none: contributions were."""
+
+
+class LossAudit(Effect, frozen=True):
+    """Get a learner's contribution to a version, and let our learner measure what it does to the loss, and
+    what ours does: `LossAudited`."""
+
+    fragment: int
+    version: SignedVersion
+    theirs: Contributor
+    ours: Contributor
+
+
+class DropSpare(Effect, frozen=True):
+    """Discard what was prepared in the spare copy of this fragment."""
+
+    fragment: int
+
+
+class CommitVersion(Effect, frozen=True):
+    """Make the spare copy the fragment's state: it is this version now.
+
+    The learner is told. If `merged_ticket` is set, that contribution of its own is in the version; else it
+    rebases (docs/protocol/exactly-once.md, section 4). `update` is kept in the log; None: the state was
+    fetched.
+    """
+
+    version: SignedVersion
+    update: Ticket | None
+    merged_ticket: Ticket | None
+    watermarks: tuple[Watermark, ...]
+    """Complete watermarks of the fragment after this version."""
+    after: Stamp
+    """Stamp of our own last contribution that is merged in this chain."""
+    overwrite: bool
+    """True: the learner's unmerged displacement is in the chain already, so the parameters are taken as they
+    are."""
+
+
+# --- records -----------------------------------------------------------------------------------------
+
+
+class Record(Effect, frozen=True):
+    """Write a line for people: events.jsonl, status and live view. docs/reference/events.md describes `kind`
+    and the keys of `fields`."""
+
+    kind: str
+    fragment: int | None
+    reason: str
+    fields: tuple[tuple[str, str | int | float | bool | None], ...] = ()
+
+
+class Confirmed(Effect, frozen=True):
+    """The node is a full member from now on: its learner may begin. Comes once."""
+
+
+class CastOut(Effect, frozen=True):
+    """Report that there is a proof against this node itself: it may not go on under its identity."""
+
+    words: str
+    """Words on what it did, for people."""
+    why: CastOutWhy
+    """Cause that this may have; its text is the advice for people."""
+
+
+class Left(Effect, frozen=True):
+    """Report that leaving is complete: the node may stop."""
 
 
 class Event(Struct, frozen=True):

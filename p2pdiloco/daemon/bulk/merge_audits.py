@@ -26,7 +26,7 @@ from torch import Tensor
 
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits

@@ -21,7 +21,7 @@ from typing import Protocol
 from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.adapters.spool import Scratch, Spool
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, Reach

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes import Rates, Versions

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import PullRefusal, Verdict, VersionFault
 from p2pdiloco.core.api.versions import SignedPartial

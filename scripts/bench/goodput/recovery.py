@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
-from p2pdiloco.core.api.effects import CommitVersion, Effect, Record
+from p2pdiloco.core.api.events import CommitVersion, Effect, Record
 from p2pdiloco_lab.simulation.lineage import missing_spans
 from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, random_stream
 from p2pdiloco_lab.simulation.sim_host import Host

@@ -16,8 +16,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
-from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco.core.api.events import LeaveRequested
+from p2pdiloco.core.api.events import CommitVersion, Effect, LeaveRequested
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
 from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, random_stream
 from p2pdiloco_lab.simulation.seed_report import Violation

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco.core.api.types import FULL_TRUST, LEAST_SCORE, LEAST_TRUST
 from p2pdiloco_lab.simulation.seed_plan import Mix, WorldPlan, draw_plan, genesis_version
 from p2pdiloco_lab.simulation.seed_report import Violation

@@ -10,7 +10,7 @@ import numpy as np
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import RunStore
-from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.types import WHOLE_RUN, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.hashing import content_digest

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.daemon.payloads import SYNC_EVERY_S
 from p2pdiloco.errors import StorageError
 

@@ -9,7 +9,7 @@ from disk_kit import RUN, chain, checkpoint_path, loaded_number, payload_of, sav
 from safetensors.numpy import load_file
 
 from p2pdiloco.adapters.run_store import COMPACT_ABOVE_BYTES, KEPT_GROUPS, RunStore
-from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.types import Vote, VoteBody
 from p2pdiloco.errors import InvariantViolation

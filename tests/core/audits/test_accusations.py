@@ -35,7 +35,7 @@ from statements_kit import (
 )
 
 from p2pdiloco.core import audit_state, audits
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import AuditOutcome, CastOutWhy

@@ -7,7 +7,7 @@ from kit import Solo, child, config, found, reasons
 from msgspec.structs import replace
 
 from p2pdiloco.core import audits
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.reasons import AuditOutcome

@@ -7,7 +7,7 @@ from kit import RUN, Solo, child, config, found, genesis, reasons, sign
 from msgspec.structs import replace
 
 from p2pdiloco.core import audits, chain
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import Accusation, FalsePartial, Refutation

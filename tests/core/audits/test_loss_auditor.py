@@ -12,7 +12,7 @@ from kit import Solo, child, config, contribution, digest, found, reasons
 from scenes import expels, syncer
 
 from p2pdiloco.core import audit_state
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import LossFinding, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Contributor, Stamp

@@ -9,7 +9,7 @@ from kit import Solo, branch, child, config, found, reasons, sign, table
 from msgspec.structs import replace
 
 from p2pdiloco.core import audits, context
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from scenes import one_round, syncer
 
 from p2pdiloco.core import chain as scale
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import versions
 from p2pdiloco.core.api.reasons import Verdict, VersionFault

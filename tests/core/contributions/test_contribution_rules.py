@@ -23,7 +23,7 @@ from kit import (
 from msgspec.structs import replace
 from scenes import held_by_p1, with_table, without_ours
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict

@@ -14,7 +14,7 @@ from kit import Solo, branch, found, sent, vote
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.effects import FetchUpdate
+from p2pdiloco.core.api.events import FetchUpdate
 from p2pdiloco.core.api.types import Certificate, Reach
 from p2pdiloco.core.api.versions import Roster
 from p2pdiloco.core.candidates import ranking

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Basis, FetchFailure
 from p2pdiloco.core.api.types import Head, Vouch

@@ -6,7 +6,7 @@ import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, sent, table
 
 from p2pdiloco.core import fork_choice
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored

@@ -14,7 +14,7 @@ from kit import RUN, config, contribution, digest, found, genesis, progress, sig
 from refusal_rows import Below
 from scenes import doubted
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import MessageReceived, Offered, Tick

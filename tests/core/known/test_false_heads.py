@@ -25,7 +25,7 @@ from kit import (
 from known_flaws import given, known_flaw
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import FetchFailure

@@ -24,7 +24,7 @@ from kit import (
 from msgspec.structs import replace
 from scenes import FAR, due_again, one_round, serve, syncer, with_table
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, Timing

@@ -9,7 +9,7 @@ import pytest
 from kit import RUN, STEP_S, Solo, branch, child, config, found, progress, reasons, saved, sent, table, vote
 
 from p2pdiloco.core import fork_choice
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment, Timing

@@ -36,7 +36,7 @@ from statements_kit import (
 )
 
 from p2pdiloco.core import audit_state, audits, proofs
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.evidence import Accusation, FalseVersion, Refutation, TwoVotes

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from scenes import one_round, syncer
 from wire_strategies import proofs
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit import Solo, branch, child, found, genesis, saved
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain import Chain

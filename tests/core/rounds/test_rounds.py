@@ -10,7 +10,7 @@ from kit import Solo, certificate, child, config, contribution, found, reasons, 
 from scenes import due_again, one_round, syncer
 
 from p2pdiloco.core import chain as scale
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict

@@ -8,10 +8,10 @@ import pytest
 from kit import STEP_S, Solo, announce, branch, child, config, contribution, found, reasons, sent, vote
 from metered_way import MeteredWay
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.effects import Effect, Merge
+from p2pdiloco.core.api.events import Effect, Merge
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Head, Reach, Stamp
 from p2pdiloco.core.base import ARRIVAL_INTERVALS

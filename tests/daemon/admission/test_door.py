@@ -10,7 +10,7 @@ import pytest
 from daemon_kit import Rogue, until
 from guests_kit import ClosedNeighbourhood, ask, give, show
 
-from p2pdiloco.core.api.effects import Record
+from p2pdiloco.core.api.events import Record
 from p2pdiloco.core.api.messages import Leaving
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire

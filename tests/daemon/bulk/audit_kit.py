@@ -12,7 +12,7 @@ from daemon_kit import signed_run
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.spool import Scratch, Spool
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits, Stamp

@@ -12,7 +12,7 @@ from daemon_kit import version
 
 from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.daemon.network.link import LinkMeters

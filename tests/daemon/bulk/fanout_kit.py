@@ -14,7 +14,7 @@ from daemon_kit import version
 from deadlines import within_s
 
 from p2pdiloco.adapters.endpoint import Endpoint
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers

@@ -14,7 +14,7 @@ from audit_kit import AuditNode, AuditTown, memory_town
 from daemon_kit import Neighbourhood, until
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
 from p2pdiloco.core.api.types import UNCLEAR, UNMEASURED, Contributor, MergeLimits

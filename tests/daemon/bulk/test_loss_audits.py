@@ -13,7 +13,7 @@ import torch
 from audit_kit import AuditNode, AuditTown, memory_town
 from daemon_kit import until
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import Contributor, Stamp

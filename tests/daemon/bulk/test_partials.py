@@ -21,7 +21,7 @@ from fanout_kit import PAYLOAD, update
 from msgspec.structs import replace
 
 from p2pdiloco.adapters import framing
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (

@@ -16,7 +16,7 @@ from daemon_kit import version
 
 from p2pdiloco.adapters.framing import encode_refusal, refused_by_peer
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Unheard, Verdict, VersionFault
 from p2pdiloco.daemon import wire

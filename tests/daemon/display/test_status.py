@@ -14,7 +14,7 @@ from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snap
 
 from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.cli.status_command import render_status
-from p2pdiloco.core.api.effects import Record
+from p2pdiloco.core.api.events import Record
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display import snapshot as snapshot_module

@@ -19,10 +19,9 @@ from p2pdiloco.adapters.run_store import KeptFiles
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.effects import Combine, Spill
-from p2pdiloco.core.api.events import Combined, CombineFailed, Event
+from p2pdiloco.core.api.events import Combine, Combined, CombineFailed, Event, Spill
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.daemon import driver

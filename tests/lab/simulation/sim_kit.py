@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan, genesis_version
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from p2pdiloco.core.api.effects import Effect, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.events import Effect, UpdateRecord, VoteRecord
 from p2pdiloco.core.base import Outbox
 from p2pdiloco.errors import UserError
 from p2pdiloco_lab.lab_commands import simulate

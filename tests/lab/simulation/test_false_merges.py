@@ -10,7 +10,7 @@ import pytest
 from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core import audits
-from p2pdiloco.core.api.effects import Audit, CommitVersion, Effect, Record
+from p2pdiloco.core.api.events import Audit, CommitVersion, Effect, Record
 from p2pdiloco.core.chain import FOUNDING_VERSIONS
 from p2pdiloco.core.fork_choice import Support
 from p2pdiloco_lab.simulation.lineage import genesis_state

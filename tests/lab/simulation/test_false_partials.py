@@ -10,7 +10,7 @@ import pytest
 from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core import audits
-from p2pdiloco.core.api.effects import Audit, Effect, Record
+from p2pdiloco.core.api.events import Audit, Effect, Record
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieKind, Perjurer
 from p2pdiloco_lab.simulation.sim_world import World

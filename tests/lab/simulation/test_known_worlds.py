@@ -13,7 +13,7 @@ from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core import chain, fork_choice
 from p2pdiloco.core import chain as scale
-from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import UNMEASURED, WHOLE_RUN, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader

@@ -9,17 +9,18 @@ import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
-from p2pdiloco.core.api.effects import (
+from p2pdiloco.core.api.events import (
     AcceptTransfer,
     CommitVersion,
     Effect,
     FetchUpdate,
+    LearnerLost,
+    LeaveRequested,
     Merge,
     Offer,
     Persist,
     UpdateRecord,
 )
-from p2pdiloco.core.api.events import LearnerLost, LeaveRequested
 from p2pdiloco_lab.simulation.seed_plan import genesis_version
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World

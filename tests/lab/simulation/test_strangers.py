@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sim_kit import Commits, calm_plan
 
-from p2pdiloco.core.api.effects import Effect, FetchState, FetchUpdate
+from p2pdiloco.core.api.events import Effect, FetchState, FetchUpdate
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_liars import Stranger
 from p2pdiloco_lab.simulation.sim_world import World

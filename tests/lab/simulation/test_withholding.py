@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from sim_kit import Commits, calm_plan
 
-from p2pdiloco.core.api.effects import CommitVersion, Effect, Record
+from p2pdiloco.core.api.events import CommitVersion, Effect, Record
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.election import Turn

@@ -11,7 +11,7 @@ import pytest
 from audit_kit import AuditTown, memory_town
 from daemon_kit import until
 
-from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.daemon.bulk import merge_audits
 from p2pdiloco.daemon.bulk.merge_audits import Subject
