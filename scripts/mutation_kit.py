@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.node import Core
 
 
@@ -68,7 +67,7 @@ def each_effect(patch: Patch, alter: Callable[[Core, Any], list[Any]]) -> None:
     """Make something else of what a core wants done."""
     handle = Core.handle
 
-    def altered(self: Core, event: ev.Event, now: float) -> list[fx.Effect]:
+    def altered(self: Core, event: ev.Event, now: float) -> list[ev.Effect]:
         return [new for effect in handle(self, event, now) for new in alter(self, effect)]
 
     patch.set(Core, "handle", altered)

@@ -16,7 +16,6 @@ import mutation_scale
 import mutation_standing
 from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, SignedContribution
 from p2pdiloco.core.api.versions import SignedPartial
@@ -44,7 +43,7 @@ change = msgspec.structs.replace
 @mutation("calm", 3, 3, "longest-steps")
 def followers_count_an_inner_step_too_many(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        more = isinstance(effect, fx.ApplyUpdate)
+        more = isinstance(effect, ev.ApplyUpdate)
         return [change(effect, longest_steps=effect.longest_steps + 1) if more else effect]
 
     each_effect(patch, alter)
@@ -56,7 +55,7 @@ def followers_count_an_inner_step_too_many(patch: Patch) -> None:
 @mutation("calm", 3, 3, "durable-first")
 def votes_are_sent_before_they_are_durable(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.Persist) and isinstance(effect.record, fx.VoteRecord):
+        if isinstance(effect, ev.Persist) and isinstance(effect.record, ev.VoteRecord):
             return [*effect.then, change(effect, then=())]
         return [effect]
 
@@ -75,8 +74,8 @@ def who_cannot_be_dialled_stands_like_any_other(patch: Patch) -> None:
 def a_vote_is_not_persisted_at_all(patch: Patch) -> None:
     persist = Outbox.persist
 
-    def forget(self: Outbox, record: Any, then: tuple[fx.Effect, ...], *answers: Any) -> None:
-        if isinstance(record, fx.VoteRecord) and any(isinstance(e, fx.Send) for e in then):
+    def forget(self: Outbox, record: Any, then: tuple[ev.Effect, ...], *answers: Any) -> None:
+        if isinstance(record, ev.VoteRecord) and any(isinstance(e, ev.Send) for e in then):
             for effect in then:
                 self.put(effect)
         else:
@@ -140,8 +139,8 @@ def void_certificates_are_kept(patch: Patch) -> None:
 @mutation("calm", 3, 3, "durable-first")
 def versions_are_announced_before_they_are_durable(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.Persist) and isinstance(effect.record, fx.UpdateRecord):
-            return [*(e for e in effect.then if isinstance(e, fx.Send)), effect]
+        if isinstance(effect, ev.Persist) and isinstance(effect.record, ev.UpdateRecord):
+            return [*(e for e in effect.then if isinstance(e, ev.Send)), effect]
         return [effect]
 
     each_effect(patch, alter)
@@ -210,18 +209,18 @@ def merge_inputs(patch: Patch, kind: type, alter: Callable[[tuple[Any, ...]], tu
 
 @mutation("calm", 3, 5, "nothing-twice")
 def one_input_is_merged_twice(patch: Patch) -> None:
-    merge_inputs(patch, fx.Merge, lambda inputs: (*inputs, inputs[0]))
+    merge_inputs(patch, ev.Merge, lambda inputs: (*inputs, inputs[0]))
 
 
 @mutation("calm", 3, 10, "right-base", "stuck")
 def one_input_is_left_out_of_the_merge(patch: Patch) -> None:
-    merge_inputs(patch, fx.Merge, lambda inputs: inputs[1:])
+    merge_inputs(patch, ev.Merge, lambda inputs: inputs[1:])
 
 
 @mutation("calm", 3, 5, "nothing-twice", "right-base", "stuck")
 def the_learner_is_not_told_that_its_work_is_merged(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        return [change(effect, merged_ticket=None)] if isinstance(effect, fx.CommitVersion) else [effect]
+        return [change(effect, merged_ticket=None)] if isinstance(effect, ev.CommitVersion) else [effect]
 
     each_effect(patch, alter)
 
@@ -231,7 +230,7 @@ def no_rebase(patch: Patch) -> None:
     """Another's version is taken over as it is: what was trained meanwhile is gone."""
 
     def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.CommitVersion) and effect.merged_ticket is None:
+        if isinstance(effect, ev.CommitVersion) and effect.merged_ticket is None:
             return [change(effect, overwrite=True)]
         return [effect]
 
@@ -241,7 +240,7 @@ def no_rebase(patch: Patch) -> None:
 @mutation("partition", 4, 60, "nothing-twice", "stuck")
 def watermarks_are_not_saved(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        return [change(effect, watermarks=())] if isinstance(effect, fx.CommitVersion) else [effect]
+        return [change(effect, watermarks=())] if isinstance(effect, ev.CommitVersion) else [effect]
 
     each_effect(patch, alter)
 
@@ -265,7 +264,7 @@ def contributions_are_not_sent_again(patch: Patch) -> None:
 @mutation("calm", 3, 5, "true-label")
 def tokens_are_counted_twice_in_the_label(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.Offer) and isinstance(effect.signed, SignedContribution):
+        if isinstance(effect, ev.Offer) and isinstance(effect.signed, SignedContribution):
             header = change(effect.signed.header, tokens=2 * effect.signed.header.tokens)
             return [change(effect, signed=change(effect.signed, header=header))]
         return [effect]
@@ -275,12 +274,12 @@ def tokens_are_counted_twice_in_the_label(patch: Patch) -> None:
 
 @mutation("calm", 3, 10, "last-word", "bounded")
 def the_syncer_never_has_a_last_word(patch: Patch) -> None:
-    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.AnswerTransfer) else [e])
+    each_effect(patch, lambda _core, e: [] if isinstance(e, ev.AnswerTransfer) else [e])
 
 
 @mutation("calm", 3, 5, "bounded")
 def buffers_are_never_released(patch: Patch) -> None:
-    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.Release) else [e])
+    each_effect(patch, lambda _core, e: [] if isinstance(e, ev.Release) else [e])
 
 
 # --- groups ------------------------------------------------------------------------------------------
@@ -289,7 +288,7 @@ def buffers_are_never_released(patch: Patch) -> None:
 @mutation("calm", 7, 20, "nothing-twice")
 def one_partial_is_merged_twice(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.Merge) and effect.partials:
+        if isinstance(effect, ev.Merge) and effect.partials:
             return [change(effect, partials=(*effect.partials, effect.partials[0]))]
         return [effect]
 
@@ -311,13 +310,13 @@ def a_partial_that_was_merged_is_admitted_again(patch: Patch) -> None:
 
 @mutation("calm", 7, 10, "right-base", "stuck")
 def a_group_leaves_a_member_out_of_its_partial(patch: Patch) -> None:
-    merge_inputs(patch, fx.MergePartial, lambda inputs: inputs[1:])
+    merge_inputs(patch, ev.MergePartial, lambda inputs: inputs[1:])
 
 
 @mutation("storm", 7, 40, "one-syncer", "one-vote", "durable-first")
 def votes_of_different_groups_are_not_told_apart(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.Persist) and isinstance(effect.record, fx.VoteRecord):
+        if isinstance(effect, ev.Persist) and isinstance(effect.record, ev.VoteRecord):
             return [change(effect, record=change(effect.record, group=WHOLE_RUN))]
         return [effect]
 
@@ -327,7 +326,7 @@ def votes_of_different_groups_are_not_told_apart(patch: Patch) -> None:
 @mutation("calm", 7, 20, "stuck")
 def partials_are_offered_to_nobody(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        partial = isinstance(effect, fx.Offer) and isinstance(effect.signed, SignedPartial)
+        partial = isinstance(effect, ev.Offer) and isinstance(effect.signed, SignedPartial)
         return [] if partial else [effect]
 
     each_effect(patch, alter)
@@ -367,14 +366,14 @@ def a_newcomer_counts_at_once(patch: Patch) -> None:
 
 @mutation("churn", 5, 10, "leaves-in-time", "stuck")
 def nobody_ever_leaves(patch: Patch) -> None:
-    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.Left) else [e])
+    each_effect(patch, lambda _core, e: [] if isinstance(e, ev.Left) else [e])
 
 
 @mutation("calm", 2, 3, "no-spinning")
 def a_merge_that_always_fails_is_repeated_at_once(patch: Patch) -> None:
     """Every merge fails, and nobody pauses before the next."""
 
-    def fail(self: Worker, effect: fx.Merge) -> None:
+    def fail(self: Worker, effect: ev.Merge) -> None:
         self._host.later(self._work_s(), self._merge_failed, effect, self._take_spare(effect.fragment))
 
     patch.set(Worker, "merge", fail)

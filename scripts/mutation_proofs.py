@@ -9,7 +9,6 @@ import msgspec
 from mutation_kit import Patch, each_effect, mutation
 from p2pdiloco.core import proofs
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.context import FalseStates
@@ -48,12 +47,12 @@ def a_state_that_differs_is_always_thought_our_own_fault(patch: Patch) -> None:
 @mutation("calm", 3, 2, "one-version")
 def a_syncer_saves_two_versions_of_one_parent(patch: Patch) -> None:
     def alter(core: Core, effect: Any) -> list[Any]:
-        if not isinstance(effect, fx.Persist) or not isinstance(effect.record, fx.UpdateRecord):
+        if not isinstance(effect, ev.Persist) or not isinstance(effect.record, ev.UpdateRecord):
             return [effect]
         version = effect.record.version
         header = msgspec.structs.replace(version.header, state_digest=bytes(32))
         other = SignedVersion(header, core.shared.crypto.sign(signed_bytes("version", header)))
         record = msgspec.structs.replace(effect.record, version=other)
-        return [fx.Persist(-1, record, ()), effect]
+        return [ev.Persist(-1, record, ()), effect]
 
     each_effect(patch, alter)

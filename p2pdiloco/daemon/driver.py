@@ -15,7 +15,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.events import CommitVersion, Event, SendFailed
 from p2pdiloco.core.api.messages import Message, Progress
@@ -53,7 +52,7 @@ class Executors(Struct, frozen=True):
     committing: Committing
     durable: Durable
     loss_auditing: LossAuditing
-    record: Callable[[ef.Record], None]
+    record: Callable[[ev.Record], None]
     """Writer of the core's decisions."""
 
 
@@ -84,31 +83,31 @@ class Runner:
         tickets, learner, transfers = executors.tickets, executors.learner, executors.transfers
         kept, merging = executors.kept, executors.merging
         return {
-            ef.Send: lambda e: executors.outbound.send(e.peer, e.message),
-            ef.Persist: lambda e: spawn(self._persist(e)),
-            ef.KeepProofs: self._keep_proofs,
-            ef.CastOut: lambda e: spawn(self._cast_out(e)),
-            ef.RequestFragment: lambda e: learner.request(e.fragment),
-            ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
-            ef.DiscardContribution: lambda e: tickets.release(e.ticket),
-            ef.Spill: self._spill,
-            ef.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
-            ef.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
-            ef.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
-            ef.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
-            ef.Release: lambda e: tickets.release(e.ticket),
-            ef.Merge: lambda e: spawn(merging.merge(e)),
-            ef.MergePartial: lambda e: spawn(merging.merge_partial(e)),
-            ef.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
-            ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
-            ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
-            ef.Audit: lambda e: spawn(transfers.auditing.audit(e)),
-            ef.LossAudit: lambda e: spawn(executors.loss_auditing.audit(e)),
-            ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
-            ef.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
-            ef.Record: executors.record,
-            ef.Confirmed: lambda _effect: _happened(self.confirmed),
-            ef.Left: lambda _effect: _happened(self.departure),
+            ev.Send: lambda e: executors.outbound.send(e.peer, e.message),
+            ev.Persist: lambda e: spawn(self._persist(e)),
+            ev.KeepProofs: self._keep_proofs,
+            ev.CastOut: lambda e: spawn(self._cast_out(e)),
+            ev.RequestFragment: lambda e: learner.request(e.fragment),
+            ev.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
+            ev.DiscardContribution: lambda e: tickets.release(e.ticket),
+            ev.Spill: self._spill,
+            ev.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
+            ev.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
+            ev.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
+            ev.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
+            ev.Release: lambda e: tickets.release(e.ticket),
+            ev.Merge: lambda e: spawn(merging.merge(e)),
+            ev.MergePartial: lambda e: spawn(merging.merge_partial(e)),
+            ev.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
+            ev.FetchState: lambda e: spawn(transfers.fetch_state(e)),
+            ev.ApplyUpdate: lambda e: spawn(merging.apply(e)),
+            ev.Audit: lambda e: spawn(transfers.auditing.audit(e)),
+            ev.LossAudit: lambda e: spawn(executors.loss_auditing.audit(e)),
+            ev.DropSpare: lambda e: spawn(merging.drop_spare(e)),
+            ev.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
+            ev.Record: executors.record,
+            ev.Confirmed: lambda _effect: _happened(self.confirmed),
+            ev.Left: lambda _effect: _happened(self.departure),
         }
 
     # --- pump ----------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class Runner:
 
     # --- effects -------------------------------------------------------------------------------------
 
-    def _spill(self, effect: ef.Spill) -> None:
+    def _spill(self, effect: ev.Spill) -> None:
         writing = self._executors.kept.spill(effect)
         if writing is not None:
             self._background.spawn(writing)
@@ -170,16 +169,16 @@ class Runner:
             task.cancel()
         await asyncio.gather(*offers, return_exceptions=True)
 
-    def _keep_proofs(self, effect: ef.KeepProofs) -> None:
+    def _keep_proofs(self, effect: ev.KeepProofs) -> None:
         self._keeping = self._background.spawn(self._executors.durable.keep_proofs(effect.proofs))
 
-    async def _cast_out(self, effect: ef.CastOut) -> None:
+    async def _cast_out(self, effect: ev.CastOut) -> None:
         """End this node, which nobody listens to any more, once it knows so at its next start, too."""
         if self._keeping is not None:
             await self._keeping
         raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
 
-    async def _persist(self, effect: ef.Persist) -> None:
+    async def _persist(self, effect: ev.Persist) -> None:
         try:
             await self._executors.durable.save(effect.record)
         except StorageError as error:
@@ -336,18 +335,18 @@ class Merging:
             )
             self._post(ev.Miscalculates())
 
-    def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Payload]]:
+    def _inputs(self, effect: ev.Merge | ev.MergePartial) -> tuple[list[Input], list[Payload]]:
         tickets = self._tickets
         return (
             [_input(given, tickets.payload(given.ticket)) for given in effect.inputs],
             [tickets.payload(part.ticket) for part in effect.partials],
         )
 
-    def merge(self, effect: ef.Merge) -> Work:
+    def merge(self, effect: ev.Merge) -> Work:
         """Merge into the spare, as a new version."""
         return self._merge(effect, *self._inputs(effect))
 
-    async def _merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
+    async def _merge(self, effect: ev.Merge, inputs: list[Input], partials: list[Payload]) -> None:
         vault, correction, named = self._compute.vault, None, _named(effect, inputs, partials)
         if effect.repairs is not None and self._repair is not None:
             correction = await self._repair(effect.repairs)
@@ -397,12 +396,12 @@ class Merging:
             )
         )
 
-    def merge_partial(self, effect: ef.MergePartial) -> Work:
+    def merge_partial(self, effect: ev.MergePartial) -> Work:
         """Add up what a group contributed."""
         return self._merge_partial(effect, *self._inputs(effect))
 
     async def _merge_partial(
-        self, effect: ef.MergePartial, inputs: list[Input], partials: list[Payload]
+        self, effect: ev.MergePartial, inputs: list[Input], partials: list[Payload]
     ) -> None:
         vault, named = self._compute.vault, _named(effect, inputs, partials)
 
@@ -434,12 +433,12 @@ class Merging:
             )
         )
 
-    def apply(self, effect: ef.ApplyUpdate) -> Work:
+    def apply(self, effect: ev.ApplyUpdate) -> Work:
         """Make the outer step of somebody else's update into the spare."""
         own = None if effect.own is None else self._tickets.in_memory(effect.own)
         return self._apply(effect, self._tickets.get(effect.ticket), own)
 
-    async def _apply(self, effect: ef.ApplyUpdate, update: Buffer, own: Buffer | None) -> None:
+    async def _apply(self, effect: ev.ApplyUpdate, update: Buffer, own: Buffer | None) -> None:
         vault, unsound, cosine, certain = self._compute.vault, False, None, False
 
         def step() -> bytes:
@@ -464,7 +463,7 @@ class Merging:
             ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound, cosine, certain)
         )
 
-    def _is_sound(self, effect: ef.ApplyUpdate, update: Buffer) -> bool:
+    def _is_sound(self, effect: ev.ApplyUpdate, update: Buffer) -> bool:
         """Tell whether that an outer step has another result than its syncer states is no fault of ours."""
         whole = (
             self._compute.vault.is_whole(effect.fragment) and content_digest(update) == effect.update_digest
@@ -489,7 +488,7 @@ class Merging:
         except Unsound:
             return None
 
-    def drop_spare(self, effect: ef.DropSpare) -> Work:
+    def drop_spare(self, effect: ev.DropSpare) -> Work:
         """Give up what is in the spare."""
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
 
@@ -545,12 +544,12 @@ class Committing:
             await self._durable.keep(effect.version, payload)
 
 
-def _input(given: ef.MergeInput, payload: Payload) -> Input:
+def _input(given: ev.MergeInput, payload: Payload) -> Input:
     part = given.contributor
     return Input(payload, part.tokens, part.inner_steps, mean=given.mean, votes=part.votes)
 
 
-def _named(effect: ef.Merge | ef.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:
+def _named(effect: ev.Merge | ev.MergePartial, inputs: list[Input], partials: list[Payload]) -> list[Named]:
     own = [(part.contributor.payload_digest, part.ticket) for part in effect.inputs]
     below = [(part.payload_digest, part.ticket) for part in effect.partials]
     payloads = [*(each.payload for each in inputs), *partials]
@@ -574,12 +573,12 @@ def _measured(found: Findings) -> tuple[ev.Measured, ...]:
     return tuple(map(ev.Measured, found.lengths, found.scores))
 
 
-def _learners(effect: ef.Merge | ef.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:
+def _learners(effect: ev.Merge | ev.MergePartial, inputs: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(effect.inputs[index].contributor.learner for index in inputs)
 
 
 def _unusable(
-    effect: ef.Merge | ef.MergePartial, error: UnusableInputs | StorageError
+    effect: ev.Merge | ev.MergePartial, error: UnusableInputs | StorageError
 ) -> tuple[tuple[Ticket, Verdict], ...]:
     """List the inputs of a merge that are at fault, by ticket; none, if it is our disk."""
     if isinstance(error, StorageError):

@@ -28,7 +28,6 @@ from benchkit import AT_ONCE, MIB, arguments, finish, forget_peak, peak_bytes
 from p2pdiloco.adapters.flow import CHUNK_BYTES
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon.bulk import pushes
@@ -66,10 +65,10 @@ class Syncer:
 
     def _post(self, event: ev.Event) -> None:
         if isinstance(event, ev.Offered):
-            self.pushes_in.decided(ef.AcceptTransfer(event.transfer, 0, len(self.payload)))
+            self.pushes_in.decided(ev.AcceptTransfer(event.transfer, 0, len(self.payload)))
         elif isinstance(event, ev.PayloadReceived):
             self.held.append(event.ticket)
-            self.pushes_in.decided(ef.AnswerTransfer(event.transfer, 0, Verdict.IN_ROUND))
+            self.pushes_in.decided(ev.AnswerTransfer(event.transfer, 0, Verdict.IN_ROUND))
 
     async def take(self, contributors: int) -> None:
         """Take all pushes at once, a chunk of each in turn."""

@@ -11,13 +11,12 @@ from partials_kit import partials_of
 from scenes import next_part
 
 from p2pdiloco.core import chain
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Contributor
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
 from p2pdiloco.core.delegate import UpperElectorate
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 
 
 class Above:

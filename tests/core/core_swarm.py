@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from kit import STEP_S, digest, restored_nothing
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.reasons import FetchFailure
@@ -28,7 +27,7 @@ class Member:
         self.log: dict[tuple[int, int], tuple[SignedVersion, int]] = {}
         rng, nothing = random.Random(peer), restored_nothing(swarm.config)
         self.core = Core(swarm.config, peer, 1, HashCrypto(peer), rng, nothing, genesis, swarm.now)
-        self.commits: list[ef.CommitVersion] = []
+        self.commits: list[ev.CommitVersion] = []
 
     def heads(self) -> list[bytes]:
         """Digests of all fragments' heads."""
@@ -41,9 +40,9 @@ class Swarm:
     def __init__(self, config: CoreConfig) -> None:
         self.config, self.now, self._number = config, 1000.0, 0
         self.members: dict[str, Member] = {}
-        self.on_effect: Callable[[Member, ef.Effect], None] = lambda member, effect: None
+        self.on_effect: Callable[[Member, ev.Effect], None] = lambda member, effect: None
         self._queue: deque[tuple[str, ev.Event]] = deque()
-        self._offers: dict[int, tuple[str, ef.Offer]] = {}
+        self._offers: dict[int, tuple[str, ev.Offer]] = {}
         self.sums: dict[int, tuple[str, ...]] = {}
         """Ticket of a partial merge -> learners in it, as often as they are in it."""
         self.too_long: set[str] = set()
@@ -100,27 +99,27 @@ class Swarm:
             self.now = max(self.now, due[first])
             self.post(first, ev.Tick())
 
-    def _carry_out(self, member: Member | None, effect: ef.Effect) -> None:
+    def _carry_out(self, member: Member | None, effect: ev.Effect) -> None:
         assert member is not None
         self.on_effect(member, effect)
         handler = getattr(self, f"_{type(effect).__name__}", None)
         if handler is not None:
             handler(member, effect)
 
-    def _Send(self, member: Member, effect: ef.Send) -> None:
+    def _Send(self, member: Member, effect: ev.Send) -> None:
         there = effect.peer in self.members
         to, event = effect.peer, ev.MessageReceived(member.peer, effect.message)
         self._queue.append((to, event) if there else (member.peer, ev.SendFailed(effect.peer)))
 
-    def _Persist(self, member: Member, effect: ef.Persist) -> None:
+    def _Persist(self, member: Member, effect: ev.Persist) -> None:
         for following in effect.then:
             self._carry_out(member, following)
         self.post(member.peer, ev.Persisted(effect.token))
 
-    def _RequestFragment(self, member: Member, effect: ef.RequestFragment) -> None:
+    def _RequestFragment(self, member: Member, effect: ev.RequestFragment) -> None:
         self.post(member.peer, ev.NothingToContribute(effect.fragment))
 
-    def _Offer(self, member: Member, effect: ef.Offer) -> None:
+    def _Offer(self, member: Member, effect: ev.Offer) -> None:
         if effect.peer not in self.members:
             self.post(member.peer, ev.OfferUndelivered(effect))
             return
@@ -128,29 +127,29 @@ class Swarm:
         self._offers[transfer] = (member.peer, effect)
         self.post(effect.peer, ev.Offered(transfer, member.peer, effect.signed))
 
-    def _AcceptTransfer(self, member: Member, effect: ef.AcceptTransfer) -> None:
+    def _AcceptTransfer(self, member: Member, effect: ev.AcceptTransfer) -> None:
         offer, ticket = self._offers[effect.transfer][1], self.number()
         if isinstance(offer.signed, SignedPartial):
             self.sums[ticket] = self.sums[offer.ticket]
         self.post(member.peer, ev.PayloadReceived(effect.transfer, ticket))
 
-    def _AnswerTransfer(self, member: Member, effect: ef.AnswerTransfer) -> None:
+    def _AnswerTransfer(self, member: Member, effect: ev.AnswerTransfer) -> None:
         sender, offer = self._offers.pop(effect.transfer)
         head = member.core.fragments[effect.fragment].chain.head
         self.post(sender, ev.OfferAnswered(offer, effect.verdict, head))
 
-    def _Merge(self, member: Member, effect: ef.Merge) -> None:
+    def _Merge(self, member: Member, effect: ev.Merge) -> None:
         update = digest("update", self.merged(effect))
         self._outer_step(member, effect.fragment, update)
         key = (effect.fragment, effect.term, effect.number)
         self.post(member.peer, ev.Merged(*key, self.number(), update, 100, member.spares[effect.fragment]))
 
-    def merged(self, effect: ef.Merge | ef.MergePartial) -> tuple[str, ...]:
+    def merged(self, effect: ev.Merge | ev.MergePartial) -> tuple[str, ...]:
         """The learners whose work is added up, as often as it is."""
         own = [i.contributor.learner for i in effect.inputs]
         return tuple(sorted([*own, *(peer for below in effect.partials for peer in self.sums[below.ticket])]))
 
-    def _MergePartial(self, member: Member, effect: ef.MergePartial) -> None:
+    def _MergePartial(self, member: Member, effect: ev.MergePartial) -> None:
         ticket = self.number()
         self.sums[ticket] = self.merged(effect)
         payload = digest("sums", self.sums[ticket])
@@ -161,7 +160,7 @@ class Swarm:
     def _outer_step(self, member: Member, fragment: int, update: bytes) -> None:
         member.spares[fragment] = digest(member.states[fragment], update)
 
-    def _FetchUpdate(self, member: Member, effect: ef.FetchUpdate) -> None:
+    def _FetchUpdate(self, member: Member, effect: ev.FetchUpdate) -> None:
         holder = self.members.get(effect.peer)
         entry = holder.log.get((effect.fragment, effect.number)) if holder else None
         if entry is None:
@@ -171,11 +170,11 @@ class Swarm:
         self.post(member.peer, ev.UpdateFetched(effect.fragment, effect.peer, entry[0], self.number()))
         self._outer_step(member, effect.fragment, entry[0].header.update_digest)
 
-    def _ApplyUpdate(self, member: Member, effect: ef.ApplyUpdate) -> None:
+    def _ApplyUpdate(self, member: Member, effect: ev.ApplyUpdate) -> None:
         state = member.spares[effect.fragment]
         self.post(member.peer, ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, state))
 
-    def _FetchState(self, member: Member, effect: ef.FetchState) -> None:
+    def _FetchState(self, member: Member, effect: ev.FetchState) -> None:
         holder = self.members.get(effect.peer)
         if holder is None:
             failed = ev.FetchFailed(effect.fragment, effect.number, effect.peer, FetchFailure.UNREACHABLE)
@@ -186,7 +185,7 @@ class Swarm:
         copied = ev.StateFetched(effect.fragment, effect.peer, chain.signed, chain.marks.table)
         self.post(member.peer, copied)
 
-    def _CommitVersion(self, member: Member, effect: ef.CommitVersion) -> None:
+    def _CommitVersion(self, member: Member, effect: ev.CommitVersion) -> None:
         header = effect.version.header
         assert member.spares[header.fragment] == header.state_digest, "the state that the header names"
         member.states[header.fragment] = member.spares[header.fragment]

@@ -7,16 +7,16 @@ from kit import (
     sent,
 )
 
-from p2pdiloco.core.api import events as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import Head
 
 
-def request(solo: Solo, candidate: str, term: int = 1, head: Head | None = None) -> list[ef.Effect]:
+def request(solo: Solo, candidate: str, term: int = 1, head: Head | None = None) -> list[ev.Effect]:
     return solo.message(candidate, msg.VoteRequest("all", 0, term, head or solo.head, "open"))
 
 
-def refusal(effects: list[ef.Effect]) -> VoteRefusal:
+def refusal(effects: list[ev.Effect]) -> VoteRefusal:
     assert not sent(effects, msg.VoteGranted)
     return sent(effects, msg.VoteRefused)[0].reason

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from partials_kit import partials_of
 
 from p2pdiloco.core import chain
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
@@ -227,31 +226,31 @@ def announce(version: SignedVersion) -> msg.Announce:
     return msg.Announce(header.fragment, header.head(), header.syncer)
 
 
-def saved(log: list[SignedVersion], votes: tuple[ef.VoteRecord, ...] = ()) -> Restored:
+def saved(log: list[SignedVersion], votes: tuple[ev.VoteRecord, ...] = ()) -> Restored:
     """What a node with this chain of its only fragment finds at start."""
     fragment = RestoredFragment(log=tuple(log), watermarks=table(log[-1]))
     return Restored(fragments=(fragment,), votes=votes, saved=True)
 
 
-def found(effects: list[ef.Effect], kind: type[Found]) -> list[Found]:
+def found(effects: list[ev.Effect], kind: type[Found]) -> list[Found]:
     """The effects of one kind, in order."""
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def sent(effects: list[ef.Effect], kind: type[Found], to: str | None = None) -> list[Found]:
+def sent(effects: list[ev.Effect], kind: type[Found], to: str | None = None) -> list[Found]:
     """The messages of one kind, to one peer or to all."""
-    sends = [e for e in found(effects, ef.Send) if to in (None, e.peer)]
+    sends = [e for e in found(effects, ev.Send) if to in (None, e.peer)]
     return [e.message for e in sends if isinstance(e.message, kind)]
 
 
-def reasons(effects: list[ef.Effect], kind: str) -> list[str]:
+def reasons(effects: list[ev.Effect], kind: str) -> list[str]:
     """What was recorded for people under this kind."""
-    return [record.reason for record in found(effects, ef.Record) if record.kind == kind]
+    return [record.reason for record in found(effects, ev.Record) if record.kind == kind]
 
 
-def offer_to(peer: str, stamp: Stamp = FIRST, fragment: int = 0) -> ef.Offer:
+def offer_to(peer: str, stamp: Stamp = FIRST, fragment: int = 0) -> ev.Offer:
     """What we offered to that peer, as far as its answers go."""
-    return ef.Offer(peer, contribution("me", genesis(fragment).header.head(), stamp, fragment=fragment), 0)
+    return ev.Offer(peer, contribution("me", genesis(fragment).header.head(), stamp, fragment=fragment), 0)
 
 
 class Solo:
@@ -270,7 +269,7 @@ class Solo:
     ) -> None:
         self.config = cfg or config()
         self.me, self.now, self.slow_disk = me, 1000.0, False
-        self.writing: list[ef.Persist] = []
+        self.writing: list[ev.Persist] = []
         self.peers = peers
         self.heard: dict[str, Any] = heard
         self.says: dict[str, dict[str, Any]] = {}
@@ -296,35 +295,35 @@ class Solo:
         """Of all fragments."""
         return tuple(f.chain.head for f in self.core.fragments)
 
-    def feed(self, event: ev.Event) -> list[ef.Effect]:
+    def feed(self, event: ev.Event) -> list[ev.Effect]:
         """One event; disk writes are answered and their continuations are among the effects."""
         effects = self.core.handle(event, self.now)
-        self.writing += found(effects, ef.Persist)
+        self.writing += found(effects, ev.Persist)
         return effects + ([] if self.slow_disk else self.write())
 
-    def write(self) -> list[ef.Effect]:
+    def write(self) -> list[ev.Effect]:
         """The disk is done with everything."""
-        effects: list[ef.Effect] = []
+        effects: list[ev.Effect] = []
         while self.writing:
             job = self.writing.pop(0)
             effects += [*job.then]
             more = self.core.handle(ev.Persisted(job.token), self.now)
-            self.writing += found(more, ef.Persist)
+            self.writing += found(more, ev.Persist)
             effects += more
         return effects
 
-    def message(self, sender: str, message: msg.Message) -> list[ef.Effect]:
+    def message(self, sender: str, message: msg.Message) -> list[ev.Effect]:
         """A control message arrives."""
         return self.feed(ev.MessageReceived(sender, message))
 
-    def hear(self, peer: str, **odd: Any) -> list[ef.Effect]:
+    def hear(self, peer: str, **odd: Any) -> list[ev.Effect]:
         """A heartbeat arrives, of a peer that holds the heads that we hold."""
         values = {"heads": self.heads()} | self.heard | self.says.get(peer, {}) | odd
         return self.message(peer, progress(**values))
 
-    def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> list[ef.Effect]:
+    def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> list[ev.Effect]:
         """Let time pass; every core deadline is met, and all peers but the silent go on to be heard."""
-        effects: list[ef.Effect] = []
+        effects: list[ev.Effect] = []
         end = self.now + seconds
         beat = self.now
         while self.now < end:
@@ -342,19 +341,19 @@ class Solo:
 
     def ready(
         self, ticket: int = 1, due: bool = True, steps: int = 4, fragment: int = 0, length: float = 0.0
-    ) -> list[ef.Effect]:
+    ) -> list[ev.Effect]:
         """Our learner copied a fragment out."""
         payload = digest("payload", self.me, ticket)
         return self.feed(ev.ContributionReady(fragment, ticket, steps * 10, steps, payload, 100, due, length))
 
-    def elect(self, syncer: str, term: int = 1, start: int = 0) -> list[ef.Effect]:
+    def elect(self, syncer: str, term: int = 1, start: int = 0) -> list[ev.Effect]:
         """All peers voted for one of them."""
         proof = certificate(syncer, self.peers, term, start)
         return self.message(syncer, msg.Elected(proof))
 
-    def take_office(self) -> list[ef.Effect]:
+    def take_office(self) -> list[ev.Effect]:
         """Wait for our turn to stand, and get every vote."""
-        effects: list[ef.Effect] = []
+        effects: list[ev.Effect] = []
         for _ in range(100):
             effects = self.wait(0.1)
             requests = sent(effects, msg.VoteRequest)
@@ -367,27 +366,27 @@ class Solo:
         assert self.fragment.office.holding, self.fragment.words(self.now)
         return effects
 
-    def offer(self, learner: str, transfer: int, **odd: Any) -> list[ef.Effect]:
+    def offer(self, learner: str, transfer: int, **odd: Any) -> list[ev.Effect]:
         """A peer offers a contribution to us, and if it is accepted its payload arrives."""
         signed = contribution(learner, self.head, **odd)
         effects = self.feed(ev.Offered(transfer, learner, signed))
-        if found(effects, ef.AcceptTransfer):
+        if found(effects, ev.AcceptTransfer):
             effects += self.feed(ev.PayloadReceived(transfer, 100 + transfer))
         return effects
 
-    def merged(self, merge: ef.Merge, cut: tuple[str, ...] = ()) -> list[ef.Effect]:
+    def merged(self, merge: ev.Merge, cut: tuple[str, ...] = ()) -> list[ev.Effect]:
         """The merge worker is done. `cut`: learners whose contributions were too long."""
         update, state = digest("update", merge.number), digest("state", merge.number)
         key = merge.fragment, merge.term, merge.number, 500 + merge.number
         done = ev.Merged(*key, update, 100, state, 0.0, cut)
         return self.feed(done)
 
-    def announce(self, version: SignedVersion, ticket: int = 900) -> list[ef.Effect]:
+    def announce(self, version: SignedVersion, ticket: int = 900) -> list[ev.Effect]:
         """A peer's new version is announced, pulled and applied."""
         header = version.header
         effects = self.message(header.syncer, announce(version))
-        for pull in found(effects, ef.FetchUpdate):
+        for pull in found(effects, ev.FetchUpdate):
             effects += self.feed(ev.UpdateFetched(pull.fragment, pull.peer, version, ticket))
-        for job in found(effects, ef.ApplyUpdate):
+        for job in found(effects, ev.ApplyUpdate):
             effects += self.feed(ev.UpdateApplied(job.fragment, job.number, ticket, header.state_digest))
         return effects

@@ -12,14 +12,13 @@ from kit import Solo, child, config, contribution, digest, found, genesis, signe
 from scenes import copied, expels, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core import syncer as inbox
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, SignedContribution, Stamp
 from p2pdiloco.core.api.versions import SignedPartial
 from p2pdiloco.core.delegate import UpperElectorate
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 
 
 # --- contributions -----------------------------------------------------------------------------------
@@ -291,8 +290,8 @@ class Below:
 
     def __init__(self, adds_up: bool = True) -> None:
         self.swarm = swarm = Swarm(config(group_size=3, term_versions=20, genesis_versions=(genesis(0, 3),)))
-        self.offers: list[tuple[Member, ef.Offer]] = []
-        self.records: list[tuple[str, ef.Record]] = []
+        self.offers: list[tuple[Member, ev.Offer]] = []
+        self.records: list[tuple[str, ev.Record]] = []
         for index in range(9):
             swarm.join(f"m{index}", genesis=index == 0)
         swarm.run(20.0)
@@ -301,7 +300,7 @@ class Below:
         swarm.too_long = set(swarm.members)
         carried = swarm._Offer
 
-        def hold(member: Member, effect: ef.Offer) -> None:
+        def hold(member: Member, effect: ev.Offer) -> None:
             if isinstance(effect.signed, SignedPartial):
                 self.offers.append((member, effect))
             else:
@@ -309,7 +308,7 @@ class Below:
 
         swarm._Offer = hold  # type: ignore[method-assign]
         swarm._Merge = lambda member, effect: None  # type: ignore[method-assign]  # the chain stands still
-        swarm.on_effect = lambda m, e: self.records.append((m.peer, e)) if isinstance(e, ef.Record) else None
+        swarm.on_effect = lambda m, e: self.records.append((m.peer, e)) if isinstance(e, ev.Record) else None
         if not adds_up:
             swarm._MergePartial = self._fail  # type: ignore[method-assign]
         swarm.contribute()
@@ -320,14 +319,14 @@ class Below:
             (member, offer) for member, offer in self.offers if offer.signed.header.group.split("/")[1] == "0"
         )
 
-    def _fail(self, member: Member, effect: ef.MergePartial) -> None:
+    def _fail(self, member: Member, effect: ev.MergePartial) -> None:
         """The first time; a group of one would try it again at once, and again."""
         self.member = member
         del self.swarm._MergePartial  # type: ignore[method-assign]
         failed = ev.PartialFailed(effect.fragment, effect.group, effect.attempt, "out of memory")
         self.swarm.post(member.peer, failed)
 
-    def again(self, seconds: float) -> list[ef.Offer]:
+    def again(self, seconds: float) -> list[ev.Offer]:
         """How it is offered again in the next so many seconds."""
         self.offers.clear()
         self.swarm.run(seconds)
@@ -337,7 +336,7 @@ class Below:
             if member is self.member and offer.attempt == self.offer.attempt
         ]
 
-    def answer(self, verdict: Verdict, offer: ef.Offer | None = None) -> None:
+    def answer(self, verdict: Verdict, offer: ev.Offer | None = None) -> None:
         """The syncer above answers."""
         self.swarm.post(self.member.peer, ev.OfferAnswered(offer or self.offer, verdict, None))
 
@@ -348,4 +347,4 @@ class Below:
 
 def verdicts(effects: Effects) -> list[Verdict]:
     """What was answered."""
-    return [answer.verdict for answer in found(effects, ef.AnswerTransfer)]
+    return [answer.verdict for answer in found(effects, ev.AnswerTransfer)]

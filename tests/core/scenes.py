@@ -7,7 +7,6 @@ from typing import Any
 from kit import TABLES, Solo, branch, child, config, contribution, found, sign, table, vote
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
@@ -58,7 +57,7 @@ def shown_a_lie(solo: Solo, voter: str) -> Solo:
     return solo
 
 
-def _hears_forged(audited: bool) -> list[ef.Effect]:
+def _hears_forged(audited: bool) -> list[ev.Effect]:
     """It hears an accusation that its accuser did not sign."""
     subject = FalseVersion(short_of(FAR[1]))
     solo = Solo(config(audited=audited), ("p1", "p2", "p3"))
@@ -78,18 +77,18 @@ def expels(solo: Solo, learner: str) -> Solo:
     return solo
 
 
-def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ef.Effect]:
+def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ev.Effect]:
     """A version that merges these learners' next contributions."""
-    effects: list[ef.Effect] = []
+    effects: list[ev.Effect] = []
     for index, learner in enumerate(learners):
         mark = solo.fragment.chain.marks.stamp(learner)
         stamp = Stamp(1, mark.sequence + 1)
         effects += solo.offer(learner, 10 * number + index, stamp=stamp, after=mark)
     effects += solo.wait(1.0)
-    return effects + solo.merged(found(effects, ef.Merge)[0])
+    return effects + solo.merged(found(effects, ev.Merge)[0])
 
 
-def copied(author: str) -> list[ef.Effect]:
+def copied(author: str) -> list[ev.Effect]:
     """After a version, p2 offers the payload that was that learner's in it."""
     solo = syncer()
     one_round(solo, "p1", "p2")
@@ -104,47 +103,47 @@ def held_by_p1(says: Verdict = Verdict.IN_ROUND) -> Solo:
     solo = Solo(config(term_versions=64), peers=("p1", "p2", "p3", "p4"))
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.feed(ev.OfferAnswered(offer, says, solo.head))
     return solo
 
 
 def without_ours(
     solo: Solo, versions: int, says: Verdict = Verdict.ALREADY_HELD, head: Head | None = None
-) -> list[ef.Effect]:
+) -> list[ev.Effect]:
     """So many versions by p1 of others' work. Whenever we offer ours again, p1 says that, with that head."""
-    effects: list[ef.Effect] = []
+    effects: list[ev.Effect] = []
     for _ in range(versions):
         made = solo.announce(child(solo.fragment.chain.header, "p1", ("p2", "p3")))
         effects += made
-        for offer in found(made, ef.Offer):
+        for offer in found(made, ev.Offer):
             effects += solo.feed(ev.OfferAnswered(offer, says, head or solo.head))
     return effects
 
 
-def left_out() -> list[ef.Effect]:
+def left_out() -> list[ev.Effect]:
     """Our work is in none of six versions by who says that it has it."""
     return without_ours(held_by_p1(), 6)
 
 
-def due_again(solo: Solo, learner: str, transfer: int) -> list[ef.Effect]:
+def due_again(solo: Solo, learner: str, transfer: int) -> list[ev.Effect]:
     """Its work came too late for the last version, or was copied out long before it."""
     mark = solo.fragment.chain.marks.stamp(learner)
     return solo.offer(learner, transfer, stamp=Stamp(1, mark.sequence + 1), after=mark)
 
 
-def serve(solo: Solo, effects: list[ef.Effect]) -> list[ef.Effect]:
+def serve(solo: Solo, effects: list[ev.Effect]) -> list[ev.Effect]:
     """Give everything that is asked for, from the chain `FAR`; all effects that came of it."""
     done = []
     while effects:
         done += effects
         asked, effects = effects, []
-        for pull in found(asked, ef.FetchUpdate):
+        for pull in found(asked, ev.FetchUpdate):
             effects += solo.feed(ev.UpdateFetched(0, pull.peer, FAR[pull.number], pull.number))
-        for job in found(asked, ef.ApplyUpdate):
+        for job in found(asked, ev.ApplyUpdate):
             state = FAR[job.number].header.state_digest
             effects += solo.feed(ev.UpdateApplied(0, job.number, job.ticket, state))
-        for copy in found(asked, ef.FetchState):
+        for copy in found(asked, ev.FetchState):
             far = FAR[copy.number]
             effects += solo.feed(ev.StateFetched(0, copy.peer, far, table(far)))
     return done

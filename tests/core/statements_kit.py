@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kit import Solo, branch, child, config, found, sign, table
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
@@ -13,7 +12,7 @@ from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
 PEERS = ("p1", "p2", "p3", "p4")
 ALL = ("me", *PEERS)
@@ -61,7 +60,7 @@ def excluded(solo: Solo) -> tuple[str, ...]:
     return solo.core.shared.excluded.peers
 
 
-def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
+def outcome(solo: Solo, audit: ev.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
     header = audit.version.header
     key = audit.fragment, header.number, header.digest()
     return solo.feed(ev.Audited(*key, how, withheld=withheld))
@@ -70,7 +69,7 @@ def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome, withheld: bool = Fal
 def stated(effects: Effects) -> dict[str, list[object]]:
     """What is stated, by whom it is told."""
     told: dict[str, list[object]] = {}
-    for each in found(effects, ef.Send):
+    for each in found(effects, ev.Send):
         if isinstance(each.message, msg.Stated):
             told.setdefault(each.peer, []).append(each.message.statement)
     return told

@@ -30,7 +30,6 @@ from kit import (
 )
 from wire_strategies import contributions, message_strategies
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
@@ -78,7 +77,7 @@ class Weather(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.incarnation += 1
-        self.open: list[ef.Effect] = []
+        self.open: list[ev.Effect] = []
         """What the environment was asked to do and has not answered."""
         self.transfers: list[int] = []
         self.tickets: set[int] = set()
@@ -106,26 +105,26 @@ class Weather(RuleBasedStateMachine):
             )
         assert math.isfinite(self.core.next_deadline())
 
-    def carry_out(self, effect: ef.Effect) -> None:
+    def carry_out(self, effect: ev.Effect) -> None:
         match effect:
-            case ef.Send(peer, message):
+            case ev.Send(peer, message):
                 assert peer != "me"
                 self.check_sent(message)
-            case ef.Release(ticket) | ef.DiscardContribution(_, ticket) | ef.RetireSlot(_, ticket):
+            case ev.Release(ticket) | ev.DiscardContribution(_, ticket) | ev.RetireSlot(_, ticket):
                 self.tickets.remove(ticket)
-            case ef.CommitVersion(_, int() as ticket):
+            case ev.CommitVersion(_, int() as ticket):
                 self.tickets.remove(ticket)
-            case ef.AcceptTransfer(transfer):
+            case ev.AcceptTransfer(transfer):
                 self.transfers.append(transfer)
-            case ef.Merge(_, _, _, inputs):
+            case ev.Merge(_, _, _, inputs):
                 assert inputs and all(part.ticket in self.tickets for part in inputs)
-            case ef.Offer(_, _, ticket) | ef.ApplyUpdate(_, _, ticket):
+            case ev.Offer(_, _, ticket) | ev.ApplyUpdate(_, _, ticket):
                 assert ticket in self.tickets
-        slow = ef.Persist | ef.Offer | ef.RequestFragment
-        if isinstance(effect, slow | ef.Merge | ef.FetchUpdate | ef.FetchState | ef.ApplyUpdate):
+        slow = ev.Persist | ev.Offer | ev.RequestFragment
+        if isinstance(effect, slow | ev.Merge | ev.FetchUpdate | ev.FetchState | ev.ApplyUpdate):
             self.open.append(effect)
         for fragment in (0, 1):
-            jobs = ef.Merge | ef.FetchUpdate | ef.FetchState | ef.ApplyUpdate
+            jobs = ev.Merge | ev.FetchUpdate | ev.FetchState | ev.ApplyUpdate
             assert sum(isinstance(e, jobs) and e.fragment == fragment for e in self.open) <= 1, "one spare"
 
     def check_sent(self, message: msg.Message) -> None:
@@ -141,47 +140,47 @@ class Weather(RuleBasedStateMachine):
     def answer(self, choice: int, good: int, version: SignedVersion) -> None:
         effect = self.open.pop(choice % len(self.open))
         answers: dict[type, Callable[..., None]] = {
-            ef.Persist: self.persisted,
-            ef.Offer: self.offer_ended,
-            ef.RequestFragment: self.copied_out,
-            ef.Merge: self.merged,
-            ef.FetchUpdate: self.update_came,
-            ef.FetchState: self.state_came,
-            ef.ApplyUpdate: self.applied,
+            ev.Persist: self.persisted,
+            ev.Offer: self.offer_ended,
+            ev.RequestFragment: self.copied_out,
+            ev.Merge: self.merged,
+            ev.FetchUpdate: self.update_came,
+            ev.FetchState: self.state_came,
+            ev.ApplyUpdate: self.applied,
         }
         answers[type(effect)](effect, good > 0, version)
 
-    def persisted(self, effect: ef.Persist, good: bool, _version: SignedVersion) -> None:
+    def persisted(self, effect: ev.Persist, good: bool, _version: SignedVersion) -> None:
         if not good:
             self.feed(ev.PersistFailed(effect.token, "disk full"))
             return
         record = effect.record
-        if isinstance(record, ef.VoteRecord):
+        if isinstance(record, ev.VoteRecord):
             assert self.votes.setdefault((record.fragment, record.term), record.candidate) == record.candidate
         for following in effect.then:
             self.carry_out(following)
         self.feed(ev.Persisted(effect.token))
 
-    def offer_ended(self, effect: ef.Offer, good: bool, version: SignedVersion) -> None:
+    def offer_ended(self, effect: ev.Offer, good: bool, version: SignedVersion) -> None:
         words = tuple(Verdict)
         verdict = words[version.header.tokens // 40 % len(words)]
         answer = ev.OfferAnswered(effect, verdict, version.header.head())
         self.feed(answer if good else ev.OfferUndelivered(effect))
 
-    def copied_out(self, effect: ef.RequestFragment, good: bool, _version: SignedVersion) -> None:
+    def copied_out(self, effect: ev.RequestFragment, good: bool, _version: SignedVersion) -> None:
         if good:
             self.learner_is_ready(effect.fragment, False)
         else:
             self.feed(ev.NothingToContribute(effect.fragment))
 
-    def merged(self, effect: ef.Merge, good: bool, _version: SignedVersion) -> None:
+    def merged(self, effect: ev.Merge, good: bool, _version: SignedVersion) -> None:
         key = (effect.fragment, effect.term, effect.number)
         if good:
             self.feed(ev.Merged(*key, self.ticket(), digest("u", key), 100, digest("s", key)))
         else:
             self.feed(ev.MergeFailed(*key, "out of memory"))
 
-    def update_came(self, effect: ef.FetchUpdate, good: bool, version: SignedVersion) -> None:
+    def update_came(self, effect: ev.FetchUpdate, good: bool, version: SignedVersion) -> None:
         fitting = child(self.core.fragments[effect.fragment].chain.header, "p1", PEERS)
         if not good:
             failures = tuple(FetchFailure)
@@ -191,13 +190,13 @@ class Weather(RuleBasedStateMachine):
         chosen = fitting if version.header.number % 2 else version
         self.feed(ev.UpdateFetched(effect.fragment, effect.peer, chosen, self.ticket()))
 
-    def applied(self, effect: ef.ApplyUpdate, good: bool, _version: SignedVersion) -> None:
+    def applied(self, effect: ev.ApplyUpdate, good: bool, _version: SignedVersion) -> None:
         following = self.core.fragments[effect.fragment].follower._next
         assert following is not None
         state = following.header.state_digest if good else bytes(32)
         self.feed(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, state))
 
-    def state_came(self, effect: ef.FetchState, good: bool, version: SignedVersion) -> None:
+    def state_came(self, effect: ev.FetchState, good: bool, version: SignedVersion) -> None:
         if good:
             self.feed(ev.StateFetched(effect.fragment, effect.peer, version, ()))
         else:
@@ -213,7 +212,7 @@ class Weather(RuleBasedStateMachine):
     @rule(kept=st.booleans())
     def restart(self, kept: bool) -> None:
         logs = [(f.chain.logged_all(), f.chain.marks.table) for f in self.core.fragments]
-        votes = tuple(ef.VoteRecord(f, t, c) for (f, t), c in self.votes.items())
+        votes = tuple(ev.VoteRecord(f, t, c) for (f, t), c in self.votes.items())
         parts = tuple(RestoredFragment(log=log, watermarks=marks) for log, marks in logs)
         chains = parts if kept else restored_nothing(CONFIG).fragments
         self.restored = Restored(fragments=chains, votes=votes, saved=kept)
@@ -349,7 +348,7 @@ def test_words_for_people_can_be_had_at_any_time() -> None:
         weather.learner(True)
         weather.learner_is_ready(0, True)
         assert all(isinstance(f.words(weather.now), str) for f in weather.core.fragments)
-    assert weather.core.confirmed and found([*weather.open], ef.Persist), "it stood for election"
+    assert weather.core.confirmed and found([*weather.open], ev.Persist), "it stood for election"
 
 
 # Happy paths of several cores: train together, rotate the office, lose a syncer, take a joiner in.
@@ -408,8 +407,8 @@ def test_a_syncers_death_loses_nothing_and_doubles_nothing(swarm: Swarm) -> None
     survivors = [p for p in CORES if p != victim]
     assert victim is not None
 
-    def dies_while_merging(member: object, effect: ef.Effect) -> None:
-        if isinstance(effect, ef.Merge) and victim in swarm.members:
+    def dies_while_merging(member: object, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Merge) and victim in swarm.members:
             swarm.kill(victim)
 
     swarm.on_effect = dies_while_merging
@@ -439,8 +438,8 @@ def test_a_joiner_catches_up_and_takes_part(swarm: Swarm) -> None:
 def test_who_leaves_is_merged_first_and_missed_by_nobody(swarm: Swarm) -> None:
     said: list[str] = []
 
-    def listen(member: object, effect: ef.Effect) -> None:
-        if isinstance(effect, ef.Send) and isinstance(effect.message, msg.Leaving):
+    def listen(member: object, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Send) and isinstance(effect.message, msg.Leaving):
             said.append(effect.peer)
 
     swarm.on_effect = listen

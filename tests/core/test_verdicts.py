@@ -29,7 +29,6 @@ from refusal_rows import ELSEWHERE, GROUP, LEAF, PAYLOAD, Below, Effects, too_ma
 from scenes import FORGED_STATEMENTS, due_again, expels, left_out, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core import fork_choice
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import TwoVotes
@@ -80,12 +79,12 @@ def test_what_a_learner_does_after_a_verdict(verdict: Verdict) -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))
     effects = solo.feed(ev.OfferAnswered(offer, verdict, solo.head))
-    at_once = found(effects, ef.Offer)
+    at_once = found(effects, ev.Offer)
     effects += solo.wait(1.0)
-    again = found(effects, ef.Offer)
+    again = found(effects, ev.Offer)
     assert not at_once, "never without a pause"
     refused = not verdict.taken
     assert reasons(effects, "contribution")[:refused] == [f"refused: {verdict}"] * refused
@@ -93,7 +92,7 @@ def test_what_a_learner_does_after_a_verdict(verdict: Verdict) -> None:
         case Then.WAIT | Then.WAIT_LONGER:
             assert not again and not reasons(effects, "contribution")
         case Then.GIVE_UP:
-            assert found(effects, ef.RetireSlot) and not again
+            assert found(effects, ev.RetireSlot) and not again
             assert reasons(effects, "contribution")[-1] == f"given up: {verdict}"
         case _:
             bases = {other.signed.header.base_number for other in again}  # type: ignore[union-attr]
@@ -108,7 +107,7 @@ def test_what_a_learner_does_after_the_same_verdict_for_the_second_time(verdict:
     solo.elect("p1")
     effects = solo.ready()
     for _ in range(2):
-        effects = solo.feed(ev.OfferAnswered(found(effects, ef.Offer)[0], verdict, None)) + solo.wait(1.0)
+        effects = solo.feed(ev.OfferAnswered(found(effects, ev.Offer)[0], verdict, None)) + solo.wait(1.0)
     doubts = [str(Suspicion.NOT_IN_OFFICE)] * (verdict.then is Then.DOUBT)
     assert reasons(effects, "suspicion") == doubts
 
@@ -119,7 +118,7 @@ def test_who_is_held_over_is_more_patient() -> None:
         solo = Solo(config(quorum=1), peers=PEERS)
         solo.learn()
         solo.elect("p1")
-        solo.feed(ev.OfferAnswered(found(solo.ready(), ef.Offer)[0], verdict, None))
+        solo.feed(ev.OfferAnswered(found(solo.ready(), ev.Offer)[0], verdict, None))
         since_s = solo.now
         while not reasons(solo.wait(0.5), "suspicion"):
             pass
@@ -153,7 +152,7 @@ def asks_for_update() -> tuple[Solo, str]:
     solo = Solo(peers=PEERS)
     head = branch(1)[1].header.head()
     effects = solo.hear("p1", heads=(head,))
-    return solo, found(effects, ef.FetchUpdate)[0].peer
+    return solo, found(effects, ev.FetchUpdate)[0].peer
 
 
 @pytest.mark.parametrize("failure", FetchFailure)
@@ -163,12 +162,12 @@ def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> N
     solo.hear("p2", heads=(head,))
     effects = solo.feed(ev.FetchFailed(0, 1, holder, failure, "in a word"))
     assert reasons(effects, "catchup") == ["not delivered: in a word"]
-    at_once = found(effects, ef.FetchUpdate)
+    at_once = found(effects, ev.FetchUpdate)
     assert [pull.peer for pull in at_once] == ([] if failure.innocent else ["p2"]), "a liar costs no pause"
     forgotten = failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY)
     assert (holder not in solo.fragment.follower.heads.holders(head.digest)) == forgotten
     effects += solo.wait(1.0, silent=("p1",))
-    assert bool(found(effects, ef.FetchState)) == (failure is FetchFailure.GONE), "then a whole state"
+    assert bool(found(effects, ev.FetchState)) == (failure is FetchFailure.GONE), "then a whole state"
 
 
 @pytest.mark.parametrize("failure", FetchFailure)
@@ -177,9 +176,9 @@ def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(fa
     solo.says[holder] = {"heads": (branch(1)[1].header.head(),)}
     solo.feed(ev.FetchFailed(0, 1, holder, failure))
     effects = solo.wait(2.0)
-    asked = [*found(effects, ef.FetchUpdate), *found(effects, ef.FetchState)]
+    asked = [*found(effects, ev.FetchUpdate), *found(effects, ev.FetchState)]
     assert bool(asked) == failure.innocent
-    assert found(solo.wait(4.0), ef.FetchUpdate) or failure.innocent, "in the end it is asked all the same"
+    assert found(solo.wait(4.0), ev.FetchUpdate) or failure.innocent, "in the end it is asked all the same"
 
 
 # --- versions ----------------------------------------------------------------------------------------
@@ -208,7 +207,7 @@ def another_result(certain: bool = False) -> Effects:
     solo, holder = asks_for_update()
     solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2")}
     solo.hear("p2")
-    job = found(solo.feed(ev.UpdateFetched(0, holder, odd(), 900)), ef.ApplyUpdate)[0]
+    job = found(solo.feed(ev.UpdateFetched(0, holder, odd(), 900)), ev.ApplyUpdate)[0]
     done = ev.UpdateApplied(0, job.number, job.ticket, bytes(32), certain=certain)
     return solo.feed(done) + solo.wait(1.0)
 
@@ -220,7 +219,7 @@ def another_state() -> Effects:
     solo.hear("p2")
     effects = solo.feed(ev.FetchFailed(0, 1, holder, FetchFailure.GONE)) + solo.wait(1.0)
     other = branch(3)[3]
-    return solo.feed(ev.StateFetched(0, found(effects, ef.FetchState)[0].peer, other, table(other)))
+    return solo.feed(ev.StateFetched(0, found(effects, ev.FetchState)[0].peer, other, table(other)))
 
 
 def part(tokens: int = 40, stamp: Stamp = FIRST) -> tuple[Contributor, ...]:
@@ -259,11 +258,11 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
 def test_why_a_version_does_not_become_ours(fault: VersionFault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_choice, "FOUNDING_VERSIONS", -1)
     effects = VERSIONS[fault]()
-    assert not found(effects, ef.CommitVersion)
+    assert not found(effects, ev.CommitVersion)
     told = [*reasons(effects, "fork"), *reasons(effects, "refusal"), *reasons(effects, "catchup")]
     assert told[0].removeprefix("not taken: ") == str(fault)
     assert bool(reasons(effects, "fork")) == (fault.forked and fault is not VersionFault.DIGEST_DIFFERS)
-    assert bool(found(effects, ef.FetchState)) == fault.forked
+    assert bool(found(effects, ev.FetchState)) == fault.forked
 
 
 # --- votes -------------------------------------------------------------------------------------------
@@ -460,11 +459,11 @@ def test_what_names_no_fragment_or_group_is_refused(message: msg.Message) -> Non
     assert reasons(said(message), "refusal") == [str(MessageFault.UNKNOWN_FRAGMENT)]
 
 
-def given_work() -> tuple[Solo, ef.Offer]:
+def given_work() -> tuple[Solo, ev.Offer]:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    return solo, found(solo.ready(), ef.Offer)[0]
+    return solo, found(solo.ready(), ev.Offer)[0]
 
 
 def nothing_comes_of_it() -> Effects:
@@ -476,7 +475,7 @@ def nothing_comes_of_it() -> Effects:
 def turned_away_twice() -> Effects:
     solo, offer = given_work()
     effects = solo.feed(ev.OfferAnswered(offer, Verdict.NOT_SYNCER, None)) + solo.wait(1.0)
-    return solo.feed(ev.OfferAnswered(found(effects, ef.Offer)[0], Verdict.NOT_SYNCER, None))
+    return solo.feed(ev.OfferAnswered(found(effects, ev.Offer)[0], Verdict.NOT_SYNCER, None))
 
 
 SUSPICIONS: dict[Suspicion, Callable[[], Effects]] = {

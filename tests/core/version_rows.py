@@ -8,12 +8,11 @@ from typing import Any
 from kit import Solo, branch, child, config, found, genesis, table
 from scenes import A_PARTIAL
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.reasons import VersionFault
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 PEERS = ("p1", "p2", "p3", "p4")
 
 
@@ -21,7 +20,7 @@ def an_old_state() -> Effects:
     chain, solo = branch(9), Solo(peers=PEERS)
     solo.announce(chain[1])
     solo.announce(chain[2])
-    copy = found(solo.hear("p1", heads=(chain[9].header.head(),)), ef.FetchState)[0]
+    copy = found(solo.hear("p1", heads=(chain[9].header.head(),)), ev.FetchState)[0]
     return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
 
 
@@ -31,14 +30,14 @@ def of_a_stranger() -> Effects:
     for version in chain[1:]:
         solo.announce(version)
     following = child(chain[2].header, "p3", learners=("p1", "p2"))
-    (asked,) = found(solo.hear("p3", heads=(following.header.head(),)), ef.FetchUpdate)
+    (asked,) = found(solo.hear("p3", heads=(following.header.head(),)), ev.FetchUpdate)
     return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
 
 
 def names_a_partial() -> Effects:
     """One group made it."""
     made, solo = child(genesis(0).header, partials=(A_PARTIAL,)), Solo(peers=PEERS)
-    (pull,) = found(solo.hear("p1", heads=(made.header.head(),)), ef.FetchUpdate)
+    (pull,) = found(solo.hear("p1", heads=(made.header.head(),)), ev.FetchUpdate)
     return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
 
 
@@ -51,7 +50,7 @@ def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
         solo = Solo(config(**run), PEERS, Restored(fragments=(fragment,), saved=True))
         solo.wait(2.0)
         made = child(chain[3].header, "p2", PEERS, repairs=digest or chain[2].header.digest())
-        (pull,) = found(solo.hear("p2", heads=(made.header.head(),)), ef.FetchUpdate)
+        (pull,) = found(solo.hear("p2", heads=(made.header.head(),)), ev.FetchUpdate)
         return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900)) + solo.wait(1.0, silent=PEERS)
 
     return row

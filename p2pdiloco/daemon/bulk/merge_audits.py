@@ -26,7 +26,6 @@ from torch import Tensor
 
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits
@@ -121,7 +120,7 @@ class Auditing:
         """Payload bytes received so far."""
         return self._asking.bytes_in
 
-    async def audit(self, effect: ef.Audit) -> None:
+    async def audit(self, effect: ev.Audit) -> None:
         """Make a merge again, and tell the core how that compares."""
         header, subject = effect.version.header, Subject(effect)
         outcome, fetched = AuditOutcome.MISSING, _Fetched(subject)
@@ -176,7 +175,7 @@ class Auditing:
         """Get one contribution that a version names, beside the audit whose turn it is: that is not to wait
         for whoever gives slowly. None: it is not to be had in time, or there is no room. It is kept until the
         end of the context."""
-        fetched, payload = _Fetched(Subject(ef.Audit(version.header.fragment, version))), None
+        fetched, payload = _Fetched(Subject(ev.Audit(version.header.fragment, version))), None
         try:
             with contextlib.suppress(TimeoutError, Unsound):
                 async with asyncio.timeout(AUDIT_S):
@@ -318,7 +317,7 @@ class Subject:
     """Merge that is made again, of a version or of one of its groups: what went into it, and what its
     syncer states."""
 
-    def __init__(self, effect: ef.Audit) -> None:
+    def __init__(self, effect: ev.Audit) -> None:
         header, part = effect.version.header, effect.part
         self.fragment = header.fragment
         self.digest = header.digest()
@@ -767,7 +766,7 @@ class LossAuditing:
         except OSError as error:
             logger.warning("%s", error)
 
-    async def audit(self, effect: ef.LossAudit) -> None:
+    async def audit(self, effect: ev.LossAudit) -> None:
         """Have a contribution measured, and tell the core what was found."""
         found = None
         try:
@@ -783,7 +782,7 @@ class LossAuditing:
             )
         self._post(event)
 
-    async def _measured(self, effect: ef.LossAudit) -> ch.Appraised | None:
+    async def _measured(self, effect: ev.LossAudit) -> ch.Appraised | None:
         """Raises: StorageError."""
         if not self._learner.appraises:
             return None

@@ -21,7 +21,6 @@ from typing import Protocol
 from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.adapters.spool import Scratch, Spool
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, Reach
@@ -118,7 +117,7 @@ class PushesIn:
         self._tickets = tickets
         self._post = post
         self._next_transfer = 1
-        self._decisions: dict[int, ef.Decision] = {}
+        self._decisions: dict[int, ev.Decision] = {}
         """Decisions of the core by transfer, until they are carried out."""
         self._arriving_bytes = 0
         """Bytes in memory of payloads that are arriving, and of cut ones."""
@@ -145,7 +144,7 @@ class PushesIn:
         transfer = self._next_transfer
         self._next_transfer += 1
         decision = self._ask_core(transfer, ev.Offered(transfer, sender, request.signed))
-        if not isinstance(decision, ef.AcceptTransfer):
+        if not isinstance(decision, ev.AcceptTransfer):
             return Refusal(self._answer(decision))
         # What is kept of others' goes only for what the core wants: anybody can write a size into a label.
         while isinstance(where, Verdict) and self._forget_oldest(key):
@@ -197,11 +196,11 @@ class PushesIn:
 
     # --- the core's decisions ------------------------------------------------------------------------
 
-    def decided(self, decision: ef.Decision) -> None:
+    def decided(self, decision: ev.Decision) -> None:
         """Take the core's word on an offer, or on a payload that came."""
         self._decisions[decision.transfer] = decision
 
-    def _ask_core(self, transfer: int, event: ev.Event) -> ef.Decision:
+    def _ask_core(self, transfer: int, event: ev.Event) -> ev.Decision:
         """Let the core decide while it handles the event. Raises: InvariantViolation (it did not)."""
         self._post(event)
         decision = self._decisions.pop(transfer, None)
@@ -209,7 +208,7 @@ class PushesIn:
             raise InvariantViolation(f"the core did not decide on {type(event).__name__}")
         return decision
 
-    def _answer(self, decision: ef.AnswerTransfer) -> bytes:
+    def _answer(self, decision: ev.AnswerTransfer) -> bytes:
         return wire.encode(wire.Answer(decision.verdict, self._head(decision.fragment)))
 
     # --- payloads ------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ class PushesIn:
             return wire.encode(wire.Answer(fault, self._head(label.fragment)))
         ticket = self._tickets.put(landing.payload, pushed=True)
         decision = self._ask_core(transfer, ev.PayloadReceived(transfer, ticket))
-        if isinstance(decision, ef.AcceptTransfer):
+        if isinstance(decision, ev.AcceptTransfer):
             raise InvariantViolation("the core did not answer a received contribution")
         return self._answer(decision)
 

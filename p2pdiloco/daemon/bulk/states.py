@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
-from p2pdiloco.core.api import events as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes import Rates, Versions
@@ -80,7 +80,7 @@ class Copying:
         copy = self._kept.get(fragment)
         return 0 if copy is None else copy.here_bytes
 
-    async def fetch(self, effect: ef.FetchState) -> wire.StateHeader:
+    async def fetch(self, effect: ev.FetchState) -> wire.StateHeader:
         """Fetch a whole state into the spare, checked. Raises: TransportError, RemoteError."""
         named = effect.peer
         while not self._free(named):
@@ -92,7 +92,7 @@ class Copying:
         finally:
             self._leave_place(named)
 
-    async def _fetch(self, effect: ef.FetchState) -> wire.StateHeader:
+    async def _fetch(self, effect: ev.FetchState) -> wire.StateHeader:
         fragment, named = effect.fragment, effect.peer
         suspects: set[str] = set()
         for alone in (False, True):
@@ -124,7 +124,7 @@ class Copying:
         self._kept[fragment] = before
         return before
 
-    async def _complete(self, copy: StateCopy, effect: ef.FetchState, alone: bool) -> None:
+    async def _complete(self, copy: StateCopy, effect: ev.FetchState, alone: bool) -> None:
         """Fetch until all of it is here. Raises: TransportError, RemoteError (of the holder that was
         named)."""
         error: BaseException = TransportError("too slow")
@@ -157,7 +157,7 @@ class Copying:
         if not copy.complete:
             raise error
 
-    def _help(self, copy: StateCopy, peer: str, effect: ef.FetchState) -> asyncio.Future[None]:
+    def _help(self, copy: StateCopy, peer: str, effect: ev.FetchState) -> asyncio.Future[None]:
         self._take_place(peer)
         worker = asyncio.ensure_future(self._work(copy, peer, effect))
         worker.add_done_callback(lambda _: self._leave_place(peer))
@@ -192,7 +192,7 @@ class Copying:
             del self._streams[peer]
         self._freed.set()
 
-    async def _work(self, copy: StateCopy, peer: str, effect: ef.FetchState) -> None:
+    async def _work(self, copy: StateCopy, peer: str, effect: ev.FetchState) -> None:
         """Fetch pieces from one holder. Raises: TransportError, RemoteError."""
         while not copy.complete:
             part = copy.take()
@@ -217,7 +217,7 @@ class Copying:
                 part.steal()
                 return
 
-    async def _pull(self, copy: StateCopy, part: StatePart, peer: str, effect: ef.FetchState) -> bool:
+    async def _pull(self, copy: StateCopy, part: StatePart, peer: str, effect: ev.FetchState) -> bool:
         """Pull one piece. False: it was taken from this holder, which is too slow.
 
         Raises:
@@ -234,7 +234,7 @@ class Copying:
         return True
 
     async def _into(
-        self, sink: _PieceSink, copy: StateCopy, part: StatePart, peer: str, effect: ef.FetchState
+        self, sink: _PieceSink, copy: StateCopy, part: StatePart, peer: str, effect: ev.FetchState
     ) -> Refusal | bool | None:
         """Pull one piece into the sink. None: it was taken from this holder. Raises: TransportError,
         RemoteError."""

@@ -13,7 +13,6 @@ from functools import partial
 import msgspec
 
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import PullRefusal, Verdict, VersionFault
 from p2pdiloco.core.api.versions import SignedPartial
@@ -178,7 +177,7 @@ class Transfers:
 
     # --- what the core asks of peers -----------------------------------------------------------------
 
-    async def offer(self, effect: ef.Offer, payload: Buffer) -> None:
+    async def offer(self, effect: ev.Offer, payload: Buffer) -> None:
         """Stream our contribution to the syncer, or our group's partial merge to the syncer above."""
         signed = effect.signed
         if isinstance(signed, SignedPartial):
@@ -214,7 +213,7 @@ class Transfers:
             self.bytes_pushed += memoryview(payload).nbytes
         return answer
 
-    async def fetch_update(self, effect: ef.FetchUpdate) -> None:
+    async def fetch_update(self, effect: ev.FetchUpdate) -> None:
         """Get one outer update, from that peer or from whom it names. It is passed on while it arrives."""
         arriving = self.fanout.arriving(effect.fragment, effect.number)
         relays = self._chain.may_serve and self._chain.dialable
@@ -246,7 +245,7 @@ class Transfers:
         ticket = self._tickets.put(fetch.payload, when_released=over)
         self._post(ev.UpdateFetched(effect.fragment, effect.peer, fetch.header.version, ticket))
 
-    async def fetch_state(self, effect: ef.FetchState) -> None:
+    async def fetch_state(self, effect: ev.FetchState) -> None:
         """Copy a whole state into the spare, from that peer and others that hold the same."""
         try:
             header = await self.copying.fetch(effect)
@@ -268,7 +267,7 @@ class Transfers:
         await self._compute.run(check)
 
     def _fetch_failed(
-        self, effect: ef.FetchUpdate | ef.FetchState, error: RemoteError | TransportError
+        self, effect: ev.FetchUpdate | ev.FetchState, error: RemoteError | TransportError
     ) -> None:
         failure = failure_of(error)
         detail = error.reason[:64] if isinstance(error, RemoteError) and not failure.innocent else ""

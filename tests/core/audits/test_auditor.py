@@ -7,7 +7,6 @@ from kit import Solo, child, config, found, reasons
 from msgspec.structs import replace
 
 from p2pdiloco.core import audits
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.reasons import AuditOutcome
@@ -23,7 +22,7 @@ from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audit_state import DISTRUST_S, Distrust
 from p2pdiloco.core.audits import expected_cosine
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 
 PEERS = ("p1", "p2", "p3")
 
@@ -51,9 +50,9 @@ def applied(
     """A version becomes ours whose update goes so far the way of our own contribution to it."""
     made = version(solo, fragment, syncer, score)
     effects = solo.message(syncer, Announce(fragment, made.header.head(), syncer))
-    for pull in found(effects, ef.FetchUpdate):
+    for pull in found(effects, ev.FetchUpdate):
         effects += solo.feed(ev.UpdateFetched(fragment, pull.peer, made, 900))
-    for job in found(effects, ef.ApplyUpdate):
+    for job in found(effects, ev.ApplyUpdate):
         done = ev.UpdateApplied(fragment, job.number, 900, made.header.state_digest, cosine=cosine)
         effects += solo.feed(done)
     return effects
@@ -61,41 +60,41 @@ def applied(
 
 def test_a_version_that_takes_away_what_we_are_trusted_with_is_audited() -> None:
     honest = node()
-    assert not found(applied(honest, 0.5, score=USUAL_SCORE), ef.Audit)
-    assert not found(applied(honest, 0.5, score=UNCLEAR), ef.Audit), "that says nothing of us"
-    assert not found(applied(honest, 0.5, score=0), ef.Audit), "honest work goes elsewhere now and then"
+    assert not found(applied(honest, 0.5, score=USUAL_SCORE), ev.Audit)
+    assert not found(applied(honest, 0.5, score=UNCLEAR), ev.Audit), "that says nothing of us"
+    assert not found(applied(honest, 0.5, score=0), ev.Audit), "honest work goes elsewhere now and then"
     effects = applied(honest, 0.5, score=-10)
-    assert [audit.version.header.number for audit in found(effects, ef.Audit)] == [4]
+    assert [audit.version.header.number for audit in found(effects, ev.Audit)] == [4]
     assert "goes against the others" in reasons(effects, "audit")[0]
     odd = node()
     for score in (0, 0, -1):
-        assert not found(applied(odd, 0.5, score=score), ef.Audit), "it never had all of its weight"
+        assert not found(applied(odd, 0.5, score=score), ev.Audit), "it never had all of its weight"
     assert odd.core.fragments[0].chain.header.number == 3
 
 
-def outcome(solo: Solo, audit: ef.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
+def outcome(solo: Solo, audit: ev.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
     header = audit.version.header
     key = audit.fragment, header.number, header.digest()
     return solo.feed(ev.Audited(*key, how, withheld=withheld))
 
 
 def test_an_update_that_hardly_goes_our_way_is_audited() -> None:
-    assert not found(applied(node(), 0.5), ef.Audit), "of four equal ones half is expected"
-    assert not found(applied(node(), 0.3), ef.Audit)
-    assert not found(applied(node(), None), ef.Audit), "nothing of ours is in it"
+    assert not found(applied(node(), 0.5), ev.Audit), "of four equal ones half is expected"
+    assert not found(applied(node(), 0.3), ev.Audit)
+    assert not found(applied(node(), None), ev.Audit), "nothing of ours is in it"
     effects = applied(node(), 0.1)
-    assert [audit.version.header.number for audit in found(effects, ef.Audit)] == [1]
+    assert [audit.version.header.number for audit in found(effects, ev.Audit)] == [1]
     assert "hardly goes the way" in reasons(effects, "audit")[0]
 
 
 def test_nothing_is_audited_that_cannot_be() -> None:
     sparse = Solo(config(2, audited=False), PEERS)
-    assert not found(applied(sparse, 0.0), ef.Audit)
+    assert not found(applied(sparse, 0.0), ev.Audit)
 
 
 def test_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "DRAWN", 100.0)
-    assert found(applied(node(), None), ef.Audit)
+    assert found(applied(node(), None), ev.Audit)
 
 
 def test_who_begins_draws_nothing_until_something_of_its_own_was_merged(
@@ -107,30 +106,30 @@ def test_who_begins_draws_nothing_until_something_of_its_own_was_merged(
     made = child(solo.fragment.chain.header, "p1", PEERS)
     solo.fragment.chain.extend(made)
     solo.fragment.auditor.applied(made, None, solo.now)
-    assert not found(solo.core.shared.out.take(), ef.Audit)
-    assert found(applied(solo, None), ef.Audit)
+    assert not found(solo.core.shared.out.take(), ev.Audit)
+    assert found(applied(solo, None), ev.Audit)
 
 
 def test_one_is_under_way_and_the_newest_waits() -> None:
     solo = node()
-    (first,) = found(applied(solo, 0.0), ef.Audit)
-    assert not found(applied(solo, 0.0, fragment=1), ef.Audit)
-    assert not found(applied(solo, 0.0, fragment=1), ef.Audit)
+    (first,) = found(applied(solo, 0.0), ev.Audit)
+    assert not found(applied(solo, 0.0, fragment=1), ev.Audit)
+    assert not found(applied(solo, 0.0, fragment=1), ev.Audit)
     effects = outcome(solo, first, AuditOutcome.SAME) + solo.feed(ev.Tick()) + solo.wait(1.0)
-    assert [(a.fragment, a.version.header.number) for a in found(effects, ef.Audit)] == [(1, 2)]
+    assert [(a.fragment, a.version.header.number) for a in found(effects, ev.Audit)] == [(1, 2)]
 
 
 @pytest.mark.parametrize("how", list(AuditOutcome))
 def test_only_who_made_a_false_merge_is_distrusted(how: AuditOutcome) -> None:
     solo = node()
-    (audit,) = found(applied(solo, 0.0), ef.Audit)
+    (audit,) = found(applied(solo, 0.0), ev.Audit)
     assert str(how) in reasons(outcome(solo, audit, how), "audit")[0]
     assert solo.core.shared.distrust.has("p1", solo.now) == (how is AuditOutcome.DIFFERENT)
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     solo = node()
-    (audit,) = found(applied(solo, 0.0), ef.Audit)
+    (audit,) = found(applied(solo, 0.0), ev.Audit)
     solo.feed(ev.Audited(0, 1, bytes(32), AuditOutcome.DIFFERENT))
     assert not solo.core.shared.distrust.has("p1", solo.now)
     outcome(solo, audit, AuditOutcome.SAME)
@@ -141,7 +140,7 @@ def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
 def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wrong() -> None:
     for withheld in (False, True):
         solo = node()
-        (audit,) = found(applied(solo, 0.0), ef.Audit)
+        (audit,) = found(applied(solo, 0.0), ev.Audit)
         effects = outcome(solo, audit, AuditOutcome.MISSING, withheld)
         assert solo.core.shared.distrust.has("p1", solo.now) is withheld
         assert ("does not give what it merged" in reasons(effects, "audit")[-2:][0]) is withheld
@@ -151,7 +150,7 @@ def test_who_gives_nothing_twice_in_a_row_is_distrusted(monkeypatch: pytest.Monk
     monkeypatch.setattr(audits, "DRAWN", 100.0)
     solo, missing, same = node(), AuditOutcome.MISSING, AuditOutcome.SAME
     for how, is_distrusted in ((missing, False), (same, False), (missing, False), (missing, True)):
-        (audit,) = found(applied(solo, None), ef.Audit)
+        (audit,) = found(applied(solo, None), ev.Audit)
         outcome(solo, audit, how, withheld=how is missing)
         assert solo.core.shared.distrust.has("p1", solo.now) is is_distrusted
 

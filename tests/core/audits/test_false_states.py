@@ -21,7 +21,6 @@ from statements_kit import (
 )
 
 from p2pdiloco.core import audits
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
@@ -47,12 +46,12 @@ def applies(
     """Its syncer tells of it, and gives its update; here that makes another state. `there`: who has it
     as well."""
     effects = solo.message(version.header.syncer, announce(version))
-    (pull,) = found(effects, ef.FetchUpdate)
+    (pull,) = found(effects, ev.FetchUpdate)
     for peer in there:
         solo.says[peer] = {"heads": (version.header.head(),)}
         effects += solo.hear(peer)
     effects += solo.feed(ev.UpdateFetched(0, pull.peer, version, 900))
-    (job,) = found(effects, ef.ApplyUpdate)
+    (job,) = found(effects, ev.ApplyUpdate)
     digests = version.header.state_digest, version.header.update_digest
     assert (job.stated, job.update_digest) == digests, "it can be looked at again"
     return effects + solo.feed(ev.UpdateApplied(0, job.number, 900, OURS, certain=certain))
@@ -71,20 +70,20 @@ def test_a_false_state_is_not_copied_and_its_syncer_is_excluded_and_accused_befo
     ours = of_state(FALSE, by="me")
     assert ours.holds(RUN, VERIFY)
     assert reasons(effects, "refusal") == [str(VersionFault.FALSE_STATE)]
-    assert ef.DropSpare(0) in effects and ef.Release(900) in effects
+    assert ev.DropSpare(0) in effects and ev.Release(900) in effects
     assert excluded(solo) == ("p1",) and reasons(effects, "excluded") == [WORDS]
     assert stated(effects) == {peer: [ours] for peer in PEERS}
-    assert found(effects, ef.KeepProofs) == [ef.KeepProofs((ours,))]
+    assert found(effects, ev.KeepProofs) == [ev.KeepProofs((ours,))]
     assert solo.core.shared.distrust.has("p1", solo.now)
     later = solo.wait(60.0)
-    assert not found(effects + later, ef.FetchState) and solo.head == CHAIN[-1].header.head()
+    assert not found(effects + later, ev.FetchState) and solo.head == CHAIN[-1].header.head()
 
 
 def test_the_next_syncer_makes_the_version_again() -> None:
     solo, _ = refuses()
     solo.elect("p2", term=2)
     effects = solo.announce(NEXT)
-    assert found(effects, ef.CommitVersion) and solo.head == NEXT.header.head()
+    assert found(effects, ev.CommitVersion) and solo.head == NEXT.header.head()
 
 
 @pytest.mark.parametrize("by", ["p1", "p3"])
@@ -95,7 +94,7 @@ def test_what_may_be_our_own_fault_is_copied_as_ever_and_accuses_nobody(by: str)
     assert reasons(effects, "refusal") == [str(VersionFault.DIGEST_DIFFERS)]
     assert not excluded(solo) and not stated(effects)
     assert not solo.core.shared.distrust.has(by, solo.now)
-    assert [job.number for job in found(solo.wait(1.0), ef.FetchState)] == [10]
+    assert [job.number for job in found(solo.wait(1.0), ev.FetchState)] == [10]
 
 
 @pytest.mark.parametrize(("there", "copies"), [(("p2", "p3"), False), (("p2", "p3", "p4"), True)])
@@ -103,13 +102,13 @@ def test_where_most_voters_stand_on_it_we_are_wrong(there: tuple[str, ...], copi
     """Of five voters the syncer has no say, and we are not there."""
     solo = node()
     effects = solo.message("p1", announce(FALSE))
-    (pull,) = found(effects, ef.FetchUpdate)
+    (pull,) = found(effects, ev.FetchUpdate)
     for peer in there:
         solo.says[peer] = {"heads": (FALSE.header.head(),)}
         solo.hear(peer)
     solo.feed(ev.UpdateFetched(0, pull.peer, FALSE, 900))
     effects = solo.feed(ev.UpdateApplied(0, 10, 900, OURS, certain=True)) + solo.wait(1.0)
-    assert bool(found(effects, ef.FetchState)) is copies
+    assert bool(found(effects, ev.FetchState)) is copies
     assert excluded(solo) == (() if copies else ("p1",))
 
 
@@ -120,33 +119,33 @@ def test_the_only_other_voter_beside_its_syncer_does_not_make_us_copy_it() -> No
     solo = node([*chain, last])
     assert solo.fragment.chain.marks.voters == {"p1", "p2"}
     false = child(last.header, "p1", ("p1", "p2"))
-    (pull,) = found(solo.message("p1", announce(false)), ef.FetchUpdate)
+    (pull,) = found(solo.message("p1", announce(false)), ev.FetchUpdate)
     solo.says["p2"] = {"heads": (false.header.head(),)}
     solo.hear("p2")
     solo.feed(ev.UpdateFetched(0, pull.peer, false, 900))
     effects = solo.feed(ev.UpdateApplied(0, 4, 900, OURS, certain=True)) + solo.wait(1.0)
-    assert not found(effects, ef.FetchState) and excluded(solo) == ("p1",)
+    assert not found(effects, ev.FetchState) and excluded(solo) == ("p1",)
 
 
-def misled_by(solo: Solo, above: SignedVersion) -> ef.FetchState:
+def misled_by(solo: Solo, above: SignedVersion) -> ev.FetchState:
     """Three others stand on a version above the false one, of which nobody gives us the update."""
     solo.says = {peer: {"heads": (above.header.head(),)} for peer in ("p2", "p3", "p4")}
-    (pull,) = found(solo.hear("p3"), ef.FetchUpdate)
+    (pull,) = found(solo.hear("p3"), ev.FetchUpdate)
     solo.hear("p2")
     solo.hear("p4")
     effects = solo.feed(ev.FetchFailed(0, 10, pull.peer, FetchFailure.GONE)) + solo.wait(1.0)
-    (copy,) = found(effects, ef.FetchState)
+    (copy,) = found(effects, ev.FetchState)
     return copy
 
 
 def test_who_was_misled_gives_us_neither_that_version_nor_what_its_syncer_made_of_it() -> None:
     solo, _ = refuses()
-    assert not found(solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0), ef.FetchUpdate)
+    assert not found(solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0), ev.FetchUpdate)
     above = child(FALSE.header, "p1", ALL)
     copy = misled_by(solo, above)
     effects = solo.feed(ev.StateFetched(0, copy.peer, above, table(above)))
     assert reasons(effects, "catchup")[0] == f"not taken: {VersionFault.FALSE_STATE}"
-    assert solo.head == CHAIN[-1].header.head() and ef.DropSpare(0) in effects
+    assert solo.head == CHAIN[-1].header.head() and ev.DropSpare(0) in effects
 
 
 def test_after_a_restart_it_is_not_copied_from_who_was_misled_either() -> None:
@@ -156,7 +155,7 @@ def test_after_a_restart_it_is_not_copied_from_who_was_misled_either() -> None:
     solo.wait(2.0)
     assert excluded(solo) == ("p1",)
     effects = solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0)
-    assert not found(effects, ef.FetchUpdate) and not found(effects, ef.FetchState)
+    assert not found(effects, ev.FetchUpdate) and not found(effects, ev.FetchState)
     above = child(FALSE.header, "p2", ALL)
     copy = misled_by(solo, above)
     effects = solo.feed(ev.StateFetched(0, copy.peer, FALSE, table(FALSE)))
@@ -166,10 +165,10 @@ def test_after_a_restart_it_is_not_copied_from_who_was_misled_either() -> None:
 def test_the_update_of_a_known_false_version_is_not_even_applied_again() -> None:
     solo, _ = refuses()
     above = child(FALSE.header, "p1", ALL)
-    (pull,) = found(solo.hear("p3", heads=(above.header.head(),)), ef.FetchUpdate)
+    (pull,) = found(solo.hear("p3", heads=(above.header.head(),)), ev.FetchUpdate)
     effects = solo.feed(ev.UpdateFetched(0, pull.peer, FALSE, 901))
     assert reasons(effects, "refusal") == [str(VersionFault.FALSE_STATE)]
-    assert not found(effects, ef.ApplyUpdate) and ef.Release(901) in effects
+    assert not found(effects, ev.ApplyUpdate) and ev.Release(901) in effects
 
 
 def test_who_stands_on_a_false_state_gets_no_vote() -> None:
@@ -185,7 +184,7 @@ def test_who_stands_on_a_false_state_gets_no_vote() -> None:
 def test_who_made_the_step_with_the_stated_state_refutes_an_accusation_at_once() -> None:
     solo, made = node(), of_state(CHAIN[-1])
     effects = states(solo, made)
-    assert not found(effects, ef.Audit) and excluded(solo) == ("p2",)
+    assert not found(effects, ev.Audit) and excluded(solo) == ("p2",)
     ours = refutation(made, "me")
     assert stated(effects)["p3"] == [made, ours] and ours.holds(RUN, VERIFY)
     right = "version 9 of fragment 0, which has the state that its update makes"
@@ -213,7 +212,7 @@ def test_who_copied_the_state_says_nothing_and_believes_most_who_vote() -> None:
     solo.wait(2.0)
     for by in ("p2", "p3"):
         effects = states(solo, of_state(FALSE, by))
-        assert not excluded(solo) and not found(effects, ef.Audit)
+        assert not excluded(solo) and not found(effects, ev.Audit)
     states(solo, of_state(FALSE, "p4"))
     assert excluded(solo) == ("p1",)
 
@@ -225,7 +224,7 @@ def test_of_our_own_version_our_word_says_nothing_and_most_who_state_it_end_this
     for by in ("p2", "p3", "p4"):
         effects += states(solo, of_state(mine, by))
     assert not excluded(solo) or excluded(solo) == ("me",)
-    assert [end.words for end in found(effects, ef.CastOut)] == [WORDS]
+    assert [end.words for end in found(effects, ev.CastOut)] == [WORDS]
 
 
 def test_runs_without_audits_hear_of_false_states_too() -> None:

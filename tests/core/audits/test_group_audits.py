@@ -7,7 +7,6 @@ from kit import RUN, Solo, child, config, found, genesis, reasons, sign
 from msgspec.structs import replace
 
 from p2pdiloco.core import audits, chain
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import Accusation, FalsePartial, Refutation
@@ -16,7 +15,7 @@ from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import MergedPartial, SignedVersion
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 LEARNERS = ("me", *(f"p{i}" for i in range(1, 20)))
 ROOT = "p1"
 SAME, DIFFERENT, MISSING = AuditOutcome.SAME, AuditOutcome.DIFFERENT, AuditOutcome.MISSING
@@ -41,9 +40,9 @@ def version(solo: Solo, **odd: object) -> SignedVersion:
 def applied(solo: Solo, made: SignedVersion, cosine: float | None = -0.9) -> Effects:
     """It becomes ours, and its update goes so far the way of our own contribution to it."""
     effects = solo.message(ROOT, Announce(0, made.header.head(), ROOT))
-    for pull in found(effects, ef.FetchUpdate):
+    for pull in found(effects, ev.FetchUpdate):
         effects += solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
-    for job in found(effects, ef.ApplyUpdate):
+    for job in found(effects, ev.ApplyUpdate):
         done = ev.UpdateApplied(0, job.number, 900, made.header.state_digest, cosine=cosine)
         effects += solo.feed(done)
     return effects
@@ -51,7 +50,7 @@ def applied(solo: Solo, made: SignedVersion, cosine: float | None = -0.9) -> Eff
 
 def groups_of(effects: Effects) -> list[str]:
     """Whose merges are to be made again."""
-    return [WHOLE_RUN if a.part is None else a.part.entry.group for a in found(effects, ef.Audit)]
+    return [WHOLE_RUN if a.part is None else a.part.entry.group for a in found(effects, ev.Audit)]
 
 
 def outcome(solo: Solo, made: SignedVersion, group: str, how: AuditOutcome) -> Effects:
@@ -76,18 +75,18 @@ def test_the_own_group_comes_first_and_the_sum_of_all_at_last() -> None:
     leaf, upper = ours(solo, made)
     effects = applied(solo, made)
     assert groups_of(effects) == [leaf.group]
-    (audit,) = found(effects, ef.Audit)
+    (audit,) = found(effects, ev.Audit)
     assert audit.part is not None and not audit.below, "contributions were added up"
     effects = outcome(solo, made, leaf.group, SAME)
     assert groups_of(effects) == [upper.group]
-    (audit,) = found(effects, ef.Audit)
+    (audit,) = found(effects, ev.Audit)
     assert audit.part is not None and leaf in [part.entry for part in audit.below]
     effects = outcome(solo, made, upper.group, MISSING)
     assert groups_of(effects) == [WHOLE_RUN]
-    (audit,) = found(effects, ef.Audit)
+    (audit,) = found(effects, ev.Audit)
     assert upper in [part.entry for part in audit.below] and leaf not in [part.entry for part in audit.below]
     assert not distrusted(solo)
-    assert not found(outcome(solo, made, WHOLE_RUN, DIFFERENT), ef.Audit)
+    assert not found(outcome(solo, made, WHOLE_RUN, DIFFERENT), ev.Audit)
     assert distrusted(solo) == {ROOT}
 
 
@@ -101,7 +100,7 @@ def test_who_made_the_false_merge_is_distrusted_and_nothing_above_is_made_again(
     liar = ours(solo, made)[level]
     effects = outcome(solo, made, liar.group, DIFFERENT)
     assert liar.group in reasons(effects, "audit")[0]
-    assert not found(effects + solo.wait(1.0), ef.Audit) and distrusted(solo) == {liar.syncer}
+    assert not found(effects + solo.wait(1.0), ev.Audit) and distrusted(solo) == {liar.syncer}
 
 
 def test_an_answer_about_another_group_changes_nothing() -> None:
@@ -126,7 +125,7 @@ def invented(solo: Solo, level: int) -> SignedVersion:
 def test_who_merges_what_a_group_did_not_sign_answers_for_it() -> None:
     solo = node()
     effects = applied(solo, invented(solo, 0))
-    assert not found(effects, ef.Audit), "it shows without a single payload"
+    assert not found(effects, ev.Audit), "it shows without a single payload"
     assert distrusted(solo) == {ROOT}, "the group above signed another one"
 
 
@@ -135,7 +134,7 @@ def test_a_version_is_no_word_of_a_syncer_that_signed_none() -> None:
     made = invented(solo, 1)
     leaf, _ = ours(solo, made)
     assert groups_of(applied(solo, made)) == [leaf.group]
-    assert not found(outcome(solo, made, leaf.group, SAME), ef.Audit)
+    assert not found(outcome(solo, made, leaf.group, SAME), ev.Audit)
     assert distrusted(solo) == {ROOT}
 
 
@@ -148,7 +147,7 @@ def test_versions_that_look_wrong_meanwhile_do_not_keep_the_rest_from_its_turn()
     leaf, upper = ours(solo, first)
     assert groups_of(outcome(solo, first, leaf.group, SAME)) == [upper.group]
     assert groups_of(outcome(solo, first, upper.group, SAME)) == [WHOLE_RUN]
-    (audit,) = found(outcome(solo, first, WHOLE_RUN, SAME), ef.Audit)
+    (audit,) = found(outcome(solo, first, WHOLE_RUN, SAME), ev.Audit)
     assert audit.version == second and audit.part is not None
 
 
@@ -186,7 +185,7 @@ def accusation(solo: Solo, made: SignedVersion, by: str, **odd: object) -> Accus
 def stated(effects: Effects) -> list[object]:
     """What we state, before whomever."""
     return list(
-        {each.message.statement for each in found(effects, ef.Send) if type(each.message) is msg.Stated}
+        {each.message.statement for each in found(effects, ev.Send) if type(each.message) is msg.Stated}
     )
 
 
@@ -214,7 +213,7 @@ def test_who_finds_a_partial_false_excludes_its_syncer_and_accuses_it_before_all
 
 def test_an_accused_partial_is_made_again_by_whoever_hears_it() -> None:
     solo, made, liar, said, effects = accused()
-    (audit,) = found(effects, ef.Audit)
+    (audit,) = found(effects, ev.Audit)
     assert groups_of(effects) == [ours(solo, made)[0].group] and audit.givers == (said.accuser,)
     assert not solo.core.shared.excluded.peers
     outcome(solo, made, groups_of(effects)[0], DIFFERENT)
@@ -234,7 +233,7 @@ def test_nobody_is_blamed_for_a_partial_that_is_not_there() -> None:
     label = accusation(solo, made, "p2").subject.label
     other = replace(label, payload_digest=bytes(32))
     solo, _, _, said, effects = accused(label=other, signature=sign(label.syncer, "partial", other))
-    assert not found(effects, ef.Audit) and not solo.core.shared.excluded.peers
+    assert not found(effects, ev.Audit) and not solo.core.shared.excluded.peers
     assert not solo.core.shared.accusations.of(said.subject.digest())
 
 

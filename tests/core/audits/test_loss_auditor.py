@@ -12,7 +12,6 @@ from kit import Solo, child, config, contribution, digest, found, reasons
 from scenes import expels, syncer
 
 from p2pdiloco.core import audit_state
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import LossFinding, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Contributor, Stamp
@@ -20,7 +19,7 @@ from p2pdiloco.core.api.versions import NONE_AT, Mean
 from p2pdiloco.core.audit_state import FAILED_REST_S, MAX_LEARNERS, Accounts, LossAudits, ratio_of
 from p2pdiloco.core.chain import Marks
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 PEERS = ("p1", "p2", "p3")
 ALL = 0.5
 """Share with which every version is drawn."""
@@ -48,7 +47,7 @@ def applied(solo: Solo, ours: bool = True, learners: tuple[str, ...] = ("p1",)) 
     return solo.announce(made, ticket=900 + number)
 
 
-def answered(solo: Solo, audit: ef.LossAudit, ratio: float, **odd: Any) -> Effects:
+def answered(solo: Solo, audit: ev.LossAudit, ratio: float, **odd: Any) -> Effects:
     """Our learner measured this."""
     values = {"theirs": (ratio, ratio), "ours": (1.0, 1.0)} | odd
     return solo.feed(ev.LossAudited(audit.fragment, audit.version.header.digest(), **values))
@@ -58,7 +57,7 @@ def expelled(solo: Solo, ratio: float = -1.0, same_data: bool = True) -> Effects
     """So many audits of p1 find this that it is expelled."""
     effects: Effects = []
     for _ in range(40):
-        for audit in found(applied(solo), ef.LossAudit):
+        for audit in found(applied(solo), ev.LossAudit):
             effects += answered(solo, audit, ratio, same_data=same_data)
         if "p1" in solo.core.shared.loss_audits:
             break
@@ -67,24 +66,24 @@ def expelled(solo: Solo, ratio: float = -1.0, same_data: bool = True) -> Effects
 
 def test_without_a_share_nothing_is_measured() -> None:
     solo = node(0.0)
-    assert not any(found(applied(solo), ef.LossAudit) for _ in range(5))
+    assert not any(found(applied(solo), ev.LossAudit) for _ in range(5))
 
 
 def test_a_contribution_is_measured_beside_ours_to_the_same_version() -> None:
     solo = node()
-    (audit,) = found(applied(solo), ef.LossAudit)
+    (audit,) = found(applied(solo), ev.LossAudit)
     assert (audit.theirs.learner, audit.theirs.payload_digest) == ("p1", digest("p1", 1))
     assert (audit.ours.learner, audit.version.header.number) == (solo.me, 1)
-    assert not found(applied(solo), ef.LossAudit), "one is under way"
+    assert not found(applied(solo), ev.LossAudit), "one is under way"
     effects = answered(solo, audit, 0.5)
     assert reasons(effects, "audit") == ["a contribution to version 1 does 0.50 of what ours does"]
-    assert found(applied(solo), ef.LossAudit)
+    assert found(applied(solo), ev.LossAudit)
 
 
 @pytest.mark.parametrize("case", [{"ours": False}, {"learners": ()}])
 def test_without_two_contributions_there_is_nothing_to_compare(case: dict[str, Any]) -> None:
     solo = node()
-    assert not found(applied(solo, **case), ef.LossAudit)
+    assert not found(applied(solo, **case), ev.LossAudit)
 
 
 def test_the_learner_rests_as_its_share_says() -> None:
@@ -127,7 +126,7 @@ def test_whose_work_does_harm_is_refused_and_gets_no_vote() -> None:
     solo = node()
     effects = expelled(solo)
     assert reasons(effects, "expelled") == [str(LossFinding.NOTHING)]
-    assert found(applied(solo, learners=("p1", "p2")), ef.LossAudit)[0].theirs.learner == "p2"
+    assert found(applied(solo, learners=("p1", "p2")), ev.LossAudit)[0].theirs.learner == "p2"
     assert "p1" not in solo.core.shared.expected_learners(solo.now), "no round waits for it"
     assert refusal(request(solo, "p1", term=2)) is VoteRefusal.EXPELLED
 
@@ -145,14 +144,14 @@ def test_harm_to_ours_counts_only_against_who_agrees_with_nobody(
 def test_a_syncer_takes_nothing_of_it() -> None:
     solo = expels(syncer(loss_audits=ALL), "p1")
     effects = solo.feed(ev.Offered(1, "p1", contribution("p1", solo.head)))
-    assert [answer.verdict for answer in found(effects, ef.AnswerTransfer)] == [Verdict.EXPELLED]
-    assert found(solo.feed(ev.Offered(2, "p2", contribution("p2", solo.head))), ef.AcceptTransfer)
+    assert [answer.verdict for answer in found(effects, ev.AnswerTransfer)] == [Verdict.EXPELLED]
+    assert found(solo.feed(ev.Offered(2, "p2", contribution("p2", solo.head))), ev.AcceptTransfer)
 
 
 def test_of_whom_the_data_are_known_nothing_is_too_little() -> None:
     solo = node()
     for _ in range(100):
-        for audit in found(applied(solo), ef.LossAudit):
+        for audit in found(applied(solo), ev.LossAudit):
             effects = answered(solo, audit, 0.0, same_data=True)
         if "p1" in solo.core.shared.loss_audits:
             break
@@ -162,14 +161,14 @@ def test_of_whom_the_data_are_known_nothing_is_too_little() -> None:
 def test_honest_work_is_never_refused() -> None:
     solo = node()
     for count in range(100):
-        for audit in found(applied(solo), ef.LossAudit):
+        for audit in found(applied(solo), ev.LossAudit):
             answered(solo, audit, (0.9, 0.1, -0.3)[count % 3], same_data=True)
     assert not solo.core.shared.loss_audits.expels
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     solo = node()
-    (audit,) = found(applied(solo), ef.LossAudit)
+    (audit,) = found(applied(solo), ev.LossAudit)
     assert not solo.feed(ev.LossAudited(0, bytes(32), (-1.0,), (1.0,)))
     answered(solo, audit, 1.0)
     assert not answered(solo, audit, -1.0)

@@ -9,7 +9,6 @@ from kit import Solo, branch, child, config, found, reasons, sign, table
 from msgspec.structs import replace
 
 from p2pdiloco.core import audits, context
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
@@ -18,7 +17,7 @@ from p2pdiloco.core.api.reasons import AuditOutcome, VersionFault
 from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 
-Effects = list[ef.Effect]
+Effects = list[ev.Effect]
 PEERS = ("p1", "p2", "p3", "p4")
 ALL = ("me", *PEERS)
 OTHERS = ("p2", "p3", "p4")
@@ -39,10 +38,10 @@ def node() -> Solo:
     return solo
 
 
-def accused(solo: Solo, by: str = "p2") -> ef.Audit:
+def accused(solo: Solo, by: str = "p2") -> ev.Audit:
     subject = FalseVersion(short_of(FALSE))
     accusation = Accusation(subject, by, sign(by, "accusation", subject))
-    (audit,) = found(solo.message(by, msg.Stated(accusation)), ef.Audit)
+    (audit,) = found(solo.message(by, msg.Stated(accusation)), ev.Audit)
     return audit
 
 
@@ -54,7 +53,7 @@ def finds_false(solo: Solo, remade: bool = True) -> None:
     assert solo.core.shared.excluded.peers == ("p1",)
 
 
-def merges(solo: Solo) -> ef.Merge:
+def merges(solo: Solo) -> ev.Merge:
     """Our next round as a syncer."""
     if not solo.fragment.office.holding:
         solo.take_office()
@@ -63,10 +62,10 @@ def merges(solo: Solo) -> ef.Merge:
         mark = solo.fragment.chain.marks.stamp(learner)
         effects += solo.offer(learner, transfer, stamp=Stamp(1, mark.sequence + 1), after=mark)
     effects += solo.wait(1.0, silent=("p1",))
-    return found(effects, ef.Merge)[0]
+    return found(effects, ev.Merge)[0]
 
 
-def done(solo: Solo, merge: ef.Merge, repaired: bool) -> SignedVersion:
+def done(solo: Solo, merge: ev.Merge, repaired: bool) -> SignedVersion:
     state = bytes([merge.number] * 32)
     key = merge.fragment, merge.term, merge.number, 500 + merge.number
     solo.feed(ev.Merged(*key, state, 100, state, repaired=repaired))
@@ -118,9 +117,9 @@ def repairing(parent: SignedVersion = FALSE, **odd: Any) -> SignedVersion:
 def comes(solo: Solo, made: SignedVersion, cosine: float | None = None) -> Effects:
     """That version is named, fetched and, if it is right, applied."""
     effects = solo.hear("p2", heads=(made.header.head(),))
-    for pull in found(effects, ef.FetchUpdate):
+    for pull in found(effects, ev.FetchUpdate):
         effects += solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
-    for job in found(effects, ef.ApplyUpdate):
+    for job in found(effects, ev.ApplyUpdate):
         effects += solo.feed(ev.UpdateApplied(0, job.number, 900, made.header.state_digest, cosine=cosine))
     return effects
 
@@ -129,7 +128,7 @@ def test_who_found_it_false_follows_and_always_audits_the_repair() -> None:
     solo = node()
     finds_false(solo)
     made = repairing()
-    (audit,) = found(comes(solo, made, cosine=0.5), ef.Audit)
+    (audit,) = found(comes(solo, made, cosine=0.5), ev.Audit)
     assert (audit.version, audit.repairs) == (made, FALSE)
     header = made.header
     solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.DIFFERENT))
@@ -146,13 +145,13 @@ def test_it_is_repaired_once() -> None:
 
 def test_who_never_looked_at_it_follows_and_then_looks_at_both() -> None:
     solo, made = node(), repairing()
-    (audit,) = found(comes(solo, made, cosine=0.0), ef.Audit)
+    (audit,) = found(comes(solo, made, cosine=0.0), ev.Audit)
     assert solo.fragment.chain.signed == made
     assert audit.version == FALSE, "first what it repairs"
     header = FALSE.header
     effects = solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.DIFFERENT, True))
     effects += solo.wait(1.0)
-    (second,) = found(effects, ef.Audit)
+    (second,) = found(effects, ev.Audit)
     assert (second.version, second.repairs) == (made, FALSE)
 
 
@@ -171,7 +170,7 @@ def test_of_what_cannot_be_made_again_nothing_follows() -> None:
     comes(solo, made)
     header = FALSE.header
     solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.MISSING))
-    assert not found(solo.wait(1.0), ef.Audit) and not solo.core.shared.distrust.has("p2", solo.now)
+    assert not found(solo.wait(1.0), ev.Audit) and not solo.core.shared.distrust.has("p2", solo.now)
 
 
 def test_a_version_that_the_chain_never_had_is_not_repaired() -> None:

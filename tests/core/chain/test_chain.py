@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from scenes import one_round, syncer
 
 from p2pdiloco.core import chain as scale
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import versions
 from p2pdiloco.core.api.reasons import Verdict, VersionFault
@@ -453,9 +452,9 @@ def test_a_stamp_near_its_end_is_refused_and_counted(stamp: Stamp, verdict: Verd
     solo = syncer(quorum=2, peers=("p1", "p2"))
     signed = contribution("p1", solo.head, stamp, after=NEVER)
     effects = solo.feed(ev.Offered(7, "p1", signed))
-    answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
+    answers = [e.verdict for e in effects if isinstance(e, ev.AnswerTransfer)]
     assert answers == ([] if verdict is None else [verdict])
-    assert bool([e for e in effects if isinstance(e, ef.Record) and e.kind == "refusal"]) == bool(verdict)
+    assert bool([e for e in effects if isinstance(e, ev.Record) and e.kind == "refusal"]) == bool(verdict)
 
 
 def test_steps_of_more_than_years_are_refused() -> None:
@@ -463,7 +462,7 @@ def test_steps_of_more_than_years_are_refused() -> None:
     for periods, refused in ((1 << 20, False), ((1 << 20) + 1, True)):
         signed = contribution("p1", solo.head, inner_steps=4 * periods)
         effects = solo.feed(ev.Offered(periods, "p1", signed))
-        answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
+        answers = [e.verdict for e in effects if isinstance(e, ev.AnswerTransfer)]
         assert (Verdict.IMPLAUSIBLE_TOKENS in answers) == refused
 
 
@@ -525,7 +524,7 @@ def test_a_copy_with_numbers_that_no_chain_has_is_not_taken(
     header = state(**odd)
     assert not scale.numbers_can_be(header, marks, config())
     solo = Solo(heads=(header.head(),))
-    for pull in [e for e in solo.greeting if isinstance(e, ef.FetchState)]:
+    for pull in [e for e in solo.greeting if isinstance(e, ev.FetchState)]:
         version = SignedVersion(header, sign(header.syncer, "version", header))
         solo.feed(ev.StateFetched(0, pull.peer, version, marks))
     assert solo.head.number == 0
@@ -612,17 +611,17 @@ def test_work_merged_on_a_lost_fork_is_merged_again() -> None:
     lost = solo.fragment.chain.header.contributors[0]
     fresh = syncer()  # whose chain lacks that version
     signed = contribution("p1", fresh.head, payload_digest=lost.payload_digest)
-    assert found(fresh.feed(ev.Offered(90, "p1", signed)), ef.AcceptTransfer)
+    assert found(fresh.feed(ev.Offered(90, "p1", signed)), ev.AcceptTransfer)
 
 
 def test_a_copy_that_was_on_its_way_beside_the_true_one_is_not_merged() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), quorum=3)
     for transfer, learner in ((1, "p1"), (2, "p2")):
         signed = contribution(learner, solo.head, payload_digest=digest("same"))
-        assert found(solo.feed(ev.Offered(transfer, learner, signed)), ef.AcceptTransfer), "none is here"
+        assert found(solo.feed(ev.Offered(transfer, learner, signed)), ev.AcceptTransfer), "none is here"
     assert solo.fragment.round is not None
-    first = found(solo.feed(ev.PayloadReceived(1, 101)), ef.AnswerTransfer)[0].verdict
-    second = found(solo.feed(ev.PayloadReceived(2, 102)), ef.AnswerTransfer)[0].verdict
+    first = found(solo.feed(ev.PayloadReceived(1, 101)), ev.AnswerTransfer)[0].verdict
+    second = found(solo.feed(ev.PayloadReceived(2, 102)), ev.AnswerTransfer)[0].verdict
     assert first.taken and second is Verdict.CHAIN_MOVED
-    again = found(solo.feed(ev.Offered(3, "p2", signed)), ef.AnswerTransfer)[0].verdict
+    again = found(solo.feed(ev.Offered(3, "p2", signed)), ev.AnswerTransfer)[0].verdict
     assert again is Verdict.COPY

@@ -23,7 +23,6 @@ from kit import (
 from msgspec.structs import replace
 from scenes import held_by_p1, with_table, without_ours
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
@@ -100,9 +99,9 @@ OURS = 4
 """Tokens per step and steps of our contributions: 40 tokens each."""
 
 
-def merged(solo: Solo, count: int, first: int = 1) -> list[ef.Effect]:
+def merged(solo: Solo, count: int, first: int = 1) -> list[ev.Effect]:
     """Our learner's next contributions, each of them merged by the syncer p1 into the next version."""
-    effects: list[ef.Effect] = []
+    effects: list[ev.Effect] = []
     parent = solo.fragment.chain.signed
     for sequence in range(first, first + count):
         effects += solo.ready(ticket=sequence)
@@ -122,38 +121,38 @@ def alone(count: int) -> Solo:
     return solo
 
 
-def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list[ef.Effect]:
+def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list[ev.Effect]:
     """Our chain is replaced by another, which has our contributions up to `watermark`."""
     if watermark != NEVER:
         heavier = with_table(heavier, (Watermark("me", watermark, 2),))
     solo.heard["heads"] = (heavier.header.head(),)
     effects = solo.hear("p1", heads=(heavier.header.head(),))
-    if found(effects, ef.FetchUpdate):
+    if found(effects, ev.FetchUpdate):
         effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p1", FetchFailure.GONE))
-    if not found(effects, ef.FetchState):
+    if not found(effects, ev.FetchState):
         effects = solo.wait(1.0)
-    pull = found(effects, ef.FetchState)[0]
+    pull = found(effects, ev.FetchState)[0]
     return solo.feed(ev.StateFetched(0, pull.peer, heavier, table(heavier)))
 
 
-def answer(solo: Solo, effects: list[ef.Effect], ticket: int) -> list[ef.Effect]:
+def answer(solo: Solo, effects: list[ev.Effect], ticket: int) -> list[ev.Effect]:
     """The tensors thread adds up what it was asked to."""
-    wanted = found(effects, ef.Combine)[-1]
+    wanted = found(effects, ev.Combine)[-1]
     return solo.feed(ev.Combined(0, wanted.attempt, ticket, digest("sum", wanted.tickets), 100))
 
 
-def offered(solo: Solo, effects: list[ef.Effect]) -> ef.Offer:
+def offered(solo: Solo, effects: list[ev.Effect]) -> ev.Offer:
     """The next contribution that goes out."""
-    return found(effects + solo.wait(1.0), ef.Offer)[0]
+    return found(effects + solo.wait(1.0), ev.Offer)[0]
 
 
 def test_what_the_winner_lacks_goes_out_as_one() -> None:
     solo = alone(3)
     heavier = branch(5, syncer="p2")[5]
     effects = switch(solo, heavier)
-    commit = found(effects, ef.CommitVersion)[0]
+    commit = found(effects, ev.CommitVersion)[0]
     assert (commit.merged_ticket, commit.after, commit.overwrite) == (None, NEVER, False), "a mere rebase"
-    assert found(effects, ef.Combine)[0].tickets == (1, 2, 3)
+    assert found(effects, ev.Combine)[0].tickets == (1, 2, 3)
     assert reasons(effects, "fork") == ["our chain lost: 3 contributions are sent again"]
     solo.elect("p1", term=2, start=5)
     again = offered(solo, answer(solo, effects, ticket=50))
@@ -163,8 +162,8 @@ def test_what_the_winner_lacks_goes_out_as_one() -> None:
     assert header.base_digest == heavier.header.digest()
     part = (Contributor("me", header.stamp, 120, 12),)
     effects = solo.announce(child(heavier.header, "p1", term=2, contributors=part, tokens=320))
-    assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the learner was taken back already"
-    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50], "the parts stay"
+    assert found(effects, ev.CommitVersion)[0].merged_ticket is None, "the learner was taken back already"
+    assert [e.ticket for e in found(effects, ev.DiscardContribution)] == [50], "the parts stay"
     assert solo.fragment.own.idle
 
 
@@ -172,14 +171,14 @@ def test_new_work_waits_behind_what_is_sent_again() -> None:
     solo = alone(2)
     effects = switch(solo, branch(5, syncer="p2")[5])
     solo.elect("p1", term=2, start=5)
-    assert not found(solo.ready(ticket=9), ef.Offer)
+    assert not found(solo.ready(ticket=9), ev.Offer)
     again = offered(solo, answer(solo, effects, ticket=50))
     assert again.ticket == 50
     held = ev.OfferAnswered(again, Verdict.IN_ROUND, None)
-    assert not found(solo.feed(held), ef.Offer)
+    assert not found(solo.feed(held), ev.Offer)
     part = (Contributor("me", Stamp(1, 2), 80, 8),)
     version = child(branch(5, syncer="p2")[5].header, "p1", term=2, contributors=part, tokens=280)
-    following = found(solo.announce(version), ef.Offer)[0]
+    following = found(solo.announce(version), ev.Offer)[0]
     assert (following.ticket, following.signed.header.after) == (9, Stamp(1, 2))
 
 
@@ -200,8 +199,8 @@ def test_a_second_switch_is_answered_from_the_parts() -> None:
     answer(solo, switch(solo, branch(5, syncer="p2")[5]), ticket=50)
     second = branch(9, syncer="p2", term=2)[9]
     effects = switch(solo, second, watermark=Stamp(1, 1))
-    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50]
-    assert found(effects, ef.Combine)[0].tickets == (2, 3)
+    assert [e.ticket for e in found(effects, ev.DiscardContribution)] == [50]
+    assert found(effects, ev.Combine)[0].tickets == (2, 3)
     solo.elect("p1", term=3, start=9)
     again = offered(solo, answer(solo, effects, ticket=60))
     assert (again.ticket, again.signed.header.after, again.signed.header.tokens) == (60, Stamp(1, 1), 80)
@@ -212,13 +211,13 @@ def test_a_sum_that_comes_too_late_is_dropped() -> None:
     first = switch(solo, branch(5, syncer="p2")[5])
     switch(solo, branch(9, syncer="p2", term=2)[9], watermark=Stamp(1, 1))
     effects = answer(solo, first, ticket=50)
-    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50]
-    assert not found(effects, ef.Offer)
+    assert [e.ticket for e in found(effects, ev.DiscardContribution)] == [50]
+    assert not found(effects, ev.Offer)
 
 
 def test_a_payload_that_cannot_be_read_back_holds_nobody_up() -> None:
     solo = alone(2)
-    wanted = found(switch(solo, branch(5, syncer="p2")[5]), ef.Combine)[0]
+    wanted = found(switch(solo, branch(5, syncer="p2")[5]), ev.Combine)[0]
     solo.elect("p1", term=2, start=5)
     solo.ready(ticket=9)
     effects = solo.feed(ev.CombineFailed(0, wanted.attempt, "damaged"))
@@ -231,17 +230,17 @@ def test_all_but_the_newest_wait_on_the_disk() -> None:
     solo.learn()
     solo.elect("p1")
     effects = merged(solo, 5)
-    assert [e.ticket for e in found(effects, ef.Spill)] == list(range(1, 6 - IN_MEMORY))
+    assert [e.ticket for e in found(effects, ev.Spill)] == list(range(1, 6 - IN_MEMORY))
 
 
 def test_what_everybody_has_had_for_a_while_is_beyond_doubt() -> None:
     solo = alone(3)
     second = solo.fragment.chain.logged(2)
     assert second is not None
-    assert not found(solo.wait(60.0), ef.DiscardContribution), "one of two peers stands at version 0"
+    assert not found(solo.wait(60.0), ev.DiscardContribution), "one of two peers stands at version 0"
     solo.heard["heads"] = (second.header.head(),)
-    assert not found(solo.wait(15.0), ef.DiscardContribution), "after a crash it may be back at version 0"
-    assert [e.ticket for e in found(solo.wait(30.0), ef.DiscardContribution)] == [1, 2]
+    assert not found(solo.wait(15.0), ev.DiscardContribution), "after a crash it may be back at version 0"
+    assert [e.ticket for e in found(solo.wait(30.0), ev.DiscardContribution)] == [1, 2]
 
 
 def test_who_vanished_may_come_back_with_another_chain() -> None:
@@ -249,9 +248,9 @@ def test_who_vanished_may_come_back_with_another_chain() -> None:
     solo.heard["heads"] = solo.heads()
     effects = solo.wait(600.0, silent=("p2",))
     assert solo.core.shared.view.progress("p2") is None, "it is forgotten otherwise"
-    assert not found(effects, ef.DiscardContribution)
+    assert not found(effects, ev.DiscardContribution)
     solo.now += 3600.0
-    assert found(solo.wait(3.0, silent=("p2",)), ef.DiscardContribution)
+    assert found(solo.wait(3.0, silent=("p2",)), ev.DiscardContribution)
 
 
 def test_who_is_listed_and_not_heard_may_bring_another_chain() -> None:
@@ -259,16 +258,16 @@ def test_who_is_listed_and_not_heard_may_bring_another_chain() -> None:
     solo = alone(1)
     solo.heard["heads"] = solo.heads()
     solo.feed(ev.PresenceSeen(Roster((("p2", 1), ("far", 1)))))
-    assert not found(solo.wait(60.0), ef.DiscardContribution)
+    assert not found(solo.wait(60.0), ev.DiscardContribution)
     solo.peers = (*solo.peers, "far")
-    assert found(solo.wait(60.0), ef.DiscardContribution)
+    assert found(solo.wait(60.0), ev.DiscardContribution)
 
 
 def test_who_said_good_bye_holds_nothing_back() -> None:
     solo = alone(1)
     solo.heard["heads"] = solo.heads()
     solo.message("p2", msg.Leaving(1, solo.heads()))
-    assert found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
+    assert found(solo.wait(60.0, silent=("p2",)), ev.DiscardContribution)
 
 
 @pytest.mark.parametrize("heads", [(), (child(genesis(0).header, "p2").header.head(),)])
@@ -277,7 +276,7 @@ def test_who_left_with_what_we_do_not_know_may_come_back_with_it(heads: tuple[He
     solo = alone(1)
     solo.message("p2", msg.Leaving(1, heads))
     solo.heard["heads"] = solo.heads()
-    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
+    assert not found(solo.wait(60.0, silent=("p2",)), ev.DiscardContribution)
 
 
 def test_a_restarted_peer_may_be_back_at_an_older_version() -> None:
@@ -285,17 +284,17 @@ def test_a_restarted_peer_may_be_back_at_an_older_version() -> None:
     solo.heard["heads"] = solo.heads()
     solo.wait(15.0)
     solo.hear("p2", incarnation=2, heads=(genesis(0).header.head(),))
-    assert not found(solo.wait(30.0, silent=("p2",)), ef.DiscardContribution)
+    assert not found(solo.wait(30.0, silent=("p2",)), ev.DiscardContribution)
 
 
 def test_what_is_kept_is_bounded_and_the_middle_is_combined() -> None:
     solo = alone(KEPT_MAX)
     effects = merged(solo, 1, first=KEPT_MAX + 1)
-    tickets = found(effects, ef.Combine)[0].tickets
+    tickets = found(effects, ev.Combine)[0].tickets
     effects = answer(solo, effects, ticket=1000)
-    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == list(tickets)
+    assert [e.ticket for e in found(effects, ev.DiscardContribution)] == list(tickets)
     effects = switch(solo, branch(KEPT_MAX + 9, syncer="p2")[KEPT_MAX + 9])
-    again = found(effects, ef.Combine)[0].tickets
+    again = found(effects, ev.Combine)[0].tickets
     assert 1000 in again and not set(again) & set(tickets)
     assert len(again) == KEPT_MAX + 2 - len(tickets)
 
@@ -305,9 +304,9 @@ def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
     effects = merged(solo, 1, first=KEPT_MAX + 1)
     solo.message("p2", msg.Leaving(1, solo.heads()))
     solo.heard["heads"] = solo.heads()
-    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution), "its payloads are being read"
+    assert not found(solo.wait(60.0, silent=("p2",)), ev.DiscardContribution), "its payloads are being read"
     answer(solo, effects, ticket=1000)
-    let_go = {e.ticket for e in found(solo.wait(10.0, silent=("p2",)), ef.DiscardContribution)}
+    let_go = {e.ticket for e in found(solo.wait(10.0, silent=("p2",)), ev.DiscardContribution)}
     assert 1000 in let_go, "everybody left has all of it"
 
 
@@ -319,8 +318,8 @@ def test_strangers_hold_up_what_is_beyond_doubt_for_two_minutes() -> None:
     solo.says["s1"] = {"heads": ()}
     assert not solo.core.shared.has_worked("s1")
     effects = solo.wait(STRANGERS_S - 5.0)
-    assert not found(effects, ef.DiscardContribution), "it may have another chain"
-    assert [e.ticket for e in found(solo.wait(10.0), ef.DiscardContribution)] == [1, 2, 3]
+    assert not found(effects, ev.DiscardContribution), "it may have another chain"
+    assert [e.ticket for e in found(solo.wait(10.0), ev.DiscardContribution)] == [1, 2, 3]
 
 
 def test_who_was_let_in_holds_it_up_for_as_long_as_it_may_have_another_chain() -> None:
@@ -393,7 +392,7 @@ def leave(solo: Solo, sent: bool = False) -> Unmerged:
     solo.ready(ticket=7)
     if sent:
         solo.feed(ev.ContributionSent(0, FIRST))
-    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
+    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ev.Left)
     return solo.fragment.own.unmerged()
 
 
@@ -409,8 +408,8 @@ def mine(parent: SignedVersion, stamp: Stamp) -> SignedVersion:
     return child(parent.header, contributors=(Contributor("me", stamp, 40, 4),))
 
 
-def overwrites(effects: list[ef.Effect]) -> list[bool]:
-    return [commit.overwrite for commit in found(effects, ef.CommitVersion)]
+def overwrites(effects: list[ev.Effect]) -> list[bool]:
+    return [commit.overwrite for commit in found(effects, ev.CommitVersion)]
 
 
 FIRST = Stamp(1, 1)
@@ -423,7 +422,7 @@ def test_what_nobody_was_offered_is_taken_up_and_never_doubted() -> None:
     left = leave(solo)  # nobody is in office
     assert left == Unmerged((NEVER,), FIRST)
     assert returned(left, branch(0))[1] == "all"
-    assert not found(solo.elect("p1"), ef.Offer), "no longer: the next life will"
+    assert not found(solo.elect("p1"), ev.Offer), "no longer: the next life will"
 
 
 def test_what_did_not_get_there_is_taken_up_and_goes_if_it_was_merged_after_all() -> None:
@@ -442,7 +441,7 @@ def test_a_copy_that_contains_it_goes_too_when_the_learner_has_crashed_since() -
     again.feed(ev.LearnerLost())
     effects = again.announce(mine(branch(0)[0], FIRST))
     assert overwrites(effects) == [False], "the new learner has nothing of it"
-    assert again.fragment.own.idle and found(effects, ef.DiscardContribution)
+    assert again.fragment.own.idle and found(effects, ev.DiscardContribution)
 
 
 def test_once_a_contribution_that_contains_it_is_merged_nothing_is_doubted() -> None:
@@ -479,7 +478,7 @@ def test_that_a_syncer_may_have_it_is_not_forgotten_while_another_is_asked() -> 
     solo.feed(ev.OfferUndelivered(offer_to("p1", FIRST)))
     solo.elect("p2", term=2)
     solo.feed(ev.LeaveRequested())
-    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
+    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ev.Left)
     assert returned(solo.fragment.own.unmerged(), branch(0))[1] == "rest"
 
 
@@ -489,7 +488,7 @@ def test_what_nobody_but_ourselves_holds_is_taken_up() -> None:
     solo.take_office()
     solo.feed(ev.LeaveRequested())
     solo.ready(ticket=7)  # into our own inbox; no merge comes about
-    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
+    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ev.Left)
     assert returned(solo.fragment.own.unmerged(), branch(0))[1] == "all"
 
 
@@ -509,16 +508,16 @@ def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> No
     solo = held_by_p1()
     effects = without_ours(solo, 2 * MOST_MISSES - 1)
     assert not reasons(effects, "suspicion") and not solo.core.shared.distrust.has("p1", solo.now)
-    assert len(found(effects, ef.Offer)) == MOST_MISSES - 1, "offered again after each miss"
+    assert len(found(effects, ev.Offer)) == MOST_MISSES - 1, "offered again after each miss"
     assert reasons(without_ours(solo, 1), "suspicion") == [str(Suspicion.LEFT_OUT)]
     assert solo.core.shared.distrust.has("p1", solo.now)
-    assert not found(effects, ef.RetireSlot), "nothing of it is lost"
+    assert not found(effects, ev.RetireSlot), "nothing of it is lost"
 
 
 def test_whoever_says_so_again_before_each_version_gets_no_more_time_by_it() -> None:
     """Who waits for less than a round lasts asks again before each version."""
     solo = held_by_p1()
-    effects: list[ef.Effect] = []
+    effects: list[ev.Effect] = []
     for _ in range(2 * MOST_MISSES):
         own = solo.fragment.own
         own._withheld.acknowledged(own._queue[0], solo.head)
@@ -527,14 +526,14 @@ def test_whoever_says_so_again_before_each_version_gets_no_more_time_by_it() -> 
 
 
 def test_the_version_that_was_in_the_making_is_no_miss() -> None:
-    assert not found(without_ours(held_by_p1(), 1), ef.Offer)
+    assert not found(without_ours(held_by_p1(), 1), ev.Offer)
 
 
 def test_versions_that_were_made_before_it_had_our_work_are_no_miss() -> None:
     solo = held_by_p1()
     ahead = replace(solo.head, number=solo.head.number + MOST_AHEAD)
-    assert len(found(without_ours(solo, 2, head=ahead), ef.Offer)) == 1
-    assert not found(without_ours(solo, MOST_AHEAD - 1), ef.Offer)
+    assert len(found(without_ours(solo, 2, head=ahead), ev.Offer)) == 1
+    assert not found(without_ours(solo, MOST_AHEAD - 1), ev.Offer)
 
 
 def test_whoever_says_that_it_is_far_ahead_is_found_all_the_same() -> None:
@@ -554,7 +553,7 @@ def test_a_merged_contribution_ends_the_count() -> None:
     solo = held_by_p1()
     without_ours(solo, 4)
     solo.announce(child(solo.fragment.chain.header, "p1", ("me", "p2")))
-    offer = found(solo.ready(ticket=2), ef.Offer)
+    offer = found(solo.ready(ticket=2), ev.Offer)
     assert offer and not solo.core.shared.distrust.has("p1", solo.now)
     assert not reasons(without_ours(solo, 4), "suspicion")
 
@@ -565,10 +564,10 @@ def test_whoever_is_elsewhere_with_what_nobody_can_have_is_not_counted_on(verdic
     solo.message("p1", announce(child(solo.fragment.chain.header, "p1", ("p2",))))
     seen, effects = [], solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.BUSY))
     while not reasons(seen, "suspicion") and len(seen) < 2000:
-        answers = [ev.OfferAnswered(offer, verdict, None) for offer in found(effects, ef.Offer)]
+        answers = [ev.OfferAnswered(offer, verdict, None) for offer in found(effects, ev.Offer)]
         answers += [
             ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.BUSY)
-            for pull in found(effects, ef.FetchUpdate)
+            for pull in found(effects, ev.FetchUpdate)
         ]
         seen += effects
         effects = [effect for answer in answers for effect in solo.feed(answer)] + solo.wait(0.5)

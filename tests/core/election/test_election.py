@@ -21,7 +21,6 @@ from kit import (
     vote,
 )
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
@@ -36,7 +35,7 @@ from p2pdiloco.core.voting import HEARSAY, LAST_AFTER_S
 PEERS = ("p1", "p2", "p3", "p4")
 
 
-def standing(solo: Solo) -> tuple[float, int, list[ef.Effect]]:
+def standing(solo: Solo) -> tuple[float, int, list[ev.Effect]]:
     """Wait until we stand: (seconds waited, the term, effects)."""
     start = solo.now
     while solo.fragment.office.state is not OfficeState.CANDIDATE:
@@ -61,13 +60,13 @@ def test_a_vote_is_durable_before_it_is_sent() -> None:
     for _ in range(2):  # asked again while the disk is at it: still not a word
         effects = request(solo, "p1", 5)
         assert not sent(effects, msg.VoteGranted)
-        assert found(effects, ef.Persist)[0].record == ef.VoteRecord(0, 5, "p1")
+        assert found(effects, ev.Persist)[0].record == ev.VoteRecord(0, 5, "p1")
     assert refusal(request(solo, "p2", 5)) is VoteRefusal.VOTE_GIVEN, "chosen is chosen"
     assert sent(solo.write(), msg.VoteGranted, to="p1")
 
 
 def test_a_vote_survives_a_restart() -> None:
-    solo = Solo(peers=PEERS, restored=saved(branch(0), (ef.VoteRecord(0, 5, "p1"),)))
+    solo = Solo(peers=PEERS, restored=saved(branch(0), (ev.VoteRecord(0, 5, "p1"),)))
     assert refusal(request(solo, "p2", 5)) is VoteRefusal.VOTE_GIVEN
     assert sent(request(solo, "p1", 5), msg.VoteGranted, to="p1")
 
@@ -91,9 +90,9 @@ def test_our_own_vote_is_durable_before_we_ask() -> None:
     solo = Solo(peers=PEERS)
     solo.slow_disk = True
     effects = solo.wait(5 * solo.config.timing.stagger_s)
-    record = found(effects, ef.Persist)[0].record
-    assert record == ef.VoteRecord(0, 1, "me") and not sent(effects, msg.VoteRequest)
-    assert {s.peer for s in found(solo.write(), ef.Send) if isinstance(s.message, msg.VoteRequest)} == set(
+    record = found(effects, ev.Persist)[0].record
+    assert record == ev.VoteRecord(0, 1, "me") and not sent(effects, msg.VoteRequest)
+    assert {s.peer for s in found(solo.write(), ev.Send) if isinstance(s.message, msg.VoteRequest)} == set(
         PEERS
     )
 
@@ -141,7 +140,7 @@ def test_nobody_can_use_the_terms_up_at_once() -> None:
 def test_the_first_ranked_stands_first_and_each_rank_waits_longer() -> None:
     waits = {}
     for term in range(1, 40):
-        solo = Solo(peers=PEERS, restored=saved(branch(0), (ef.VoteRecord(0, term - 1, "p9"),)))
+        solo = Solo(peers=PEERS, restored=saved(branch(0), (ev.VoteRecord(0, term - 1, "p9"),)))
         rank = ranking("run", "all", 0, term, (*PEERS, "me")).index("me")
         if rank not in waits:
             waited_s, stood, _ = standing(solo)
@@ -250,13 +249,13 @@ def test_what_an_earlier_life_left_behind_comes_before_what_this_one_has() -> No
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    sent_first = found(solo.ready(), ef.Offer)[0]
+    sent_first = found(solo.ready(), ev.Offer)[0]
     offer = sent_first.signed.header
     assert offer.after == NEVER
     part = (Contributor("me", Stamp(0, 9), 40, 4),)
     solo.announce(child(solo.fragment.chain.header, contributors=part, tokens=40))
     solo.feed(ev.OfferAnswered(sent_first, Verdict.OVERLAP, solo.head))
-    again = found(solo.wait(1.0), ef.Offer)[0].signed.header
+    again = found(solo.wait(1.0), ev.Offer)[0].signed.header
     assert (again.stamp, again.after) == (offer.stamp, Stamp(0, 9))
 
 
@@ -278,11 +277,11 @@ def test_a_term_ends_after_its_versions_and_the_next_is_elected() -> None:
 def test_a_holder_whose_term_is_over_stops_by_itself() -> None:
     solo = Solo(config(term_versions=1))
     solo.take_office()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2), ev.Merge)[0]
     effects = solo.merged(merge)
     assert "laid down: term 1 is over" in reasons(effects, "office")
     late = contribution("p1", solo.head, Stamp(1, 2), after=Stamp(1, 1))
-    answer = found(solo.feed(ev.Offered(3, "p1", late)), ef.AnswerTransfer)[0]
+    answer = found(solo.feed(ev.Offered(3, "p1", late)), ev.AnswerTransfer)[0]
     assert answer.verdict is Verdict.NOT_SYNCER
 
 
@@ -332,7 +331,7 @@ def test_who_claims_what_it_has_not_keeps_nobody_from_asking_whoever_has_it() ->
     for _ in range(20):
         solo.now += 0.1
         effects = solo.hear("p1", offices=(("all", 0, 1_000),)) + solo.hear("p2", offices=(("all", 0, 1),))
-        asks = [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.OfficeQuery)]
+        asks = [send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.OfficeQuery)]
         assert len(asks) == len(set(asks))
         asked.update(asks)
     assert asked == {"p1", "p2"}
@@ -348,7 +347,7 @@ def waited_in_vain(solo: Solo) -> None:
     """p1 takes our work in its first term, and makes nothing of it."""
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     for _ in range(60):
         solo.wait(0.6)
@@ -525,7 +524,7 @@ def test_it_is_longer_every_time(times: int, pause_s: float) -> None:
 # Whose disk takes no votes has none, until it takes them again.
 
 
-def says_votes(effects: list[ef.Effect]) -> set[bool]:
+def says_votes(effects: list[ev.Effect]) -> set[bool]:
     """What heartbeats among these effects say of our disk."""
     said = sent(effects, msg.Progress)
     assert all(message.stands is message.votes for message in said)
@@ -542,7 +541,7 @@ def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
     assert refusal(request(solo, "p1", 6)) is VoteRefusal.NO_DISK
     effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
     assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
-    assert [job.record for job in solo.writing] == [ef.VoteRecord(0, 5, "p1")], "the same vote, tried again"
+    assert [job.record for job in solo.writing] == [ev.VoteRecord(0, 5, "p1")], "the same vote, tried again"
     solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
     solo.wait(TRY_EVERY_S + 1)
     effects = solo.write()

@@ -16,7 +16,6 @@ from kit import (
 )
 from scenes import expels
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
@@ -30,10 +29,10 @@ def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    first = found(solo.ready(), ef.Offer)[0]
+    first = found(solo.ready(), ev.Offer)[0]
     solo.feed(ev.OfferAnswered(first, Verdict.IN_ROUND, None))
     solo.wait(solo.config.timing.suspect_s + 0.1, silent=("p1",))
-    again = found(solo.elect("p2", term=solo.fragment.office._terms.next()), ef.Offer)
+    again = found(solo.elect("p2", term=solo.fragment.office._terms.next()), ev.Offer)
     assert [(o.peer, o.ticket) for o in again] == [("p2", first.ticket)]
     assert again[0].signed.header.stamp == first.signed.header.stamp, "the same one: it cannot count twice"
 
@@ -53,7 +52,7 @@ def test_a_first_failed_send_is_followed_by_a_probe_and_a_second_one_is_believed
     solo.feed(ev.SendFailed("p1"))
     assert solo.core.next_deadline() <= solo.now + solo.config.timing.probe_s
     effects = solo.wait(solo.config.timing.probe_s, silent=("p1",))
-    assert "p1" in [send.peer for send in found(effects, ef.Send)]
+    assert "p1" in [send.peer for send in found(effects, ev.Send)]
     assert solo.fragment.office.why_open(solo.now) == ""
     solo.feed(ev.SendFailed("p1"))
     assert solo.fragment.office.why_open(solo.now) == "the syncer is unreachable"
@@ -63,20 +62,20 @@ def test_once_merged_never_sent_again() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     # The syncer merged it, but its answer was lost on the way.
     effects = solo.announce(child(solo.fragment.chain.header, learners=("me",)))
-    commit = found(effects, ef.CommitVersion)[0]
+    commit = found(effects, ev.CommitVersion)[0]
     assert (commit.merged_ticket, commit.after) == (offer.ticket, Stamp(1, 1))
     assert solo.fragment.own.idle
-    assert not found(solo.elect("p2", term=2, start=1) + solo.wait(1.0), ef.Offer)
+    assert not found(solo.elect("p2", term=2, start=1) + solo.wait(1.0), ev.Offer)
 
 
 def test_a_slow_syncer_is_suspected() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     effects = solo.wait(30.0)
     assert reasons(effects, "suspicion")[0] == str(Suspicion.NO_VERSION)
@@ -88,15 +87,15 @@ def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     late = (sent(solo.wait(0.6), msg.VoteRequest) for _ in range(60))
     requests = next(sent for sent in late if sent)
-    again: list[ef.Offer] = []
+    again: list[ev.Offer] = []
     for peer in PEERS:
         assert not again
         answer = msg.VoteRefused("all", 0, requests[0].term, 1, solo.head, VoteRefusal.COUNTED_ON)
-        again = found(solo.message(peer, answer) + solo.wait(0.01), ef.Offer)
+        again = found(solo.message(peer, answer) + solo.wait(0.01), ev.Offer)
         if again:
             break
     assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
@@ -109,7 +108,7 @@ def outvoted_for(solo: Solo, seconds: float) -> list[float]:
     stood: dict[int, float] = {}
     effects, until_s = solo.ready(), solo.now + seconds
     while solo.now < until_s:
-        for offer in found(effects, ef.Offer):
+        for offer in found(effects, ev.Offer):
             solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
         effects = solo.wait(0.6)
         for term in {asked.term for asked in sent(effects, msg.VoteRequest)} - set(stood):
@@ -156,7 +155,7 @@ def test_who_stays_in_office_though_we_found_something_against_it_gets_our_work(
         expels(solo, "p1")
     else:
         solo.core.shared.distrust.add("p1", solo.now)
-    offers, terms = found(solo.ready(), ef.Offer), set[int]()
+    offers, terms = found(solo.ready(), ev.Offer), set[int]()
     assert not offers
     for _ in range(12):
         effects = solo.wait(0.5)
@@ -165,14 +164,14 @@ def test_who_stays_in_office_though_we_found_something_against_it_gets_our_work(
             for peer in PEERS:
                 answer = msg.VoteRefused("all", 0, term, 1, solo.head, VoteRefusal.COUNTED_ON)
                 effects += solo.message(peer, answer)
-        offers += found(effects, ef.Offer)
+        offers += found(effects, ev.Offer)
         if offers and not solo.head.number:
             solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))  # a version does not end it
     assert len(terms) == 1 and offers[0].peer == "p1"
     assert solo.fragment.office.takes(solo.now) and solo.fragment.office.why_open(solo.now)
     assert sent(request(solo, "p2", max(terms) + 1), msg.VoteGranted), "and may be voted away"
     again = solo.elect("p1", term=max(terms) + 3)
-    assert not found(again, ef.Offer) and not solo.fragment.office.takes(solo.now), "anew in each term"
+    assert not found(again, ev.Offer) and not solo.fragment.office.takes(solo.now), "anew in each term"
 
 
 def test_who_has_no_vote_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
@@ -182,7 +181,7 @@ def test_who_has_no_vote_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
     solo.elect("p1", start=4)
     assert not solo.core.shared.has_vote("me")
     solo.core.shared.distrust.add("p1", solo.now)
-    assert [offer.peer for offer in found(solo.ready(), ef.Offer)] == ["p1"]
+    assert [offer.peer for offer in found(solo.ready(), ev.Offer)] == ["p1"]
 
 
 def test_who_stood_in_vain_stands_in_its_turn_once_the_term_is_over() -> None:
@@ -210,9 +209,9 @@ def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offers = found(solo.ready(), ef.Offer)
+    offers = found(solo.ready(), ev.Offer)
     for _ in range(2):
         effects = solo.feed(ev.OfferAnswered(offers[0], Verdict.NOT_SYNCER, solo.head))
         effects += solo.wait(0.5)
-        offers = found(effects, ef.Offer)
+        offers = found(effects, ev.Offer)
     assert reasons(effects, "suspicion") == ["the syncer says that it is not in office"]

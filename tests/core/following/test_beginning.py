@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Basis, FetchFailure
 from p2pdiloco.core.api.types import Head, Vouch
@@ -55,11 +54,11 @@ class Newcomer(Solo):
         for peer in peers:
             self.run(self.hear(peer))
 
-    def run(self, effects: list[ef.Effect]) -> None:
+    def run(self, effects: list[ev.Effect]) -> None:
         """Everybody gives what it is asked for, but for those who do not."""
         while effects:
             asked, effects = effects, []
-            for pull in (*found(asked, ef.FetchState), *found(asked, ef.FetchUpdate)):
+            for pull in (*found(asked, ev.FetchState), *found(asked, ev.FetchUpdate)):
                 self.asked.append(pull.peer)
                 if pull.peer in self.hold:
                     continue
@@ -100,11 +99,11 @@ def test_who_comes_first_is_not_believed_before_the_others_had_the_time_to_speak
     roster = Roster(tuple((p, 1) for p in ("l1", "a", "b", "me")))
     solo.feed(ev.PresenceSeen(roster))
     effects = solo.hear("l1", heads=(head(FALSE, 12),))
-    assert not found(effects, ef.FetchState)
+    assert not found(effects, ev.FetchState)
     wait_s = solo.config.timing.genesis_wait_s
     solo.peers, solo.says = ("l1",), {"l1": {"heads": (head(FALSE, 12),)}}
-    assert not found(solo.wait(wait_s - 0.1), ef.FetchState)
-    assert found(solo.wait(0.7), ef.FetchState), "but nobody waits for ever"
+    assert not found(solo.wait(wait_s - 0.1), ev.FetchState)
+    assert found(solo.wait(0.7), ev.FetchState), "but nobody waits for ever"
 
 
 def test_members_some_versions_apart_stand_on_one_chain() -> None:
@@ -180,7 +179,7 @@ def test_at_version_0_who_says_that_it_is_there_confirms_nobody() -> None:
     assert not solo.core.confirmed, "else it would follow anybody from here on"
     solo.hear("a", heads=(head(TRUE, 9),))
     effects = solo.hear("b", heads=(head(TRUE, 9),))
-    assert not solo.core.confirmed and found(effects, ef.FetchState)
+    assert not solo.core.confirmed and found(effects, ev.FetchState)
 
 
 # --- what a peer of the join line stands on -------------------------------------------------------------
@@ -194,7 +193,7 @@ def test_a_peer_of_the_join_line_goes_before_most_members() -> None:
 
 def test_it_is_greeted_and_waited_for() -> None:
     solo = Newcomer()
-    greeted = [send.peer for send in found(solo.feed(ev.Guided(("a",))), ef.Send)]
+    greeted = [send.peer for send in found(solo.feed(ev.Guided(("a",))), ev.Send)]
     assert greeted == ["a"], "it may be listed much later"
     solo.meet("l1", "l2")
     solo.live(ALONE_S - 2.0)

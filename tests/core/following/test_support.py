@@ -6,7 +6,6 @@ import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, sent, table
 
 from p2pdiloco.core import fork_choice
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored
@@ -36,8 +35,8 @@ def node(peers: tuple[str, ...] = PEERS) -> Solo:
     return solo
 
 
-def stand(solo: Solo, peers: tuple[str, ...], version: SignedVersion) -> list[ef.Effect]:
-    effects: list[ef.Effect] = []
+def stand(solo: Solo, peers: tuple[str, ...], version: SignedVersion) -> list[ev.Effect]:
+    effects: list[ev.Effect] = []
     for peer in peers:
         solo.says[peer] = {"heads": (version.header.head(),)}
         effects += solo.hear(peer)
@@ -50,35 +49,35 @@ def test_a_state_whose_update_nobody_gives_is_copied_once_more_than_a_third_have
 ) -> None:
     """Of five who decide, two are more than a third."""
     solo = node()
-    (pull,) = found(stand(solo, there, NEXT), ef.FetchUpdate)
+    (pull,) = found(stand(solo, there, NEXT), ev.FetchUpdate)
     effects = solo.feed(ev.FetchFailed(0, 5, pull.peer, FetchFailure.GONE)) + solo.wait(5.0)
-    assert bool(found(effects, ef.FetchState)) is copies
-    assert copies or found(effects, ef.FetchUpdate), "it may be busy, so its update is asked for again"
+    assert bool(found(effects, ev.FetchState)) is copies
+    assert copies or found(effects, ev.FetchUpdate), "it may be busy, so its update is asked for again"
     assert copies or sent(effects, msg.Unbacked, "p1"), "it is told, or both would wait for ever"
 
 
 def test_who_alone_says_that_it_is_far_ahead_is_told_that_this_counts_for_nothing() -> None:
     solo = node()
     effects = stand(solo, ("p1",), FAR)
-    assert not found(effects, ef.FetchState) and sent(effects, msg.Unbacked, "p1")
-    assert found(stand(solo, ("p2",), NEXT), ef.FetchUpdate), "nor does it keep us from what others have"
+    assert not found(effects, ev.FetchState) and sent(effects, msg.Unbacked, "p1")
+    assert found(stand(solo, ("p2",), NEXT), ev.FetchUpdate), "nor does it keep us from what others have"
 
 
 def test_who_fell_far_behind_copies_what_the_others_have() -> None:
     solo = node()
     stand(solo, ("p1",), FAR)
     effects = stand(solo, ("p2", "p3"), FAR) + solo.wait(2.0)
-    copy = found(effects, ef.FetchState)[0]
+    copy = found(effects, ev.FetchState)[0]
     effects = solo.feed(ev.StateFetched(0, copy.peer, FAR, table(FAR)))
-    assert found(effects, ef.CommitVersion) and solo.head == FAR.header.head()
+    assert found(effects, ev.CommitVersion) and solo.head == FAR.header.head()
 
 
 def test_who_is_asked_for_what_all_have_gives_nothing_else() -> None:
     solo = node()
     effects = stand(solo, PEERS, FAR) + solo.wait(2.0)
-    copy, forged = found(effects, ef.FetchState)[0], child(FAR.header, "p1", ALL)
+    copy, forged = found(effects, ev.FetchState)[0], child(FAR.header, "p1", ALL)
     effects = solo.feed(ev.StateFetched(0, copy.peer, forged, table(forged)))
-    assert not found(effects, ef.CommitVersion) and solo.head == CHAIN[4].header.head()
+    assert not found(effects, ev.CommitVersion) and solo.head == CHAIN[4].header.head()
     assert reasons(effects, "catchup")[0] == "not taken: unsupported"
 
 
@@ -86,7 +85,7 @@ def test_at_a_runs_beginning_the_heaviest_is_copied_whoever_stands_on_it() -> No
     """Two sides of a split would soon differ about who decides."""
     solo = Solo(config(log_versions=20), PEERS, restored=saved(CHAIN[:4]))
     solo.wait(3.0)
-    assert found(stand(solo, ("p1",), FAR), ef.FetchState)
+    assert found(stand(solo, ("p1",), FAR), ev.FetchState)
 
 
 def test_who_was_killed_while_it_began_copies_what_it_lacks_of_no_member_alone() -> None:
@@ -98,15 +97,15 @@ def test_who_was_killed_while_it_began_copies_what_it_lacks_of_no_member_alone()
     solo.peers = PEERS
     solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in ALL))))
     effects = stand(solo, ("p1",), FAR) + solo.wait(1.0)
-    assert not found(effects, ef.FetchState)
-    assert found(stand(solo, ("p2", "p3"), FAR) + solo.wait(5.0), ef.FetchState)
+    assert not found(effects, ev.FetchState)
+    assert found(stand(solo, ("p2", "p3"), FAR) + solo.wait(5.0), ev.FetchState)
 
 
 def test_of_two_who_decide_each_has_a_half() -> None:
     chain = branch(4, learners=("me", "p1"))
     solo = Solo(config(log_versions=20), ("p1",), restored=saved(chain))
     solo.wait(3.0)
-    assert found(stand(solo, ("p1",), branch(40, learners=("me", "p1"))[40]), ef.FetchState)
+    assert found(stand(solo, ("p1",), branch(40, learners=("me", "p1"))[40]), ev.FetchState)
 
 
 def test_who_comes_back_hears_first_who_else_is_here() -> None:
@@ -115,16 +114,16 @@ def test_who_comes_back_hears_first_who_else_is_here() -> None:
     solo.peers = PEERS
     solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in ALL))))
     effects = stand(solo, ("p1",), FAR)
-    assert not solo.core.shared.confirmed and not found(effects, ef.FetchState)
+    assert not solo.core.shared.confirmed and not found(effects, ev.FetchState)
     effects = stand(solo, ("p2",), FAR) + solo.wait(5.0)
-    assert found(effects, ef.FetchState)
+    assert found(effects, ev.FetchState)
 
 
 LIGHTER = child(CHAIN[3].header, "p2", ("p2",))
 """Version that weighs less than ours, of another branch."""
 
 
-def told(solo: Solo, peers: tuple[str, ...]) -> list[ef.Effect]:
+def told(solo: Solo, peers: tuple[str, ...]) -> list[ev.Effect]:
     """Hear from these that our chain counts for nothing there."""
     return [effect for peer in peers for effect in solo.message(peer, msg.Unbacked(0))]
 
@@ -137,7 +136,7 @@ def test_who_has_more_than_a_third_against_it_yields_to_a_lighter_chain(
     solo = node()
     assert LIGHTER.header.tokens < solo.head.tokens
     effects = stand(solo, PEERS, LIGHTER) + told(solo, against)
-    assert bool(found(effects + solo.wait(2.0), ef.FetchState)) is yields
+    assert bool(found(effects + solo.wait(2.0), ev.FetchState)) is yields
 
 
 @pytest.mark.parametrize(("against", "yields"), [(PEERS[2:], False), (PEERS[1:], True)])
@@ -145,7 +144,7 @@ def test_who_has_as_many_with_it_as_against_it_does_not_yield(against: tuple[str
     """Else two sides that hear of each other bit by bit would change places."""
     solo = node()
     effects = stand(solo, PEERS[1:], LIGHTER) + told(solo, against)
-    assert bool(found(effects + solo.wait(2.0), ef.FetchState)) is yields
+    assert bool(found(effects + solo.wait(2.0), ev.FetchState)) is yields
 
 
 def test_who_yields_takes_a_state_with_support_and_not_that_of_whoever_spoke_last() -> None:
@@ -154,16 +153,16 @@ def test_who_yields_takes_a_state_with_support_and_not_that_of_whoever_spoke_las
     lie = child(CHAIN[3].header, "p4", ("p4",))
     stand(solo, ("p4",), lie)
     effects = stand(solo, ("p1", "p2", "p3"), LIGHTER) + told(solo, ("p1", "p2", "p3"))
-    (copy,) = found(effects, ef.FetchState)
+    (copy,) = found(effects, ev.FetchState)
     assert copy.peer != "p4"
     effects = told(solo, ("p4",)) + solo.feed(ev.StateFetched(0, copy.peer, lie, table(lie)))
-    assert not found(effects, ef.CommitVersion), "nor does a giver show something else"
+    assert not found(effects, ev.CommitVersion), "nor does a giver show something else"
     effects = solo.wait(5.0)
-    assert {copy.peer for copy in found(effects, ef.FetchState)} <= {"p1", "p2", "p3"}
-    copy = found(effects, ef.FetchState)[0]
+    assert {copy.peer for copy in found(effects, ev.FetchState)} <= {"p1", "p2", "p3"}
+    copy = found(effects, ev.FetchState)[0]
     told(solo, ("p4",))
     effects = solo.feed(ev.StateFetched(0, copy.peer, LIGHTER, table(LIGHTER)))
-    assert found(effects, ef.CommitVersion) and solo.head == LIGHTER.header.head()
+    assert found(effects, ev.CommitVersion) and solo.head == LIGHTER.header.head()
 
 
 def test_those_who_vote_do_not_yield_to_one_member_because_it_is_the_oldest() -> None:
@@ -176,7 +175,7 @@ def test_those_who_vote_do_not_yield_to_one_member_because_it_is_the_oldest() ->
     assert solo.fragment.chain.marks.first("p1") == 1
     stand(solo, ("p1",), child(first.header, "p1", ("p1",)))
     effects = solo.message("p1", msg.Unbacked(0)) + solo.wait(5.0)
-    assert not found(effects, ef.FetchState) and not reasons(effects, "fork")
+    assert not found(effects, ev.FetchState) and not reasons(effects, "fork")
 
 
 def test_what_is_remembered_of_members_is_bounded() -> None:

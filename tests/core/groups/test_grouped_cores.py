@@ -14,7 +14,6 @@ from kit import RUN, config, contribution, digest, found, genesis, progress, sig
 from refusal_rows import Below
 from scenes import doubted
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import MessageReceived, Offered, Tick
@@ -42,19 +41,19 @@ class Run:
         )
         self.peers = [f"m{index}" for index in range(members)]
         self.merges: list[tuple[str, ...]] = []
-        self.partials: list[ef.MergePartial] = []
+        self.partials: list[ev.MergePartial] = []
         self.told: dict[str, set[str]] = {peer: set() for peer in self.peers}
         self.swarm.on_effect = self._saw
         for peer in self.peers:
             self.swarm.join(peer, genesis=peer == "m0")
         self.swarm.run(20.0)
 
-    def _saw(self, member: Member, effect: ef.Effect) -> None:
-        if isinstance(effect, ef.Merge):
+    def _saw(self, member: Member, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Merge):
             self.merges.append(self.swarm.merged(effect))
-        elif isinstance(effect, ef.MergePartial):
+        elif isinstance(effect, ev.MergePartial):
             self.partials.append(effect)
-        elif isinstance(effect, ef.Send | ef.Offer | ef.Offer | ef.FetchUpdate):
+        elif isinstance(effect, ev.Send | ev.Offer | ev.Offer | ev.FetchUpdate):
             self.told[member.peer].add(effect.peer)
 
     def round(self) -> None:
@@ -187,9 +186,9 @@ def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_sam
     request = msg.VoteRequest("7/0/0", 0, 9, head, "test")
     swarm.on_effect = lambda m, effect: None
     effects = member.handle(MessageReceived("m1", request), swarm.now)
-    refused = [e.message for e in effects if isinstance(e, ef.Send)]
+    refused = [e.message for e in effects if isinstance(e, ev.Send)]
     assert isinstance(refused[0], msg.VoteRefused) and refused[0].reason is VoteRefusal.OTHER_EPOCH
-    assert not [e for e in effects if isinstance(e, ef.Persist)]
+    assert not [e for e in effects if isinstance(e, ev.Persist)]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_who_has_no_seat_for_an_offer_of_its_own_epoch_says_that_it_is_no_syncer
     index = next(i for i in range(3) if seats.named(f"0/0/{i}") is None)
     signed = contribution("m1", core.fragments[0].chain.head, group=f"{epoch}/0/{index}")
     effects = core.handle(Offered(1, "m1", signed), swarm.now)
-    answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
+    answers = [e.verdict for e in effects if isinstance(e, ev.AnswerTransfer)]
     assert answers == [verdict]
 
 
@@ -272,7 +271,7 @@ def test_a_syncer_above_that_does_nothing_with_it_is_doubted(below: Below) -> No
 
 
 def test_answers_to_what_is_no_more_change_nothing(below: Below) -> None:
-    older = ef.Offer(below.offer.peer, below.offer.signed, below.offer.ticket, below.offer.attempt - 1)
+    older = ev.Offer(below.offer.peer, below.offer.signed, below.offer.ticket, below.offer.attempt - 1)
     below.answer(Verdict.NOT_SYNCER, older)
     below.swarm.post(below.member.peer, ev.OfferUndelivered(older))
     assert not below.again(1.0), "it is still under way"
@@ -281,9 +280,9 @@ def test_answers_to_what_is_no_more_change_nothing(below: Below) -> None:
 def test_sums_that_come_too_late_are_released(below: Below) -> None:
     group = below.offer.signed.header.group
     late = ev.PartialMerged(0, group, below.offer.attempt + 9, 7000, digest("late"), 400)
-    assert ef.Release(7000) in below.member.core.handle(late, below.swarm.now)
+    assert ev.Release(7000) in below.member.core.handle(late, below.swarm.now)
     nobodys = ev.PartialMerged(0, "0/0/99", 1, 7001, digest("late"), 400)
-    assert ef.Release(7001) in below.member.core.handle(nobodys, below.swarm.now)
+    assert ev.Release(7001) in below.member.core.handle(nobodys, below.swarm.now)
     assert not below.again(0.0)
 
 
@@ -292,7 +291,7 @@ def test_a_partial_whose_trust_weights_another_chain_does_not_have_is_made_anew(
     doubted(fragment.chain)
     (seat,) = (s for s in fragment.seats.taken if s.name == below.offer.signed.header.group)
     seat.round.chain_moved(now)
-    assert ef.Release(below.offer.ticket) in below.member.core.shared.out.take()
+    assert ev.Release(below.offer.ticket) in below.member.core.shared.out.take()
 
 
 def test_a_group_whose_work_cannot_be_added_up_gets_another_syncer() -> None:
@@ -337,7 +336,7 @@ def test_whom_strangers_name_is_asked_but_not_any_number_of_them() -> None:
     asked = seeking.neighbours(now)
     assert len(asked) == ASKED_PER_CHILD * len(electorate.children)  # type: ignore[attr-defined]
     queries = [
-        m for m in found(above.core.shared.out.take(), ef.Send) if isinstance(m.message, msg.OfficeQuery)
+        m for m in found(above.core.shared.out.take(), ev.Send) if isinstance(m.message, msg.OfficeQuery)
     ]
     assert {query.peer for query in queries} <= set(asked), "and only those of that group"
     assert not seeking.neighbours(now + 60.0), "in the end all are forgotten"
@@ -440,7 +439,7 @@ def test_nothing_that_is_said_about_groups_breaks_a_member(
             header = PartialHeader(
                 RUN, group, fragment, "me", 0, chain.head.digest, (), True, digest("late"), 400
             )
-            late = ef.Offer(peer, SignedPartial(header, b""), 7000, attempt)
+            late = ev.Offer(peer, SignedPartial(header, b""), 7000, attempt)
             feed(ev.OfferAnswered(late, Verdict.IN_ROUND, None))
             feed(ev.OfferUndelivered(late))
     assert core.next_deadline() > 0

@@ -25,7 +25,6 @@ from kit import (
 from known_flaws import given, known_flaw
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import FetchFailure
@@ -56,7 +55,7 @@ def forged(
     return SignedVersion(header, sign(liar, "version", header))
 
 
-def meet(solo: Solo, peers: tuple[str, ...]) -> list[ef.Effect]:
+def meet(solo: Solo, peers: tuple[str, ...]) -> list[ev.Effect]:
     """These peers are seen all at once; what they say is heard from then on."""
     solo.peers = peers
     return solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in (*peers, solo.me)))))
@@ -67,7 +66,7 @@ class States:
 
     def __init__(self, solo: Solo, version: SignedVersion, copy_s: float = 0.0) -> None:
         self._solo, self._version, self._copy_s = solo, version, copy_s
-        self._due: list[tuple[float, ef.FetchState]] = []
+        self._due: list[tuple[float, ev.FetchState]] = []
 
     def given_for(self, seconds: float) -> bool:
         """Let time pass. Whether the version was taken; time ends with that."""
@@ -77,13 +76,13 @@ class States:
                 return True
         return False
 
-    def _serve(self, effects: list[ef.Effect]) -> bool:
+    def _serve(self, effects: list[ev.Effect]) -> bool:
         taken = self._version.header.digest()
         while effects:
-            if any(c.version.header.digest() == taken for c in found(effects, ef.CommitVersion)):
+            if any(c.version.header.digest() == taken for c in found(effects, ev.CommitVersion)):
                 return True
-            self._due += [(self._solo.now + self._copy_s, copy) for copy in found(effects, ef.FetchState)]
-            gone = found(effects, ef.FetchUpdate)
+            self._due += [(self._solo.now + self._copy_s, copy) for copy in found(effects, ev.FetchState)]
+            gone = found(effects, ev.FetchUpdate)
             here = self._arrived()
             effects = []
             for pull in gone:
@@ -94,7 +93,7 @@ class States:
                 effects += self._solo.feed(fetched)
         return False
 
-    def _arrived(self) -> list[ef.FetchState]:
+    def _arrived(self) -> list[ev.FetchState]:
         here = [copy for at_s, copy in self._due if at_s <= self._solo.now]
         self._due = [(at_s, copy) for at_s, copy in self._due if at_s > self._solo.now]
         return here
@@ -128,10 +127,10 @@ def test_no_version_is_taken_of_a_member_that_nobody_elected(usurper: str, admit
     effects = solo.announce(version)
     solo.says[usurper] = {"heads": (version.header.head(),)}
     for _ in range(20):
-        for pull in found(effects, ef.FetchUpdate):
+        for pull in found(effects, ev.FetchUpdate):
             solo.feed(ev.UpdateFetched(0, pull.peer, version, 900))
         effects = solo.wait(0.5)
-        for job in found(effects, ef.ApplyUpdate):
+        for job in found(effects, ev.ApplyUpdate):
             solo.feed(ev.UpdateApplied(0, job.number, job.ticket, version.header.state_digest))
     assert solo.head == OF_FOUR[-1].header.head()
 

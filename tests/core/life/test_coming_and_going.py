@@ -24,7 +24,6 @@ from kit import (
 from msgspec.structs import replace
 from scenes import FAR, due_again, one_round, serve, syncer, with_table
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, Timing
@@ -76,47 +75,47 @@ def test_one_that_is_just_as_new_confirms_nothing() -> None:
 
 def test_a_few_missed_versions_are_replayed_and_many_are_copied() -> None:
     effects = serve(few := newcomer(3), few.greeting)
-    assert few.head.number == 3 and not found(effects, ef.FetchState)
-    assert [c.update for c in found(effects, ef.CommitVersion)] == [1, 2, 3]
+    assert few.head.number == 3 and not found(effects, ev.FetchState)
+    assert [c.update for c in found(effects, ev.CommitVersion)] == [1, 2, 3]
     effects = serve(many := newcomer(9), many.greeting)
-    assert many.head.number == 9 and not found(effects, ef.FetchUpdate)
-    assert found(effects, ef.CommitVersion)[0].update is None
+    assert many.head.number == 9 and not found(effects, ev.FetchUpdate)
+    assert found(effects, ev.CommitVersion)[0].update is None
     assert many.fragment.chain.marks.stamp("p1") == Stamp(1, 9), "the donor's watermarks come with it"
 
 
 def test_a_holder_that_does_not_deliver_is_not_the_only_one_asked() -> None:
     solo = newcomer()
-    first = found(solo.greeting, ef.FetchUpdate)[0]
+    first = found(solo.greeting, ev.FetchUpdate)[0]
     effects = solo.feed(ev.FetchFailed(0, 1, first.peer, FetchFailure.UNREACHABLE)) + solo.wait(0.4)
-    assert found(effects, ef.FetchUpdate)[0].peer != first.peer
+    assert found(effects, ev.FetchUpdate)[0].peer != first.peer
 
 
 def test_an_update_that_is_gone_is_copied_instead() -> None:
     solo = newcomer()
-    peer = found(solo.greeting, ef.FetchUpdate)[0].peer
+    peer = found(solo.greeting, ev.FetchUpdate)[0].peer
     effects = solo.feed(ev.FetchFailed(0, 1, peer, FetchFailure.GONE)) + solo.wait(1.0)
-    assert found(effects, ef.FetchState)[0].number == 2
+    assert found(effects, ev.FetchState)[0].number == 2
 
 
 def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> None:
     solo = newcomer()
-    pull = found(solo.greeting, ef.FetchUpdate)[0]
+    pull = found(solo.greeting, ev.FetchUpdate)[0]
     solo.feed(ev.UpdateFetched(0, pull.peer, FAR[1], 7))
     effects = solo.feed(ev.UpdateApplied(0, 1, 7, bytes(32)))
-    assert found(effects, ef.DropSpare) and ef.Release(7) in effects and solo.head.number == 0
+    assert found(effects, ev.DropSpare) and ev.Release(7) in effects and solo.head.number == 0
     assert reasons(effects, "refusal") == ["digest-differs"]
-    assert found(solo.wait(1.0), ef.FetchState)
+    assert found(solo.wait(1.0), ev.FetchState)
 
 
 def test_an_update_that_is_not_as_stated_is_neither_taken_nor_copied() -> None:
     solo = newcomer()
-    pull = found(solo.greeting, ef.FetchUpdate)[0]
-    asked = found(solo.feed(ev.UpdateFetched(0, pull.peer, FAR[1], 7)), ef.ApplyUpdate)[0]
+    pull = found(solo.greeting, ev.FetchUpdate)[0]
+    asked = found(solo.feed(ev.UpdateFetched(0, pull.peer, FAR[1], 7)), ev.ApplyUpdate)[0]
     assert asked.norm == FAR[1].header.norm
     effects = solo.feed(ev.UpdateApplied(0, 1, 7, b"", unsound=True))
-    assert found(effects, ef.DropSpare) and ef.Release(7) in effects and solo.head.number == 0
+    assert found(effects, ev.DropSpare) and ev.Release(7) in effects and solo.head.number == 0
     assert reasons(effects, "refusal") == ["out-of-scale"]
-    assert not found(effects + solo.wait(1.0), ef.FetchState)
+    assert not found(effects + solo.wait(1.0), ev.FetchState)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +141,15 @@ def test_an_update_that_is_not_as_stated_is_neither_taken_nor_copied() -> None:
 )
 def test_a_false_update_is_refused(reason: str, odd: dict[str, object]) -> None:
     solo = newcomer()
-    pull = found(solo.greeting, ef.FetchUpdate)[0]
+    pull = found(solo.greeting, ev.FetchUpdate)[0]
     effects = solo.feed(ev.UpdateFetched(0, pull.peer, child(genesis(0).header, **odd), 7))
     assert reasons(effects, "refusal") == [reason]
-    assert ef.Release(7) in effects and not found(effects, ef.ApplyUpdate)
+    assert ev.Release(7) in effects and not found(effects, ev.ApplyUpdate)
 
 
 def test_an_update_that_another_signed_is_refused() -> None:
     solo = newcomer()
-    pull = found(solo.greeting, ef.FetchUpdate)[0]
+    pull = found(solo.greeting, ev.FetchUpdate)[0]
     forged = type(FAR[1])(FAR[1].header, child(genesis(0).header, "p2").signature)
     assert reasons(solo.feed(ev.UpdateFetched(0, pull.peer, forged, 7)), "refusal") == ["version-signature"]
 
@@ -213,20 +212,20 @@ def test_a_heavier_head_replaces_ours_and_a_lighter_one_does_not() -> None:
     solo = Solo(restored=saved(ours))
     solo.feed(ev.Tick())
     lighter = branch(1, syncer="p1")[1].header.head()
-    assert not found(solo.hear("p1", heads=(lighter,)), ef.FetchState)
+    assert not found(solo.hear("p1", heads=(lighter,)), ev.FetchState)
     effects = serve(solo, solo.hear("p1", heads=(FAR[5].header.head(),)))
     assert reasons(effects, "fork") == ["parent-differs"], "the updates do not fit: this is another branch"
     effects = serve(solo, solo.wait(1.0, silent=("p1", "p2")))
-    assert found(effects, ef.FetchState) and solo.head == FAR[5].header.head()
+    assert found(effects, ev.FetchState) and solo.head == FAR[5].header.head()
 
 
 def test_heads_of_the_unconfirmed_are_not_believed() -> None:
     solo = Solo()
     heavy = FAR[5].header.head()
-    assert not found(solo.hear("p1", confirmed=False, heads=(heavy,)), ef.FetchUpdate)
+    assert not found(solo.hear("p1", confirmed=False, heads=(heavy,)), ev.FetchUpdate)
     stranger = msg.VoteRefused("all", 0, 1, 1, heavy, VoteRefusal.VOTE_GIVEN)
     for sender in ("stranger", "p1"):
-        assert not found(solo.message(sender, stranger), ef.FetchUpdate)
+        assert not found(solo.message(sender, stranger), ev.FetchUpdate)
 
 
 @pytest.mark.parametrize(
@@ -242,9 +241,9 @@ def test_a_copied_state_whose_version_would_be_refused_is_thrown_away(
     forged: SignedVersion, reason: str
 ) -> None:
     solo = newcomer(9)
-    copy = found(solo.greeting, ef.FetchState)[0]
+    copy = found(solo.greeting, ev.FetchState)[0]
     effects = solo.feed(ev.StateFetched(0, copy.peer, forged, ()))
-    assert found(effects, ef.DropSpare) and not found(effects, ef.CommitVersion) and solo.head.number == 0
+    assert found(effects, ev.DropSpare) and not found(effects, ev.CommitVersion) and solo.head.number == 0
     assert reasons(effects, "catchup")[0] == f"not taken: {reason}"
 
 
@@ -258,19 +257,19 @@ def test_work_that_was_copied_out_survives_the_learners_crash() -> None:
     solo.feed(ev.LearnerLost())
     solo.learn()
     solo.ready(ticket=2)
-    first = found(solo.elect("p1"), ef.Offer)
+    first = found(solo.elect("p1"), ev.Offer)
     assert [o.ticket for o in first] == [1], "in order, one at a time"
     effects = solo.announce(child(genesis(0).header, learners=("me",)))
-    assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the new learner never moved that far"
-    second = found(effects, ef.Offer)[0].signed.header
+    assert found(effects, ev.CommitVersion)[0].merged_ticket is None, "the new learner never moved that far"
+    second = found(effects, ev.Offer)[0].signed.header
     assert (second.stamp, second.after) == (Stamp(1, 2), Stamp(1, 1))
 
 
-def offered(effects: list[ef.Effect]) -> list[int]:
-    return [offer.ticket for offer in found(effects, ef.Offer)]
+def offered(effects: list[ev.Effect]) -> list[int]:
+    return [offer.ticket for offer in found(effects, ev.Offer)]
 
 
-def answer(solo: Solo, peer: str, verdict: Verdict, sequence: int = 1) -> list[ef.Effect]:
+def answer(solo: Solo, peer: str, verdict: Verdict, sequence: int = 1) -> list[ev.Effect]:
     return solo.feed(ev.OfferAnswered(offer_to(peer, Stamp(1, sequence)), verdict, None))
 
 
@@ -284,8 +283,8 @@ def test_what_somebody_took_is_not_given_up_because_another_calls_it_unusable() 
     assert offered(solo.elect("p2", term=2)) == [1]
     for _ in range(OTHER_OPINIONS):
         effects = answer(solo, "p2", Verdict.NON_FINITE)
-        assert not found(effects, ef.RetireSlot) and offered(solo.wait(10.0)) == [1]
-    assert found(answer(solo, "p2", Verdict.NON_FINITE), ef.RetireSlot)
+        assert not found(effects, ev.RetireSlot) and offered(solo.wait(10.0)) == [1]
+    assert found(answer(solo, "p2", Verdict.NON_FINITE), ev.RetireSlot)
 
 
 def test_detached_work_that_somebody_copied_waits_until_the_thief_has_newer_work() -> None:
@@ -298,14 +297,14 @@ def test_detached_work_that_somebody_copied_waits_until_the_thief_has_newer_work
     for number in range(1, OTHER_OPINIONS + 1):
         for _ in range(3):  # of the same version's syncer, as often as it is asked
             effects = answer(solo, "p1", Verdict.COPY)
-            assert not found(effects, ef.DiscardContribution)
+            assert not found(effects, ev.DiscardContribution)
             solo.wait(10.0)
         after = Stamp(1, number - 1) if number > 1 else NEVER
         part = (Contributor("p1", Stamp(1, number), 40, 4, after=after),)
         parent = child(parent.header, "p1", contributors=part, tokens=40 * number)
         solo.announce(parent)
         solo.wait(10.0)
-    assert found(answer(solo, "p1", Verdict.COPY), ef.DiscardContribution), (
+    assert found(answer(solo, "p1", Verdict.COPY), ev.DiscardContribution), (
         "it stands in nobody's way for ever"
     )
 
@@ -315,11 +314,11 @@ def test_what_contains_work_that_was_given_up_and_merged_all_the_same_is_not_sen
     solo.learn()
     solo.elect("p1")
     solo.ready(1)
-    assert found(answer(solo, "p1", Verdict.NON_FINITE), ef.RetireSlot)
+    assert found(answer(solo, "p1", Verdict.NON_FINITE), ev.RetireSlot)
     assert offered(solo.ready(2)) == [2]
     effects = solo.announce(child(genesis(0).header, learners=("me",)))
-    assert found(effects, ef.CommitVersion)[0].overwrite
-    assert [slot.ticket for slot in found(effects, ef.RetireSlot)] == [2]
+    assert found(effects, ev.CommitVersion)[0].overwrite
+    assert [slot.ticket for slot in found(effects, ev.RetireSlot)] == [2]
     assert not offered(solo.wait(30.0)) and solo.fragment.own.idle
 
 
@@ -329,7 +328,7 @@ def test_waiting_contributions_are_bounded_and_never_the_one_under_way_goes() ->
     gone = []
     for ticket in range(1, 9):
         solo.learn()
-        gone += found(solo.ready(ticket=ticket), ef.DiscardContribution)
+        gone += found(solo.ready(ticket=ticket), ev.DiscardContribution)
         solo.feed(ev.LearnerLost())
     assert [e.ticket for e in gone] == [2, 3, 4, 5]
     afters = [(p.after.sequence, p.stamp.sequence) for p in solo.fragment.own._queue]
@@ -344,14 +343,14 @@ def test_leaving_flushes_and_says_good_bye() -> None:
     solo.learn()
     solo.elect("p1")
     effects = solo.feed(ev.LeaveRequested())
-    assert found(effects, ef.RequestFragment) and not found(effects, ef.Left)
-    offer = found(solo.ready(due=False, steps=2), ef.Offer)[0]
+    assert found(effects, ev.RequestFragment) and not found(effects, ev.Left)
+    offer = found(solo.ready(due=False, steps=2), ev.Offer)[0]
     assert offer.signed.header.due, "it may start a round: there is no later one for us"
-    assert not found(solo.wait(0.5), ef.Left)
+    assert not found(solo.wait(0.5), ev.Left)
     effects = solo.announce(child(genesis(0).header, learners=("me",))) + solo.wait(0.6)
     good_bye = msg.Leaving(1, solo.heads())
-    assert [s.peer for s in found(effects, ef.Send) if s.message == good_bye] == ["p1", "p2"]
-    assert found(effects, ef.Left) and solo.core.departed
+    assert [s.peer for s in found(effects, ev.Send) if s.message == good_bye] == ["p1", "p2"]
+    assert found(effects, ev.Left) and solo.core.departed
 
 
 def test_leaving_waits_no_longer_than_it_may() -> None:
@@ -359,8 +358,8 @@ def test_leaving_waits_no_longer_than_it_may() -> None:
     solo.learn()
     solo.feed(ev.LeaveRequested())
     solo.ready()
-    assert not found(solo.wait(solo.config.timing.leave_s - 0.1), ef.Left)
-    assert found(solo.wait(0.2), ef.Left)
+    assert not found(solo.wait(solo.config.timing.leave_s - 0.1), ev.Left)
+    assert found(solo.wait(0.2), ev.Left)
 
 
 def test_a_syncer_that_says_good_bye_is_replaced_at_once() -> None:
@@ -552,7 +551,7 @@ def test_a_lighter_one_takes_the_heavier_state_first() -> None:
     solo = returning(2, theirs=4)
     assert solo.core.waits_for(solo.now) == "a heavier saved state of others that return"
     effects = serve(solo, solo.greeting)
-    assert found(effects, ef.CommitVersion) and solo.head.number == 4 and not solo.core.confirmed
+    assert found(effects, ev.CommitVersion) and solo.head.number == 4 and not solo.core.confirmed
     solo.wait(4.0)
     assert solo.core.confirmed
 
@@ -569,7 +568,7 @@ def test_each_fragment_comes_from_whoever_has_the_heaviest() -> None:
     restored = Restored(fragments=fragments, saved=True)
     heads = (branch(2)[2].header.head(), branch(4, fragment=1)[4].header.head())
     solo = Solo(config(2), ("p1",), restored, confirmed=False, saved=True, heads=heads)
-    assert {pull.fragment for pull in found(solo.greeting, ef.FetchUpdate)} == {1}
+    assert {pull.fragment for pull in found(solo.greeting, ev.FetchUpdate)} == {1}
 
 
 def test_nobody_confirms_while_a_holder_of_more_is_asked() -> None:
@@ -584,11 +583,11 @@ def test_nobody_confirms_while_a_holder_of_more_is_asked() -> None:
 
 def test_a_node_with_nothing_saved_waits_for_those_that_return() -> None:
     solo = Solo(genesis=True, confirmed=False, saved=True, heads=(FAR[3].header.head(),))
-    assert not found(solo.wait(60.0), ef.FetchUpdate), "an unconfirmed state is for those that return"
+    assert not found(solo.wait(60.0), ev.FetchUpdate), "an unconfirmed state is for those that return"
     assert not solo.core.confirmed and not solo.core.may_serve
     assert solo.core.waits_for(solo.now) == "2 members that return with saved state"
     effects = serve(solo, solo.hear("p1", confirmed=True, saved=False))
-    assert found(effects, ef.CommitVersion) and solo.core.confirmed and solo.head.number == 3
+    assert found(effects, ev.CommitVersion) and solo.core.confirmed and solo.head.number == 3
 
 
 def test_where_somebody_is_confirmed_saved_heads_count_for_nothing() -> None:
@@ -618,7 +617,7 @@ STRANGERS_S = config().timing.strangers_s
 TERM = 1 << 40
 
 
-def far(maker: str, learners: tuple[str, ...] = WORKERS) -> list[ef.SignedVersion]:
+def far(maker: str, learners: tuple[str, ...] = WORKERS) -> list[ev.SignedVersion]:
     """More versions above ours than the update log keeps: only a whole state leads there."""
     made = [LOG[2]]
     for _ in range(9):
@@ -634,15 +633,15 @@ def meets(*peers: str, maker: str = "s1", mine: tuple[str, ...] = WORKERS) -> So
     return solo
 
 
-def gone(solo: Solo, effects: list[ef.Effect]) -> None:
+def gone(solo: Solo, effects: list[ev.Effect]) -> None:
     """Nobody has the updates that would lead there any more."""
-    for pull in found(effects, ef.FetchUpdate):
+    for pull in found(effects, ev.FetchUpdate):
         solo.feed(ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.GONE))
 
 
-def wait(solo: Solo, seconds: float) -> list[ef.Effect]:
+def wait(solo: Solo, seconds: float) -> list[ev.Effect]:
     """Let time pass."""
-    effects, until_s = list[ef.Effect](), solo.now + seconds
+    effects, until_s = list[ev.Effect](), solo.now + seconds
     while solo.now < until_s:
         new = solo.wait(min(1.0, until_s - solo.now))
         gone(solo, new)
@@ -650,8 +649,8 @@ def wait(solo: Solo, seconds: float) -> list[ef.Effect]:
     return effects
 
 
-def asked(effects: list[ef.Effect]) -> list[str]:
-    return [copy.peer for copy in found(effects, ef.FetchState)]
+def asked(effects: list[ev.Effect]) -> list[str]:
+    return [copy.peer for copy in found(effects, ev.FetchState)]
 
 
 @pytest.mark.parametrize(
@@ -685,7 +684,7 @@ def test_who_returns_to_strangers_only_believes_them_at_last() -> None:
     giver, *_ = asked(wait(solo, 40.0))
     version = far("s1")[-1]
     effects = solo.feed(ev.StateFetched(0, giver, version, table(version)))
-    assert found(effects, ef.CommitVersion) and solo.head == version.header.head() and solo.core.confirmed
+    assert found(effects, ev.CommitVersion) and solo.head == version.header.head() and solo.core.confirmed
 
 
 def test_a_member_that_comes_in_time_is_believed_and_no_stranger() -> None:
@@ -704,7 +703,7 @@ def test_strangers_that_give_nothing_keep_nobody_waiting_for_ever() -> None:
     while not solo.core.confirmed:
         assert solo.now < 1000.0 + 2 * STRANGERS_S + 500.0
         copies += asked(effects)
-        for copy in found(effects, ef.FetchState):
+        for copy in found(effects, ev.FetchState):
             solo.feed(ev.FetchFailed(0, copy.number, copy.peer, FetchFailure.BUSY))
         effects = wait(solo, 5.0)
     assert solo.now >= 1000.0 + 2 * STRANGERS_S and solo.head == LOG[2].header.head() and "s1" in copies
@@ -715,7 +714,7 @@ def test_who_voted_alone_believes_no_stranger_when_it_returns() -> None:
     assert not asked(solo.greeting + wait(solo, 25.0)) and solo.core.confirmed
 
 
-def sides(admits: bool) -> tuple[Solo, list[ef.SignedVersion]]:
+def sides(admits: bool) -> tuple[Solo, list[ev.SignedVersion]]:
     """We began alone and made two versions; s1 did, too, and made more. Then we meet."""
     other = branch(9, syncer="s1", learners=("s1",))
     mine = saved(branch(2, syncer="me", learners=("me",)))
@@ -730,7 +729,7 @@ def test_two_sides_that_began_alone_join_by_weight_where_an_owner_admits() -> No
     solo, other = sides(admits=True)
     (giver,) = asked(solo.hear("s1"))
     effects = solo.feed(ev.StateFetched(0, giver, other[-1], table(other[-1])))
-    assert found(effects, ef.CommitVersion) and solo.head == other[-1].header.head()
+    assert found(effects, ev.CommitVersion) and solo.head == other[-1].header.head()
 
 
 def test_in_an_open_run_the_heavier_side_may_be_anybodys() -> None:
@@ -755,16 +754,16 @@ def test_what_came_after_a_contribution_under_way_is_asked_for_once() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    first = found(solo.ready(), ef.Offer)[0].signed.header
-    assert not found(solo.feed(ev.LeaveRequested()), ef.RequestFragment), "one at a time"
+    first = found(solo.ready(), ev.Offer)[0].signed.header
+    assert not found(solo.feed(ev.LeaveRequested()), ev.RequestFragment), "one at a time"
     one = child(genesis(0).header, learners=("me",))
-    assert len(found(solo.announce(one), ef.RequestFragment)) == 1
-    second = found(solo.ready(2, due=False, steps=2), ef.Offer)[0].signed.header
+    assert len(found(solo.announce(one), ev.RequestFragment)) == 1
+    second = found(solo.ready(2, due=False, steps=2), ev.Offer)[0].signed.header
     assert second.after == first.stamp and second.inner_steps == 2 and second.due
-    assert not found(solo.wait(0.5), ef.Left)
+    assert not found(solo.wait(0.5), ev.Left)
     effects = solo.announce(child(one.header, learners=("me",)), 901)
-    assert not found(effects, ef.RequestFragment), "a learner that goes on training does not keep us"
-    assert found(effects + solo.wait(0.6), ef.Left)
+    assert not found(effects, ev.RequestFragment), "a learner that goes on training does not keep us"
+    assert found(effects + solo.wait(0.6), ev.Left)
 
 
 def test_that_we_leave_is_told_at_once() -> None:
@@ -778,16 +777,16 @@ def test_the_last_round_waits_for_answers() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2", "p3"))
     solo.offer("p1", 1)
     effects = solo.feed(ev.LeaveRequested()) + solo.wait(1.0)
-    assert not found(effects, ef.Merge)
+    assert not found(effects, ev.Merge)
     solo.offer("p2", 2)
-    assert len(found(solo.wait(0.6), ef.Merge)[0].inputs) == 2, "but no longer than half of our time"
+    assert len(found(solo.wait(0.6), ev.Merge)[0].inputs) == 2, "but no longer than half of our time"
 
 
 def test_what_came_too_late_for_a_round_begins_the_next_one() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2"))
     effects = solo.offer("p1", 1) + solo.wait(1.0)
     assert due_again(solo, "p2", 2)
-    effects = solo.merged(found(effects, ef.Merge)[0])
+    effects = solo.merged(found(effects, ev.Merge)[0])
     assert not reasons(effects, "closing"), "it waits for company"
     assert reasons(solo.feed(ev.LeaveRequested()), "closing") == ["quorum 1, 1 called"]
 
@@ -802,7 +801,7 @@ def test_a_syncer_after_whom_nobody_stands_asks_everybody_once() -> None:
     assert len(sent(effects, msg.Closing)) == 2 and solo.fragment.office.holding
     call = sent(effects, msg.Closing)[0]
     solo.message("p1", msg.Pass("all", 0, call.term, call.number))
-    merge = found(due_again(solo, "p2", 20), ef.Merge)
+    merge = found(due_again(solo, "p2", 20), ev.Merge)
     assert len(merge[0].inputs) == 1
     effects = solo.merged(merge[0])
     assert not reasons(effects, "closing") and not solo.fragment.office.holding
@@ -845,7 +844,7 @@ def test_a_strangers_word_that_it_has_our_version_lets_nobody_go() -> None:
         for peer in solo.peers:
             solo.hear(peer)
         since_s, effects = solo.now, solo.feed(ev.LeaveRequested())
-        while not found(effects, ef.Left):
+        while not found(effects, ev.Left):
             effects = solo.wait(0.25)
         gone_after.append(solo.now - since_s)
     assert gone_after == [solo.config.timing.leave_s] * 2

@@ -9,7 +9,6 @@ import pytest
 from kit import RUN, STEP_S, Solo, branch, child, config, found, progress, reasons, saved, sent, table, vote
 
 from p2pdiloco.core import fork_choice
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment, Timing
@@ -260,9 +259,9 @@ def test_who_was_merged_once_and_went_leaves_a_hidden_only_voter_to_no_strangers
 
 def test_silent_strangers_block_no_election() -> None:
     solo = settled(*STRANGERS)
-    requests: list[ef.Send] = []
+    requests: list[ev.Send] = []
     while not requests:
-        effects = found(solo.wait(0.1), ef.Send)
+        effects = found(solo.wait(0.1), ev.Send)
         requests = [send for send in effects if isinstance(send.message, msg.VoteRequest)]
     assert {send.peer for send in requests} == {"p1", "p2"}
     term = next(iter(sent(list(requests), msg.VoteRequest))).term
@@ -363,21 +362,21 @@ def test_a_strangers_heavier_head_moves_nobody() -> None:
     version, before = forged(solo, "s1"), solo.head
     far = msgspec.structs.replace(version.header.head(), number=1000, tokens=1 << 40)
     effects = solo.hear("s1", heads=(far,))
-    assert not found(effects, ef.FetchState), "a whole state is not even asked for"
-    (asked,) = found(effects, ef.FetchUpdate)
+    assert not found(effects, ev.FetchState), "a whole state is not even asked for"
+    (asked,) = found(effects, ev.FetchUpdate)
     effects = solo.feed(ev.UpdateFetched(0, asked.peer, version, 900))
-    assert not found(effects, ef.ApplyUpdate) and solo.head == before
+    assert not found(effects, ev.ApplyUpdate) and solo.head == before
     assert reasons(effects, "refusal") == ["unbacked"] and sent(effects, msg.Unbacked, to="s1")
-    assert not found(solo.wait(20.0), ef.FetchUpdate), "it is left alone for a while"
+    assert not found(solo.wait(20.0), ev.FetchUpdate), "it is left alone for a while"
     assert not solo.fragment.follower.behind(solo.now)
 
 
 def test_what_a_member_has_made_may_come_from_anybody() -> None:
     solo = settled("s1")
     version = forged(solo, "p1")
-    (asked,) = found(solo.hear("s1", heads=(version.header.head(),)), ef.FetchUpdate)
+    (asked,) = found(solo.hear("s1", heads=(version.header.head(),)), ev.FetchUpdate)
     effects = solo.feed(ev.UpdateFetched(0, asked.peer, version, 900))
-    assert found(effects, ef.ApplyUpdate)
+    assert found(effects, ev.ApplyUpdate)
 
 
 def test_a_stranger_answers_with_another_state_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,10 +388,10 @@ def test_a_stranger_answers_with_another_state_than_was_asked_for(monkeypatch: p
     far = branch(12, learners=WORKERS)[12].header.head()
     solo.says["p2"] = {"heads": (far,)}
     effects = solo.hear("p2") + solo.hear("p1", heads=(far,))
-    (copy,) = found(effects, ef.FetchState)
+    (copy,) = found(effects, ev.FetchState)
     false = forged(solo, "s1")
     effects = solo.feed(ev.StateFetched(0, "s1", false, table(false)))
-    assert not found(effects, ef.CommitVersion) and solo.head == before and copy.peer == "p1"
+    assert not found(effects, ev.CommitVersion) and solo.head == before and copy.peer == "p1"
 
 
 def newcomers_alone() -> tuple[Solo, SignedVersion]:
@@ -405,7 +404,7 @@ def newcomers_alone() -> tuple[Solo, SignedVersion]:
     mine = child(start[2].header, "p3", learners=("me", "p3"))
 
     solo.elect("p3", term=2, start=2)
-    (asked,) = found(solo.hear("p3", heads=(mine.header.head(),)), ef.FetchUpdate)
+    (asked,) = found(solo.hear("p3", heads=(mine.header.head(),)), ev.FetchUpdate)
     solo.feed(ev.UpdateFetched(0, asked.peer, mine, 901))
     solo.feed(ev.UpdateApplied(0, 3, 901, mine.header.state_digest))
     assert solo.head == mine.header.head() and theirs.header.tokens < mine.header.tokens
@@ -415,20 +414,20 @@ def newcomers_alone() -> tuple[Solo, SignedVersion]:
 def test_a_side_of_newcomers_yields_to_older_members_that_cannot_know_it() -> None:
     solo, theirs = newcomers_alone()
     heads = (theirs.header.head(),)
-    assert not found(solo.hear("p1", heads=heads), ef.FetchState), "it is the lighter chain"
+    assert not found(solo.hear("p1", heads=heads), ev.FetchState), "it is the lighter chain"
     effects = solo.message("p1", msg.Unbacked(0))
-    (copy,) = found(effects, ef.FetchState)
+    (copy,) = found(effects, ev.FetchState)
     effects = solo.feed(ev.StateFetched(0, copy.peer, theirs, table(theirs)))
-    assert found(effects, ef.CommitVersion) and solo.head == theirs.header.head()
+    assert found(effects, ev.CommitVersion) and solo.head == theirs.header.head()
 
 
 def test_nobody_yields_to_a_newcomer_or_where_older_members_stand() -> None:
     solo, theirs = newcomers_alone()
     solo.hear("p1", heads=(theirs.header.head(),))
-    assert not found(solo.message("p3", msg.Unbacked(0)), ef.FetchState)
-    assert not found(solo.message("s9", msg.Unbacked(0)), ef.FetchState)
+    assert not found(solo.message("p3", msg.Unbacked(0)), ev.FetchState)
+    assert not found(solo.message("s9", msg.Unbacked(0)), ev.FetchState)
     solo.hear("p2")  # who has been here for as long as p1, and is on our chain
-    assert not found(solo.message("p1", msg.Unbacked(0)), ef.FetchState)
+    assert not found(solo.message("p1", msg.Unbacked(0)), ev.FetchState)
 
 
 def test_a_strangers_word_on_its_pace_changes_nobodys_patience() -> None:
@@ -570,10 +569,10 @@ def test_who_is_left_out_is_still_asked() -> None:
     solo.wait(1.8)
     solo.message("s1", msg.VoteGranted(vote("s1", "me", 1)))
     assert voters(solo) == ["me", "s1"]
-    effects: list[ef.Effect] = []
+    effects: list[ev.Effect] = []
     while not sent(effects, msg.VoteRequest):
         effects = solo.wait(0.6)
-    asked_now = {s.peer for s in found(effects, ef.Send) if isinstance(s.message, msg.VoteRequest)}
+    asked_now = {s.peer for s in found(effects, ev.Send) if isinstance(s.message, msg.VoteRequest)}
     assert asked_now == {"s1", "s2"}
 
 
@@ -593,7 +592,7 @@ def test_a_quorum_counts_no_newcomer_beside_newcomers() -> None:
         solo.wait(0.6)
     assert solo.config.quorum == 2
     effects = solo.ready() + solo.wait(30.0)
-    assert [merge.number for merge in found(effects, ef.Merge)] == [4]
+    assert [merge.number for merge in found(effects, ev.Merge)] == [4]
 
 
 # Our own lateness is nobody's silence.
@@ -613,12 +612,12 @@ def test_a_lag_is_counted_once() -> None:
     assert health.listens_until_s == 103.0 + LISTEN_S
 
 
-def stopped(seconds: float) -> tuple[Solo, list[ef.Effect]]:
+def stopped(seconds: float) -> tuple[Solo, list[ev.Effect]]:
     """A member that follows p1 stands still, and wakes."""
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     solo.wait(1.0)
     solo.core.next_deadline()
@@ -633,7 +632,7 @@ def test_who_stood_still_suspects_nobody_on_waking(seconds: float) -> None:
     assert set(solo.core.shared.view.live(solo.now)) == {"p1", "p2"}
     effects = solo.wait(0.9, silent=("p1", "p2")) + solo.wait(30.0)
     assert not reasons(effects, "silent") and not sent(effects[:20], msg.VoteRequest)
-    health = [r for r in found(stopped(seconds)[1], ef.Record) if r.kind == "health"]
+    health = [r for r in found(stopped(seconds)[1], ev.Record) if r.kind == "health"]
     assert abs(dict(health[0].fields)["lag_s"] - seconds) < 0.6  # type: ignore[operator]
 
 
@@ -654,7 +653,7 @@ def test_who_wakes_listens_before_it_stands() -> None:
     solo.message("p1", msg.Leaving(1))
     assert solo.fragment.own.idle is False
     begun_s = solo.now
-    effects: list[ef.Effect] = []
+    effects: list[ev.Effect] = []
     while not sent(effects, msg.VoteRequest) and solo.now < begun_s + 10.0:
         effects = solo.wait(0.05, silent=("p1",))
     assert LISTEN_S <= solo.now - begun_s < 5.0

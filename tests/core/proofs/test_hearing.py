@@ -36,7 +36,7 @@ from statements_kit import (
 )
 
 from p2pdiloco.core import audit_state, audits, proofs
-from p2pdiloco.core.api import events as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.evidence import Accusation, FalseVersion, Refutation, TwoVotes
@@ -62,14 +62,14 @@ def test_what_nobody_signed_is_held_against_who_tells_it(place: str) -> None:
         forged = replace(refutation(made, "p3"), signature=b"forged")
     effects = states(solo, forged, by="p4")
     assert reasons(effects, "refusal") == [str(MessageFault.FALSE_STATEMENT)]
-    assert not found(effects, ef.Audit)
+    assert not found(effects, ev.Audit)
 
 
 def test_a_statement_of_a_peer_that_has_not_worked_is_not_even_checked() -> None:
     solo = node()
     checks: list[str] = []
     solo.core.shared.excluded._verify = lambda peer, *_: bool(checks.append(peer))  # type: ignore[method-assign]
-    assert not found(states(solo, accusation(by="s1")), ef.Send) and not checks
+    assert not found(states(solo, accusation(by="s1")), ev.Send) and not checks
     states(solo, accusation())
     assert checks == ["p2"]
 
@@ -114,15 +114,15 @@ def test_a_proof_outranks_a_word_and_false_versions_of_who_is_shown_to_have_lied
     lie = TwoVotes(vote("p1", "p2", 70), vote("p1", "p3", 70))
     solo = node()
     solo.message("p3", msg.Proven(lie))
-    (audit,) = found(states(solo, accusation()), ef.Audit)
+    (audit,) = found(states(solo, accusation()), ev.Audit)
     assert not stated(outcome(solo, audit, DIFFERENT))
-    assert not found(states(solo, accusation(by="p3")), ef.Audit), "it is known"
+    assert not found(states(solo, accusation(by="p3")), ev.Audit), "it is known"
     assert solo.core.shared.excluded.proofs == (lie,)
     solo = node()
-    (audit,) = found(states(solo, accusation()), ef.Audit)
+    (audit,) = found(states(solo, accusation()), ev.Audit)
     outcome(solo, audit, DIFFERENT)
     effects = solo.message("p3", msg.Proven(lie))
-    assert found(effects, ef.KeepProofs) == [ef.KeepProofs((lie,))]
+    assert found(effects, ev.KeepProofs) == [ev.KeepProofs((lie,))]
     assert sent(effects, msg.Proven, "p2") == [msg.Proven(lie)], "who could not audit needs it"
     assert not reasons(effects, "excluded")
 
@@ -142,9 +142,9 @@ def test_an_accuser_has_one_accusation_at_a_time() -> None:
 
 def test_the_excluded_accuse_nobody() -> None:
     solo = node()
-    (audit,) = found(states(solo, accusation()), ef.Audit)
+    (audit,) = found(states(solo, accusation()), ev.Audit)
     outcome(solo, audit, SAME)
-    assert not found(states(solo, accusation(CHAIN[-2]), by="p3"), ef.Audit)
+    assert not found(states(solo, accusation(CHAIN[-2]), by="p3"), ev.Audit)
     assert excluded(solo) == ("p2",)
 
 
@@ -158,16 +158,16 @@ def test_who_comes_later_believes_most_of_those_who_vote() -> None:
     assert not excluded(solo), "two of four: the accused has no say"
     effects = states(solo, accusation(GONE, by="p4"), by="p3")
     assert excluded(solo) == ("p1",)
-    assert found(effects, ef.KeepProofs) == [ef.KeepProofs(())], "it is to be heard again after a restart"
+    assert found(effects, ev.KeepProofs) == [ev.KeepProofs(())], "it is to be heard again after a restart"
 
 
 def test_others_are_not_believed_before_our_own_audit_has_ended_in_vain() -> None:
     solo = node()
-    (audit,) = found(states(solo, accusation()), ef.Audit)
+    (audit,) = found(states(solo, accusation()), ev.Audit)
     for by in ("p3", "p4", "p2"):
         states(solo, accusation(by=by))
     assert not excluded(solo)
-    (again,) = found(outcome(solo, audit, MISSING), ef.Audit)
+    (again,) = found(outcome(solo, audit, MISSING), ev.Audit)
     outcome(solo, again, MISSING)
     assert not excluded(solo)
     states(solo, accusation(by="p4"))
@@ -176,7 +176,7 @@ def test_others_are_not_believed_before_our_own_audit_has_ended_in_vain() -> Non
 
 def test_most_that_accuse_an_honest_syncer_before_we_have_made_the_merge_again_lose_their_own_place() -> None:
     solo = node()
-    (audit,) = found(states(solo, accusation()), ef.Audit)
+    (audit,) = found(states(solo, accusation()), ev.Audit)
     for by in ("p3", "p4"):
         states(solo, accusation(by=by))
     outcome(solo, audit, SAME)
@@ -211,7 +211,7 @@ def test_a_false_accuser_is_excluded_by_the_word_of_most_as_well() -> None:
 def test_our_own_finding_is_worth_more_than_the_word_of_most() -> None:
     chain = branch(9, learners=(*ALL, "p5"))
     solo, made = node(chain), accusation(chain[-1])
-    (audit,) = found(states(solo, made), ef.Audit)
+    (audit,) = found(states(solo, made), ev.Audit)
     outcome(solo, audit, DIFFERENT)
     for by in ("p3", "p4", "p5", "p1"):
         states(solo, refutation(made, by))
@@ -245,6 +245,6 @@ def test_most_that_state_it_of_us_end_this_node() -> None:
     effects: Effects = []
     for by in ("p2", "p3", "p4"):
         effects += states(solo, accusation(gone, by=by))
-    assert found(effects, ef.CastOut) == [
-        ef.CastOut("version 9 of fragment 0 is not the merge of what it names", CastOutWhy.UNSOUND)
+    assert found(effects, ev.CastOut) == [
+        ev.CastOut("version 9 of fragment 0 is not the merge of what it names", CastOutWhy.UNSOUND)
     ]

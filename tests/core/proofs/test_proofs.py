@@ -32,7 +32,6 @@ from msgspec.structs import replace
 from scenes import one_round, syncer
 from wire_strategies import proofs
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import (
@@ -180,9 +179,9 @@ def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> N
     lighter, heavier = siblings()
     solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
     heads = (heavier.header.head(),)
-    (pulled,) = found(solo.hear("p2", heads=heads) + solo.hear("p3", heads=heads), ef.FetchState)
+    (pulled,) = found(solo.hear("p2", heads=heads) + solo.hear("p3", heads=heads), ev.FetchState)
     effects = solo.feed(ev.StateFetched(0, pulled.peer, heavier, table(heavier)))
-    assert excluded(solo) == ("p1",) and found(effects, ef.CommitVersion), (
+    assert excluded(solo) == ("p1",) and found(effects, ev.CommitVersion), (
         "it takes the heavier one all the same"
     )
     assert reasons(effects, "excluded") == ["it signed two versions 1 of fragment 0"]
@@ -216,22 +215,22 @@ def test_whose_head_has_no_child_there_shows_it_to_who_gives_the_child() -> None
     lighter, heavier = siblings()
     solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
     after = child(heavier.header, "p1", BOTH)
-    pull = found(solo.hear("p2", heads=(after.header.head(),)), ef.FetchUpdate)[0]
+    pull = found(solo.hear("p2", heads=(after.header.head(),)), ev.FetchUpdate)[0]
     effects = solo.feed(ev.UpdateFetched(0, pull.peer, after, 900))
     assert [m.version.header.digest() for m in sent(effects, msg.Sibling, "p2")] == [lighter.header.digest()]
 
 
 def test_a_false_label_is_a_proof_against_the_syncer() -> None:
     solo, false = Solo(peers=PEERS), with_false_label()
-    pull = found(solo.message("p1", announce(false)), ef.FetchUpdate)[0]
+    pull = found(solo.message("p1", announce(false)), ev.FetchUpdate)[0]
     effects = solo.feed(ev.UpdateFetched(0, pull.peer, false, 900))
-    assert excluded(solo) == ("p1",) and not found(effects, ef.ApplyUpdate)
+    assert excluded(solo) == ("p1",) and not found(effects, ev.ApplyUpdate)
 
 
 def stands(peers: tuple[str, ...] = PEERS) -> tuple[Solo, int]:
     """We ask for votes, and have p1's."""
     solo = Solo(peers=peers)
-    effects: list[ef.Effect] = []
+    effects: list[ev.Effect] = []
     while not sent(effects, msg.VoteRequest):
         effects = solo.wait(0.1)
     term = sent(effects, msg.VoteRequest)[0].term
@@ -265,17 +264,17 @@ def test_two_certificates_of_one_term_know_who_voted_for_both() -> None:
 # --- exclusion -----------------------------------------------------------------------------------------
 
 
-def told(solo: Solo, proof: TwoVotes | TwoVersions = LIE, by: str = "p4") -> list[ef.Effect]:
+def told(solo: Solo, proof: TwoVotes | TwoVersions = LIE, by: str = "p4") -> list[ev.Effect]:
     return solo.message(by, msg.Proven(proof))
 
 
 def test_everybody_is_told_once_and_it_is_saved() -> None:
     solo = Solo(peers=PEERS)
     effects = told(solo)
-    assert found(effects, ef.KeepProofs) == [ef.KeepProofs((LIE,))]
-    to = sorted(e.peer for e in found(effects, ef.Send) if isinstance(e.message, msg.Proven))
+    assert found(effects, ev.KeepProofs) == [ev.KeepProofs((LIE,))]
+    to = sorted(e.peer for e in found(effects, ev.Send) if isinstance(e.message, msg.Proven))
     assert to == ["p1", "p2", "p3"], "its author, too"
-    assert not found(told(solo), ef.Send) and solo.core.shared.view.progress("p1") is None
+    assert not found(told(solo), ev.Send) and solo.core.shared.view.progress("p1") is None
 
 
 def test_an_excluded_syncer_is_in_office_no_more() -> None:
@@ -309,26 +308,26 @@ def test_what_it_says_is_refused_counted_once_and_answered_with_the_proof() -> N
     assert sent(effects, msg.Proven, "p1") == [msg.Proven(LIE)]
     solo.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*PEERS, "me")))))
     assert "p1" not in dict(solo.core.shared.roster.members)
-    assert not [e for e in found(solo.wait(30.0, silent=("p1",)), ef.Send) if e.peer == "p1"]
+    assert not [e for e in found(solo.wait(30.0, silent=("p1",)), ev.Send) if e.peer == "p1"]
 
 
 def test_its_contributions_are_refused() -> None:
     solo = Solo(peers=PEERS)
     solo.take_office()
     told(solo)
-    answer = found(solo.offer("p1", 1), ef.AnswerTransfer)
+    answer = found(solo.offer("p1", 1), ev.AnswerTransfer)
     assert [a.verdict for a in answer] == [Verdict.EXCLUDED]
-    assert found(solo.offer("p2", 2), ef.AcceptTransfer)
+    assert found(solo.offer("p2", 2), ev.AcceptTransfer)
 
 
 def test_what_it_made_is_followed_where_others_hold_it() -> None:
     solo = Solo(peers=PEERS)
     told(solo)
     made = child(genesis(0).header, "p1", BOTH)
-    pull = found(solo.hear("p2", heads=(made.header.head(),)), ef.FetchUpdate)[0]
+    pull = found(solo.hear("p2", heads=(made.header.head(),)), ev.FetchUpdate)[0]
     assert pull.peer == "p2"
     effects = solo.feed(ev.UpdateFetched(0, "p2", made, 900))
-    assert found(effects, ef.ApplyUpdate)
+    assert found(effects, ev.ApplyUpdate)
 
 
 def test_nothing_brings_it_back_into_the_view() -> None:
@@ -384,12 +383,12 @@ def test_a_proof_against_ourselves_ends_this_node() -> None:
     solo = Solo(peers=PEERS)
     mine = TwoVotes(vote("me", "p2", 7), vote("me", "p3", 7))
     effects = told(solo, mine)
-    assert found(effects, ef.CastOut) == [
-        ef.CastOut("it voted twice in term 7 of fragment 0", CastOutWhy.TWO_LIVES)
+    assert found(effects, ev.CastOut) == [
+        ev.CastOut("it voted twice in term 7 of fragment 0", CastOutWhy.TWO_LIVES)
     ]
-    assert found(effects, ef.KeepProofs)
+    assert found(effects, ev.KeepProofs)
     again = Solo(peers=(), restored=replace(restored_nothing(config()), proofs=(mine,)))
-    assert found(again.greeting, ef.CastOut), "also at every later start"
+    assert found(again.greeting, ev.CastOut), "also at every later start"
 
 
 def test_what_was_saved_holds_after_a_restart_if_it_is_a_proof() -> None:
@@ -486,9 +485,9 @@ def test_who_went_back_to_a_lighter_chain_lays_the_office_down_before_it_makes_t
     solo.fragment.chain.replace(first, table(first), yields=True)  # as where older members are there
     solo.offer("p1", 30)
     effects = solo.offer("p2", 31) + solo.wait(1.0)
-    assert not found(effects, ef.Merge) and not solo.fragment.office.holding
+    assert not found(effects, ev.Merge) and not solo.fragment.office.holding
     assert "laid down: this parent has a version of ours in this term" in reasons(effects, "office")
     solo.take_office()
     assert solo.fragment.office.term > made.term, "in another term it may"
     solo.offer("p1", 40)
-    assert found(solo.offer("p2", 41) + solo.wait(1.0), ef.Merge)
+    assert found(solo.offer("p2", 41) + solo.wait(1.0), ev.Merge)

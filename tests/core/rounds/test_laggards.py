@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kit import Solo, branch, child, found, genesis, saved
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain import Chain
@@ -66,9 +65,9 @@ def test_a_lone_syncer_goes_on_beside_a_stranger_that_never_moves() -> None:
     waited = []
     for ticket in range(1, 7):
         solo.feed(ev.LearnerApplied(0, solo.head.number, 1))
-        since_s, merges = solo.now, found(solo.ready(ticket), ef.Merge)
+        since_s, merges = solo.now, found(solo.ready(ticket), ev.Merge)
         while not merges and solo.now < since_s + 60.0:
-            merges = found(solo.wait(0.5), ef.Merge)
+            merges = found(solo.wait(0.5), ev.Merge)
         waited.append(solo.now - since_s > 3.0)
         solo.merged(merges[0])
     assert waited == [True] * IN_VAIN + [False] * 3

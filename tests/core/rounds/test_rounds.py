@@ -10,7 +10,6 @@ from kit import Solo, certificate, child, config, contribution, found, reasons, 
 from scenes import due_again, one_round, syncer
 
 from p2pdiloco.core import chain as scale
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
@@ -35,14 +34,14 @@ def test_effective_quorum_never_exceeds_the_live_learners() -> None:
     assert solo.fragment.words(solo.now) == "waiting: 1 of 2 contributions"
     solo.hear("p2", learning=False)
     effects = solo.wait(0.1, silent=("p1", "p2"))
-    assert found(effects, ef.Merge)[0].inputs[0].contributor.learner == "p1"
+    assert found(effects, ev.Merge)[0].inputs[0].contributor.learner == "p1"
 
 
 def test_grace_window_is_a_share_of_the_slack() -> None:
     solo = syncer(peers=("p1", "p2", "p3"))
     solo.offer("p1", 1)
     solo.now += 0.06  # time to quorum; slack = 2 x 0.1 s - 0.06 s
-    closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
+    closing = [r for r in found(solo.offer("p2", 2), ev.Record) if r.kind == "closing"]
     assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.5 * (2 * 0.1 - 0.06))
 
 
@@ -59,7 +58,7 @@ def test_no_slack_no_grace() -> None:
     solo.now += 1.0
     effects = solo.offer("p2", 2)
     assert reasons(effects, "closing")[0] == "quorum 2, 1 called"
-    assert len(found(effects, ef.Merge)[0].inputs) == 2, "closes when two are in, without p3"
+    assert len(found(effects, ev.Merge)[0].inputs) == 2, "closes when two are in, without p3"
 
 
 def test_the_window_grows_to_what_answers_take() -> None:
@@ -68,15 +67,15 @@ def test_the_window_grows_to_what_answers_take() -> None:
     for peer in ("p1", "p2", "p3", "p4"):
         solo.hear(peer, step_time_s=0.01)
     solo.offer("p1", 1)
-    closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
+    closing = [r for r in found(solo.offer("p2", 2), ev.Record) if r.kind == "closing"]
     assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.5 * 2 * 0.01)
-    merge = found(solo.wait(0.05), ef.Merge)[0]
+    merge = found(solo.wait(0.05), ev.Merge)[0]
     solo.message("p4", msg.Pass("all", 0, 1, 1))
     solo.offer("p3", 3, due=False)  # the last answer: 50 ms after the call
     solo.merged(merge)
     solo.wait(0.2)  # the next round begins half an interval later at the earliest
     again = {"stamp": Stamp(1, 2), "after": Stamp(1, 1)}
-    closing = [r for r in found(solo.offer("p1", 4, **again), ef.Record) if r.kind == "closing"]
+    closing = [r for r in found(solo.offer("p1", 4, **again), ev.Record) if r.kind == "closing"]
     assert 0.05 < dict(closing[0].fields)["grace_s"] <= 0.5 * 40 * 0.01
 
 
@@ -85,7 +84,7 @@ def test_a_new_syncer_waits_as_long_as_it_may() -> None:
     solo = Solo(config(inner_steps=40), ("p1", "p2", "p3"))
     solo.take_office()
     solo.offer("p1", 1)
-    closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
+    closing = [r for r in found(solo.offer("p2", 2), ev.Record) if r.kind == "closing"]
     assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.75 * 40 * 0.1)
 
 
@@ -94,13 +93,13 @@ def test_first_versions_wait_for_everybody_though_nobody_has_told_how_long_steps
     solo = Solo(config(quorum=1, timing={"answer_floor_s": 5.0}), ("p1", "p2", "p3"), step_time_s=0.0)
     solo.take_office()
     assert solo.core.shared.median_step_s(solo.now) == 0.0
-    assert not found(solo.offer("p1", 1) + solo.offer("p2", 2, due=False) + solo.wait(0.05), ef.Merge)
-    (merge,) = found(solo.offer("p3", 3, due=False), ef.Merge)
+    assert not found(solo.offer("p1", 1) + solo.offer("p2", 2, due=False) + solo.wait(0.05), ev.Merge)
+    (merge,) = found(solo.offer("p3", 3, due=False), ev.Merge)
     solo.merged(merge)
     solo.offer("p1", 4, stamp=Stamp(1, 2), after=Stamp(1, 1))
     effects = solo.offer("p2", 5, stamp=Stamp(1, 2), after=Stamp(1, 1), due=False)
-    assert not found(effects + solo.wait(0.1), ef.Merge), "an answer takes as long as last time"
-    assert len(found(solo.wait(0.3), ef.Merge)[0].inputs) == 2, "and not much longer"
+    assert not found(effects + solo.wait(0.1), ev.Merge), "an answer takes as long as last time"
+    assert len(found(solo.wait(0.3), ev.Merge)[0].inputs) == 2, "and not much longer"
 
 
 def test_a_round_begins_half_an_interval_after_a_version_at_the_earliest() -> None:
@@ -114,7 +113,7 @@ def test_a_round_begins_half_an_interval_after_a_version_at_the_earliest() -> No
     assert reasons(effects, "closing") == ["quorum 1, 2 called"]
     for number, learner in enumerate(("p2", "p3"), 21):
         effects += solo.offer(learner, number, stamp=Stamp(1, 2), after=Stamp(1, 1), due=False)
-    assert len(found(effects, ef.Merge)[0].inputs) == 3
+    assert len(found(effects, ev.Merge)[0].inputs) == 3
 
 
 def test_the_interval_is_that_of_the_fastest() -> None:
@@ -130,16 +129,16 @@ def test_a_round_with_everybody_begins_at_once() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
     one_round(solo, "p1", "p2")
     due_again(solo, "p1", 20)
-    assert len(found(due_again(solo, "p2", 21), ef.Merge)[0].inputs) == 2
+    assert len(found(due_again(solo, "p2", 21), ev.Merge)[0].inputs) == 2
 
 
 def test_who_passed_last_time_is_not_in_this_time() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40, delay_steps=20)
     solo.offer("p1", 1)
-    (merge,) = found(solo.message("p2", msg.Pass("all", 0, 1, 1)), ef.Merge)
+    (merge,) = found(solo.message("p2", msg.Pass("all", 0, 1, 1)), ev.Merge)
     solo.merged(merge)
     effects = due_again(solo, "p1", 20)
-    assert [told.verdict for told in found(effects, ef.AnswerTransfer)] == [Verdict.HELD]
+    assert [told.verdict for told in found(effects, ev.AnswerTransfer)] == [Verdict.HELD]
     assert not reasons(effects, "closing")
 
 
@@ -147,11 +146,11 @@ def test_who_is_kept_waiting_is_told_so() -> None:
     """It would else suspect a syncer that waits on purpose."""
     solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
     one_round(solo, "p1", "p2")
-    assert [told.verdict for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == [Verdict.HELD]
+    assert [told.verdict for told in found(due_again(solo, "p1", 20), ev.AnswerTransfer)] == [Verdict.HELD]
     solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
     one_round(solo, "p1", "p2")
     solo.wait(0.5 * 40 * 0.1 + 0.6)
-    assert [told.verdict for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == [
+    assert [told.verdict for told in found(due_again(solo, "p1", 20), ev.AnswerTransfer)] == [
         Verdict.IN_ROUND
     ]
 
@@ -167,8 +166,8 @@ def test_the_round_closes_when_the_grace_window_ends() -> None:
     solo = syncer(peers=("p1", "p2", "p3"))
     solo.offer("p1", 1)
     solo.offer("p2", 2)
-    assert not found(solo.wait(0.09), ef.Merge)
-    assert found(solo.wait(0.02), ef.Merge)
+    assert not found(solo.wait(0.09), ev.Merge)
+    assert found(solo.wait(0.02), ev.Merge)
 
 
 def test_a_round_does_not_wait_for_a_learner_whose_heartbeats_stopped() -> None:
@@ -176,17 +175,17 @@ def test_a_round_does_not_wait_for_a_learner_whose_heartbeats_stopped() -> None:
     solo.offer("p1", 1)
     solo.offer("p2", 2)
     assert solo.fragment.words(solo.now).startswith("closing: 2 of 3")
-    assert not found(solo.wait(2.0, silent=("p3",)), ef.Merge), "some heartbeats may be late"
+    assert not found(solo.wait(2.0, silent=("p3",)), ev.Merge), "some heartbeats may be late"
     effects = solo.wait(solo.config.timing.suspect_s, silent=("p3",))
-    assert len(found(effects, ef.Merge)) == 1
+    assert len(found(effects, ev.Merge)) == 1
 
 
 def test_a_round_waits_for_a_learner_that_is_heard() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), inner_steps=400, delay_steps=200)
     solo.offer("p1", 1)
     solo.offer("p2", 2)
-    assert not found(solo.wait(3.0), ef.Merge)
-    assert len(found(solo.offer("p3", 3, due=False), ef.Merge)[0].inputs) == 3
+    assert not found(solo.wait(3.0), ev.Merge)
+    assert len(found(solo.offer("p3", 3, due=False), ev.Merge)[0].inputs) == 3
 
 
 def test_the_closing_call_goes_to_those_who_have_not_contributed() -> None:
@@ -195,9 +194,9 @@ def test_the_closing_call_goes_to_those_who_have_not_contributed() -> None:
     solo.offer("p1", 1)
     # p3's payload is on its way, which is enough for a quorum of two: nobody needs to call it.
     effects = solo.feed(ev.Offered(3, "p3", contribution("p3", solo.head)))
-    calls = [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)]
+    calls = [send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.Closing)]
     assert calls == ["p2", "p4"]
-    assert found(effects, ef.RequestFragment) == [ef.RequestFragment(0)], "our own learner is asked too"
+    assert found(effects, ev.RequestFragment) == [ev.RequestFragment(0)], "our own learner is asked too"
     assert reasons(effects, "closing") == ["quorum 2, 3 called"]
 
 
@@ -205,8 +204,8 @@ def test_whoever_answers_the_call_is_in_and_nobody_is_waited_for_after_that() ->
     solo = syncer(peers=("p1", "p2", "p3", "p4"))
     solo.offer("p1", 1)
     solo.offer("p2", 2)
-    assert not found(solo.message("p4", msg.Pass("all", 0, 1, 1)), ef.Merge)
-    merge = found(solo.offer("p3", 3, due=False, tokens=10, inner_steps=1), ef.Merge)[0]
+    assert not found(solo.message("p4", msg.Pass("all", 0, 1, 1)), ev.Merge)
+    merge = found(solo.offer("p3", 3, due=False, tokens=10, inner_steps=1), ev.Merge)[0]
     assert [part.contributor.learner for part in merge.inputs] == ["p1", "p2", "p3"]
 
 
@@ -215,10 +214,10 @@ def test_a_called_learner_sends_what_it_has_or_passes() -> None:
     solo.learn()
     solo.elect("p1")
     call = msg.Closing("all", 0, 1, 1, 0.1)
-    assert found(solo.message("p1", call), ef.RequestFragment)
+    assert found(solo.message("p1", call), ev.RequestFragment)
     assert sent(solo.feed(ev.NothingToContribute(0)), msg.Pass, to="p1")[0].number == 1
-    assert found(solo.message("p1", call), ef.RequestFragment)
-    offer = found(solo.ready(due=False, steps=2), ef.Offer)[0]
+    assert found(solo.message("p1", call), ev.RequestFragment)
+    offer = found(solo.ready(due=False, steps=2), ev.Offer)[0]
     assert (offer.peer, offer.signed.header.due, offer.signed.header.tokens) == ("p1", False, 20)
     assert sent(solo.message("p2", call), msg.Pass, to="p2"), "only the syncer may call"
 
@@ -228,26 +227,26 @@ def test_a_late_closing_call_is_ignored() -> None:
     solo.learn()
     solo.elect("p1")
     solo.announce(child(solo.fragment.chain.header))
-    assert not found(solo.message("p1", msg.Closing("all", 0, 1, 1, 0.1)), ef.RequestFragment)
+    assert not found(solo.message("p1", msg.Closing("all", 0, 1, 1, 0.1)), ev.RequestFragment)
 
 
 def test_late_work_is_held_for_the_next_round_and_starts_none_by_itself() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
-    merge = found(solo.offer("p1", 1) + solo.wait(1.0), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.wait(1.0), ev.Merge)[0]
     late = solo.offer("p2", 2)
-    assert [a.verdict for a in found(late, ef.AnswerTransfer)] == [Verdict.HELD]
+    assert [a.verdict for a in found(late, ev.AnswerTransfer)] == [Verdict.HELD]
     effects = solo.merged(merge) + solo.wait(1.0)
     assert solo.head.number == 1 and not reasons(effects, "closing"), "p2 alone starts nothing"
     effects = solo.offer("p1", 3, stamp=Stamp(1, 2), after=Stamp(1, 1)) + solo.wait(0.5)
-    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p1", "p2"]
+    assert [p.contributor.learner for p in found(effects, ev.Merge)[0].inputs] == ["p1", "p2"]
 
 
 def test_late_work_does_not_wait_for_ever() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
-    merge = found(solo.offer("p1", 1) + solo.wait(1.0), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.wait(1.0), ev.Merge)[0]
     solo.offer("p2", 2)
     solo.merged(merge)
-    assert found(solo.wait(solo.config.timing.hold_floor_s + 0.5), ef.Merge)
+    assert found(solo.wait(solo.config.timing.hold_floor_s + 0.5), ev.Merge)
 
 
 def test_a_slow_stream_that_misses_its_round_starts_none() -> None:
@@ -255,7 +254,7 @@ def test_a_slow_stream_that_misses_its_round_starts_none() -> None:
     solo.feed(ev.Offered(9, "p2", contribution("p2", solo.head)))
     one_round(solo, "p1", "p3")
     effects = solo.feed(ev.PayloadReceived(9, 109))
-    assert [a.verdict for a in found(effects, ef.AnswerTransfer)] == [Verdict.HELD] and not reasons(
+    assert [a.verdict for a in found(effects, ev.AnswerTransfer)] == [Verdict.HELD] and not reasons(
         effects, "closing"
     )
 
@@ -266,84 +265,84 @@ def test_a_payload_that_another_version_merged_meanwhile_is_refused() -> None:
     solo.announce(child(solo.fragment.chain.header, "p3", ("p2",), term=2))
     assert solo.head.number == 1 and solo.fragment.office.holding
     effects = solo.feed(ev.PayloadReceived(9, 109))
-    assert [a.verdict for a in found(effects, ef.AnswerTransfer)] == [Verdict.CHAIN_MOVED]
-    assert ef.Release(109) in effects
+    assert [a.verdict for a in found(effects, ev.AnswerTransfer)] == [Verdict.CHAIN_MOVED]
+    assert ev.Release(109) in effects
 
 
 def test_contributions_are_merged_in_one_order_whatever_order_they_came_in() -> None:
     solo = syncer(peers=("p1", "p2", "p3"))
     effects = [e for i, learner in enumerate(("p3", "p1", "p2")) for e in solo.offer(learner, i)]
-    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p1", "p2", "p3"]
+    assert [p.contributor.learner for p in found(effects, ev.Merge)[0].inputs] == ["p1", "p2", "p3"]
 
 
 def test_a_version_is_durable_before_anybody_hears_of_it() -> None:
     solo = syncer()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     solo.slow_disk = True
     effects = solo.merged(merge) + solo.wait(1.0)
-    assert isinstance(found(effects, ef.Persist)[0].record, ef.UpdateRecord)
-    assert not found(effects, ef.CommitVersion) and not sent(effects, msg.Announce)
+    assert isinstance(found(effects, ev.Persist)[0].record, ev.UpdateRecord)
+    assert not found(effects, ev.CommitVersion) and not sent(effects, msg.Announce)
     assert all(h.number == 0 for p in sent(effects, msg.Progress) for _, h in p.heads), "nor by heartbeat"
     effects = solo.write()
     told = sent(effects, msg.Announce, to="p1")[0]
-    assert found(effects, ef.CommitVersion)[0].version.header.head() == told.head and told.syncer == "me"
+    assert found(effects, ev.CommitVersion)[0].version.header.head() == told.head and told.syncer == "me"
     assert solo.head.number == 1 and solo.head.tokens == 80
 
 
 def test_a_full_disk_costs_the_office_and_no_contribution() -> None:
     solo = syncer()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     solo.slow_disk = True
     solo.merged(merge)
     effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
     assert not solo.fragment.office.holding and solo.head.number == 0
-    released = {e.ticket for e in found(effects, ef.Release)}
-    assert released == {101, 102, 501} and found(effects, ef.DropSpare)
+    released = {e.ticket for e in found(effects, ev.Release)}
+    assert released == {101, 102, 501} and found(effects, ev.DropSpare)
 
 
 def test_a_failed_merge_opens_the_office() -> None:
     solo = syncer()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     solo.feed(ev.MergeFailed(0, merge.term, merge.number, "out of memory"))
     assert not solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
 
 
 def test_a_contribution_that_fails_a_merge_is_refused_and_the_others_are_merged() -> None:
     solo = syncer()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     at_fault = (merge.inputs[0].ticket, Verdict.IMPLAUSIBLE_TOKENS)
     effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "one cannot be weighed", (at_fault,)))
-    refusals = [e for e in found(effects, ef.Record) if e.kind == "refusal"]
+    refusals = [e for e in found(effects, ev.Record) if e.kind == "refusal"]
     assert [(e.reason, dict(e.fields)["peer"]) for e in refusals] == [("implausible-tokens", "p1")]
-    assert [e.ticket for e in found(effects, ef.Release)] == [at_fault[0]]
-    again = found(effects, ef.Merge)[0]
+    assert [e.ticket for e in found(effects, ev.Release)] == [at_fault[0]]
+    again = found(effects, ev.Merge)[0]
     assert again.inputs == merge.inputs[1:] and solo.fragment.office.holding
-    kinds = [type(e) for e in effects if isinstance(e, ef.Merge | ef.DropSpare)]
-    assert kinds == [ef.DropSpare, ef.Merge], "the spare is empty before the next is made in it"
+    kinds = [type(e) for e in effects if isinstance(e, ev.Merge | ev.DropSpare)]
+    assert kinds == [ev.DropSpare, ev.Merge], "the spare is empty before the next is made in it"
     solo.merged(again)
     assert [part.learner for part in solo.fragment.chain.header.contributors] == ["p2"]
 
 
 def test_where_all_are_at_fault_the_office_is_kept_and_the_same_is_not_admitted_again() -> None:
     solo = syncer()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     unusable = tuple((part.ticket, Verdict.NON_FINITE) for part in merge.inputs)
     effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "none is usable", unusable))
-    assert not found(effects, ef.Merge) and len(reasons(effects, "refusal")) == 2
+    assert not found(effects, ev.Merge) and len(reasons(effects, "refusal")) == 2
     assert solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
-    answer = found(solo.offer("p1", 3), ef.AnswerTransfer)[0]
+    answer = found(solo.offer("p1", 3), ev.AnswerTransfer)[0]
     assert answer.verdict is Verdict.NON_FINITE and answer.verdict.counted
 
 
-def failing(solo: Solo, effects: list[ef.Effect], seconds: float) -> list[float]:
+def failing(solo: Solo, effects: list[ev.Effect], seconds: float) -> list[float]:
     """Let every merge fail at once, beginning with those of `effects`; when they were tried."""
     tried: list[float] = []
     end = solo.now + seconds
     while solo.now < end and len(tried) < 1000:
-        for merge in found(effects, ef.Merge):
+        for merge in found(effects, ev.Merge):
             tried.append(solo.now)
             effects = solo.feed(ev.MergeFailed(merge.fragment, merge.term, merge.number, "a bug of ours"))
-        if not found(effects, ef.Merge):
+        if not found(effects, ev.Merge):
             solo.now = max(solo.now, min(solo.core.next_deadline(), end))
             effects = solo.feed(ev.Tick())
     return tried
@@ -359,7 +358,7 @@ def test_a_merge_that_always_fails_is_tried_again_after_pauses_that_grow_up_to_a
     longest_s = 16 * solo.config.timing.retry_s
     assert 10 <= len(tried) <= 20 and pauses == sorted(pauses)
     assert longest_s <= pauses[-1] < longest_s + 1.0
-    (merge,) = found(solo.wait(longest_s + 1.0), ef.Merge)
+    (merge,) = found(solo.wait(longest_s + 1.0), ev.Merge)
     solo.merged(merge)
     assert solo.head.number == 1
     tried = failing(solo, solo.ready(2), 2.0)
@@ -368,11 +367,11 @@ def test_a_merge_that_always_fails_is_tried_again_after_pauses_that_grow_up_to_a
 
 def test_a_merge_that_the_world_moved_past_is_dropped() -> None:
     solo = syncer()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     solo.message("p1", msg.Elected(certificate("p1", ("p1", "p2"), term=9)))
     effects = solo.merged(merge)
-    assert found(effects, ef.DropSpare) and ef.Release(501) in effects
-    assert not found(effects, ef.Persist) and solo.head.number == 0
+    assert found(effects, ev.DropSpare) and ev.Release(501) in effects
+    assert not found(effects, ev.Persist) and solo.head.number == 0
 
 
 def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
@@ -384,9 +383,9 @@ def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
         mark = solo.fragment.chain.marks.stamp("p1")
         effects = solo.offer("p1", number, stamp=Stamp(1, number), after=mark) + solo.wait(30.0)
         called.append(
-            {send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)}
+            {send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.Closing)}
         )
-        solo.merged(found(effects, ef.Merge)[0])
+        solo.merged(found(effects, ev.Merge)[0])
     assert called[:3] == [set(strangers)] * 3, "one of one is a quorum, and newcomers are called"
     assert called[3:] == [set(), set()], "three calls in vain are enough"
 
@@ -397,12 +396,12 @@ def test_a_newcomer_that_passes_now_and_then_is_no_learner_for_that() -> None:
     for number in range(1, 8):
         mark = solo.fragment.chain.marks.stamp("p1")
         effects = solo.offer("p1", number, stamp=Stamp(1, number), after=mark)
-        while not found(effects, ef.Merge):
+        while not found(effects, ev.Merge):
             if number == 2 and (calls := sent(effects, msg.Closing, to="s1")):
                 effects += solo.message("s1", msg.Pass("all", 0, calls[0].term, calls[0].number))
             effects += solo.wait(0.05)
         called.append(bool(sent(effects, msg.Closing, to="s1")))
-        solo.merged(found(effects, ef.Merge)[0])
+        solo.merged(found(effects, ev.Merge)[0])
     assert called == [True] * 4 + [False] * 3, "three of them in vain"
 
 
@@ -417,7 +416,7 @@ def test_an_old_base_starts_no_round_but_is_merged() -> None:
     solo.feed(ev.Offered(9, "p2", signed))
     assert not reasons(solo.feed(ev.PayloadReceived(9, 109)), "closing")
     effects = solo.offer("p3", 10) + solo.wait(0.5)
-    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p2", "p3"]
+    assert [p.contributor.learner for p in found(effects, ev.Merge)[0].inputs] == ["p2", "p3"]
 
 
 @pytest.mark.parametrize(
@@ -450,8 +449,8 @@ def test_what_is_refused_on_sight_of_the_header(reason: str, odd: dict[str, Any]
     if reason == "bad-signature":
         signed = type(signed)(signed.header, contribution("p1", solo.head).signature)
     effects = solo.feed(ev.Offered(1, "p1", signed))
-    refusal = found(effects, ef.AnswerTransfer)[0]
-    assert refusal.verdict.value == reason and not found(effects, ef.AcceptTransfer)
+    refusal = found(effects, ev.AnswerTransfer)[0]
+    assert refusal.verdict.value == reason and not found(effects, ev.AcceptTransfer)
     fault = reason not in ("behind", "unknown-base", "already-merged")
     assert refusal.verdict.counted == fault and (reasons(effects, "refusal") == [reason]) == fault
 
@@ -459,20 +458,20 @@ def test_what_is_refused_on_sight_of_the_header(reason: str, odd: dict[str, Any]
 def test_nobody_contributes_in_anothers_name() -> None:
     solo = syncer()
     effects = solo.feed(ev.Offered(1, "p1", contribution("p2", solo.head)))
-    assert [r.verdict for r in found(effects, ef.AnswerTransfer)] == [Verdict.FALSE_LEARNER]
+    assert [r.verdict for r in found(effects, ev.AnswerTransfer)] == [Verdict.FALSE_LEARNER]
 
 
 def test_a_contribution_is_admitted_once() -> None:
     solo = syncer()
     first = contribution("p1", solo.head)
-    assert found(solo.feed(ev.Offered(1, "p1", first)), ef.AcceptTransfer)
-    again = found(solo.feed(ev.Offered(2, "p1", first)), ef.AnswerTransfer)[0]
+    assert found(solo.feed(ev.Offered(1, "p1", first)), ev.AcceptTransfer)
+    again = found(solo.feed(ev.Offered(2, "p1", first)), ev.AnswerTransfer)[0]
     assert again.verdict is Verdict.IN_TRANSFER
     solo.feed(ev.PayloadReceived(1, 101))
-    again = found(solo.feed(ev.Offered(3, "p1", first)), ef.AnswerTransfer)[0]
+    again = found(solo.feed(ev.Offered(3, "p1", first)), ev.AnswerTransfer)[0]
     assert again.verdict is Verdict.ALREADY_HELD
-    solo.merged(found(solo.offer("p2", 4), ef.Merge)[0])
-    again = found(solo.feed(ev.Offered(5, "p1", first)), ef.AnswerTransfer)[0]
+    solo.merged(found(solo.offer("p2", 4), ev.Merge)[0])
+    again = found(solo.feed(ev.Offered(5, "p1", first)), ev.AnswerTransfer)[0]
     assert again.verdict is Verdict.ALREADY_MERGED
 
 
@@ -483,7 +482,7 @@ def test_a_base_too_old_is_refused_and_the_learner_labels_it_anew() -> None:
     assert solo.head.number == 1
     stamp, after = Stamp(1, 2), solo.fragment.chain.marks.stamp("p1")
     signed = contribution("p1", old, stamp, after=after)
-    refusal = found(solo.feed(ev.Offered(90, "p1", signed)), ef.AnswerTransfer)[0]
+    refusal = found(solo.feed(ev.Offered(90, "p1", signed)), ev.AnswerTransfer)[0]
     assert refusal.verdict is Verdict.STALE_BASE
 
 
@@ -491,12 +490,12 @@ def test_the_learners_side_of_a_refused_base() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     signed = offer.signed
     solo.announce(child(solo.fragment.chain.header))
     assert solo.head.number == 1 and signed.header.base_number == 0
     solo.feed(ev.OfferAnswered(offer, Verdict.STALE_BASE, solo.head))
-    again = found(solo.wait(1.0), ef.Offer)[0].signed
+    again = found(solo.wait(1.0), ev.Offer)[0].signed
     assert (again.header.base_number, again.header.base_digest) == (1, solo.head.digest)
     assert (again.header.stamp, again.header.payload_digest) == (
         signed.header.stamp,
@@ -508,11 +507,11 @@ def test_strangers_headers_leave_half_of_the_room_to_those_who_have_worked() -> 
     solo = syncer(founders=("me", "p1", "p2"))
     room = ROOM * solo.config.group_size
     taken = [
-        bool(found(solo.feed(ev.Offered(n, f"s{n}", contribution(f"s{n}", solo.head))), ef.AcceptTransfer))
+        bool(found(solo.feed(ev.Offered(n, f"s{n}", contribution(f"s{n}", solo.head))), ev.AcceptTransfer))
         for n in range(1, room + 1)
     ]
     assert taken == [True] * (room // 2) + [False] * (room // 2)
-    assert found(solo.feed(ev.Offered(99, "p1", contribution("p1", solo.head))), ef.AcceptTransfer)
+    assert found(solo.feed(ev.Offered(99, "p1", contribution("p1", solo.head))), ev.AcceptTransfer)
 
 
 def test_what_is_remembered_of_cut_streams_is_bounded() -> None:
@@ -529,9 +528,9 @@ def test_contributions_are_merged_in_the_order_of_the_header(order: tuple[str, .
     """Sums depend on it, and whoever audits the version knows no other order."""
     solo = syncer(peers=("p1", "p2", "p3"))
     effects = [effect for n, peer in enumerate(order, 1) for effect in solo.offer(peer, n)]
-    merge = found([*effects, *solo.ready(ticket=7)], ef.Merge)[0]
-    version = found(solo.merged(merge), ef.Persist)[0].record
-    assert isinstance(version, ef.UpdateRecord)
+    merge = found([*effects, *solo.ready(ticket=7)], ev.Merge)[0]
+    version = found(solo.merged(merge), ev.Persist)[0].record
+    assert isinstance(version, ev.UpdateRecord)
     named = [part.learner for part in version.version.header.contributors]
     assert [given.contributor.learner for given in merge.inputs] == named == sorted(named)
 
@@ -542,24 +541,24 @@ LONG = {"inner_steps": 400, "delay_steps": 200}
 """A window of seconds."""
 
 
-def header(solo: Solo, learner: str, transfer: int, **odd: Any) -> list[ef.Effect]:
+def header(solo: Solo, learner: str, transfer: int, **odd: Any) -> list[ev.Effect]:
     """It is read and accepted; the payload follows, or not."""
     return solo.feed(ev.Offered(transfer, learner, contribution(learner, solo.head, **odd)))
 
 
-def here(solo: Solo, transfer: int) -> list[ef.Effect]:
+def here(solo: Solo, transfer: int) -> list[ev.Effect]:
     """Its payload is here."""
     return solo.feed(ev.PayloadReceived(transfer, 100 + transfer))
 
 
-def cut(solo: Solo, transfer: int) -> list[ef.Effect]:
+def cut(solo: Solo, transfer: int) -> list[ev.Effect]:
     """Its payload will not come."""
     return solo.feed(ev.PayloadBroken(transfer, Verdict.CUT))
 
 
-def called(effects: list[ef.Effect]) -> list[str]:
+def called(effects: list[ev.Effect]) -> list[str]:
     """To whom closing calls went."""
-    return [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)]
+    return [send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.Closing)]
 
 
 def test_others_are_called_while_the_first_payload_is_on_its_way() -> None:
@@ -568,11 +567,11 @@ def test_others_are_called_while_the_first_payload_is_on_its_way() -> None:
     late = contribution("p1", solo.head, due=False)
     assert not sent(solo.feed(ev.Offered(1, "p1", late)), msg.Closing), "nothing to start with"
     effects = solo.feed(ev.Offered(2, "p2", contribution("p2", solo.head)))
-    assert [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)] == ["p3"]
+    assert [send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.Closing)] == ["p3"]
     assert solo.fragment.words(solo.now).startswith("closing: 0 of 3")
-    assert not found(solo.offer("p3", 3, due=False), ef.Merge)
-    assert not found(solo.feed(ev.PayloadReceived(1, 101)), ef.Merge)
-    assert len(found(solo.feed(ev.PayloadReceived(2, 102)), ef.Merge)[0].inputs) == 3
+    assert not found(solo.offer("p3", 3, due=False), ev.Merge)
+    assert not found(solo.feed(ev.PayloadReceived(1, 101)), ev.Merge)
+    assert len(found(solo.feed(ev.PayloadReceived(2, 102)), ev.Merge)[0].inputs) == 3
 
 
 def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
@@ -581,7 +580,7 @@ def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
     solo.feed(ev.PayloadBroken(1, Verdict.CUT))
     assert solo.fragment.words(solo.now).startswith("closing: 0 of 2")
     solo.offer("p2", 2, due=False)
-    merge = found(solo.wait(1.0), ef.Merge)[0]
+    merge = found(solo.wait(1.0), ev.Merge)[0]
     assert [part.contributor.learner for part in merge.inputs] == ["p2"]
     solo.merged(merge)
     # And where nothing comes at all, the next header begins another one.
@@ -590,9 +589,9 @@ def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
     solo.feed(ev.Offered(3, "p1", first))
     solo.feed(ev.PayloadBroken(3, Verdict.CUT))
     solo.message("p2", msg.Pass("all", 0, 1, 2))
-    assert not found(solo.wait(60.0), ef.Merge)
+    assert not found(solo.wait(60.0), ev.Merge)
     assert solo.fragment.words(solo.now) == ""
-    assert len(found(solo.offer("p1", 4, stamp=Stamp(1, 1), after=mark) + solo.wait(1.0), ef.Merge)) == 1
+    assert len(found(solo.offer("p1", 4, stamp=Stamp(1, 1), after=mark) + solo.wait(1.0), ev.Merge)) == 1
 
 
 def test_the_quorum_is_what_is_in_when_the_round_closes() -> None:
@@ -603,10 +602,10 @@ def test_the_quorum_is_what_is_in_when_the_round_closes() -> None:
     here(solo, 1)
     cut(solo, 2)
     cut(solo, 3)
-    assert not found(solo.wait(60.0), ef.Merge), "one of three is no quorum"
+    assert not found(solo.wait(60.0), ev.Merge), "one of three is no quorum"
     assert solo.fragment.words(solo.now) == "waiting: 1 of 3 contributions"
     solo.offer("p2", 4)
-    assert len(found(solo.offer("p4", 5) + solo.wait(1.0), ef.Merge)[0].inputs) == 3
+    assert len(found(solo.offer("p4", 5) + solo.wait(1.0), ev.Merge)[0].inputs) == 3
 
 
 def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
@@ -614,7 +613,7 @@ def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
     assert called(header(solo, "p1", 1)) == ["p2", "p3"]
     cut(solo, 1)
     solo.offer("p2", 2, due=False)
-    (merge,) = found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ef.Merge)
+    (merge,) = found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ev.Merge)
     solo.merged(merge)
     solo.wait(20.0)  # half an interval: rounds keep a distance
     for transfer in range(10, 15):
@@ -625,7 +624,7 @@ def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
     for number, learner in enumerate(("p2", "p3"), 21):
         mark = solo.fragment.chain.marks.stamp(learner)
         effects = solo.offer(learner, number, stamp=Stamp(1, 2), after=mark, due=False)
-    solo.merged(found(effects, ef.Merge)[0])
+    solo.merged(found(effects, ev.Merge)[0])
     solo.wait(20.0)
     solo.take_office()  # p2 and p3 vote now
     mark = solo.fragment.chain.marks.stamp("p1")
@@ -637,7 +636,7 @@ def test_a_header_that_is_too_late_for_a_version_begins_no_round_after_it() -> N
     header(solo, "p1", 1)
     header(solo, "p2", 2)
     here(solo, 2)
-    solo.merged(found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ef.Merge)[0])
+    solo.merged(found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ev.Merge)[0])
     assert solo.head.number == 1
     mark = solo.fragment.chain.marks.stamp("p2")
     assert not called(solo.offer("p2", 4, stamp=Stamp(1, 2), after=mark)), "p1's is of the version before"
@@ -650,8 +649,8 @@ def test_the_one_whose_header_began_the_round_is_waited_for_also_when_it_is_not_
     assert not solo.core.shared.view.alive("p1", solo.now)
     assert called(header(solo, "p1", 1)) == ["p2", "p3"]
     solo.offer("p2", 2, due=False)
-    assert not found(solo.offer("p3", 3, due=False), ef.Merge)
-    assert len(found(here(solo, 1), ef.Merge)[0].inputs) == 3
+    assert not found(solo.offer("p3", 3, due=False), ev.Merge)
+    assert len(found(here(solo, 1), ev.Merge)[0].inputs) == 3
 
 
 def test_time_to_quorum_begins_with_what_counts_for_it() -> None:
@@ -664,7 +663,7 @@ def test_time_to_quorum_begins_with_what_counts_for_it() -> None:
         solo.hear(peer)
     solo.offer("p2", 2)
     solo.now += 0.06
-    closing = [r for r in found(header(solo, "p3", 3), ef.Record) if r.kind == "closing"]
+    closing = [r for r in found(header(solo, "p3", 3), ev.Record) if r.kind == "closing"]
     assert reasons(closing, "closing") == ["quorum 2, 1 called"]
     assert dict(closing[0].fields)["grace_s"] > 0, "the slack is 2 x 0.1 s - 0.06 s"
 
@@ -673,9 +672,9 @@ def test_what_arrives_while_the_round_closes_is_in_it() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2", "p3"), **LONG)
     header(solo, "p1", 1)
     header(solo, "p2", 2)
-    assert [a.verdict for a in found(here(solo, 2), ef.AnswerTransfer)] == [Verdict.IN_ROUND]
-    assert [a.verdict for a in found(here(solo, 1), ef.AnswerTransfer)] == [Verdict.IN_ROUND]
-    late = solo.merged(found(solo.offer("p3", 3, due=False), ef.Merge)[0])
+    assert [a.verdict for a in found(here(solo, 2), ev.AnswerTransfer)] == [Verdict.IN_ROUND]
+    assert [a.verdict for a in found(here(solo, 1), ev.AnswerTransfer)] == [Verdict.IN_ROUND]
+    late = solo.merged(found(solo.offer("p3", 3, due=False), ev.Merge)[0])
     assert not sent(late, msg.Closing)
 
 
@@ -707,14 +706,14 @@ def test_a_call_that_overtakes_the_version_with_our_last_work_is_answered_when_t
     solo = Solo(config(), ("p1", "p2"))
     solo.learn()
     solo.elect("p1")
-    (offer,) = found(solo.ready(ticket=1), ef.Offer)
+    (offer,) = found(solo.ready(ticket=1), ev.Offer)
     mine = offer.signed.header
     early = msg.Closing("all", 0, 1, 2, 5.0)
-    assert not found(solo.message("p1", early), ef.RequestFragment), "for all we know it is answered already"
+    assert not found(solo.message("p1", early), ev.RequestFragment), "for all we know it is answered already"
     merged = child(solo.fragment.chain.header, "p1", ("p2", "me"))
     assert mine.stamp in {part.stamp for part in merged.header.contributors if part.learner == "me"}
-    assert found(solo.announce(merged), ef.RequestFragment) == [ef.RequestFragment(0)]
-    assert not found(solo.announce(child(merged.header, "p1", ("p2",))), ef.RequestFragment), "once"
+    assert found(solo.announce(merged), ev.RequestFragment) == [ev.RequestFragment(0)]
+    assert not found(solo.announce(child(merged.header, "p1", ("p2",))), ev.RequestFragment), "once"
 
 
 def test_groups_above_the_leaves_begin_with_payloads_only() -> None:
@@ -748,13 +747,13 @@ def test_who_has_worked_and_answers_no_call_is_waited_for_three_times() -> None:
     solo = syncer(quorum=1, founders=("me", "p1", "p2"), term_versions=30)
     called = []
     for number in range(1, 11):
-        effects: list[ef.Effect] = []
+        effects: list[ev.Effect] = []
         for place, learner in enumerate(("p2", "p1") if number == 6 else ("p1",)):
             mark = solo.fragment.chain.marks.stamp(learner)
             effects += solo.offer(learner, 2 * number + place, stamp=Stamp(1, number), after=mark)
         effects += solo.wait(30.0)
         called.append(bool(sent(effects, msg.Closing, to="p2")))
-        solo.merged(found(effects, ef.Merge)[0])
+        solo.merged(found(effects, ev.Merge)[0])
     first, again = called[:5], called[6:]
     assert first == [True] * IN_VAIN + [False] * 2
     assert again == [True] * IN_VAIN + [False], "it came once again"
@@ -769,7 +768,7 @@ def test_a_learner_is_patient_for_as_long_as_a_round_may_be_open() -> None:
         solo.says[peer] = {"step_time_s": step_s}
     solo.wait(1.0)
     solo.elect("p1")
-    solo.feed(ev.OfferAnswered(found(solo.ready(), ef.Offer)[0], Verdict.IN_ROUND, None))
+    solo.feed(ev.OfferAnswered(found(solo.ready(), ev.Offer)[0], Verdict.IN_ROUND, None))
     patient_s = max(solo.config.timing.answer_floor_s, 4 * solo.config.delay_steps * step_s)
     open_s = min(solo.config.grace_cap_s, ANSWER_SHARE * steps * step_s)
     assert open_s > 1.0
@@ -782,12 +781,12 @@ def test_a_learner_is_patient_for_as_long_as_a_round_may_be_open() -> None:
 
 def test_what_was_damaged_here_is_left_out_and_welcome_again_and_nobody_is_to_blame() -> None:
     solo = syncer()
-    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     damaged = merge.inputs[0].ticket, Verdict.DAMAGED
     effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "damaged", (damaged,)))
-    (again,) = found(effects, ef.Merge)
+    (again,) = found(effects, ev.Merge)
     assert again.inputs == merge.inputs[1:] and not reasons(effects, "refusal")
-    assert found(solo.offer(merge.inputs[0].contributor.learner, 3), ef.AcceptTransfer)
+    assert found(solo.offer(merge.inputs[0].contributor.learner, 3), ev.AcceptTransfer)
 
 
 # Work that is too long to count in full: its own node says it first, then whoever cuts it.
@@ -797,7 +796,7 @@ def test_whose_work_was_too_long_is_said_by_the_syncer() -> None:
     solo = syncer()
     effects = solo.offer("p1", 1) + solo.offer("p2", 2)
     said = [
-        r for r in found(solo.merged(found(effects, ef.Merge)[0], ("p2", "me")), ef.Record) if r.kind == "cut"
+        r for r in found(solo.merged(found(effects, ev.Merge)[0], ("p2", "me")), ev.Record) if r.kind == "cut"
     ]
     assert [dict(record.fields) for record in said] == [{"peer": "p2"}]  # of ourselves it is said before
 

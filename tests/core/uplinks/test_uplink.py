@@ -8,7 +8,6 @@ import pytest
 from kit import STEP_S, Solo, announce, branch, child, config, contribution, found, reasons, sent, vote
 from metered_way import MeteredWay
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import Effect, Merge
@@ -301,8 +300,8 @@ def waiting() -> Solo:
     return solo
 
 
-def merged(effects: list[ef.Effect]) -> list[list[str]]:
-    return [[part.contributor.learner for part in merge.inputs] for merge in found(effects, ef.Merge)]
+def merged(effects: list[ev.Effect]) -> list[list[str]]:
+    return [[part.contributor.learner for part in merge.inputs] for merge in found(effects, ev.Merge)]
 
 
 def test_a_round_waits_for_payloads_on_their_way_until_a_majority_is_in() -> None:
@@ -338,7 +337,7 @@ def test_who_needed_long_to_send_is_as_patient_with_the_others() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.wait(20.0)
     solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     assert not reasons(solo.wait(75.0), "suspicion"), "four times the 20 s"
@@ -349,10 +348,10 @@ def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
+    offer = found(solo.ready(), ev.Offer)[0]
     solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     version = child(solo.fragment.chain.header, "p1", ("p1",))
-    assert found(solo.message("p1", announce(version)), ef.FetchUpdate)
+    assert found(solo.message("p1", announce(version)), ev.FetchUpdate)
     assert not reasons(solo.wait(60.0), "suspicion"), "the update's way is slow, not the syncer"
     solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.NOT_READY))
     assert reasons(solo.wait(10.0), "suspicion"), "it has no such version"
@@ -360,12 +359,12 @@ def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
 
 def denied(solo: Solo, head: Head) -> list[str]:
     """Why we suspect the syncer p1, which turns our contribution away for 5 s, and whose head this is."""
-    offers, seen = found(solo.ready(), ef.Offer), []
+    offers, seen = found(solo.ready(), ev.Offer), []
     for _ in range(10):
         for offer in offers:
             seen += solo.feed(ev.OfferAnswered(offer, Verdict.NOT_SYNCER, head))
         effects = solo.wait(0.5)
-        offers, seen = found(effects, ef.Offer), seen + effects
+        offers, seen = found(effects, ev.Offer), seen + effects
     return reasons(seen, "suspicion")
 
 

@@ -12,7 +12,6 @@ from daemon_kit import signed_run
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.spool import Scratch, Spool
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, MergeLimits, Stamp
@@ -89,7 +88,7 @@ class AuditNode:
     ) -> AuditOutcome:
         """What an audit finds, `givers` having accused its syncer."""
         names = tuple(node.name for node in givers)
-        await self.transfers.auditing.audit(ef.Audit(0, version, names, repairs))
+        await self.transfers.auditing.audit(ev.Audit(0, version, names, repairs))
         found: ev.Audited = self.heard.pop()
         assert (found.fragment, found.number) == (0, version.header.number)
         assert found.digest == version.header.digest()
@@ -147,8 +146,8 @@ class AuditTown:
         parts = [replace(part, votes=n >= len(parts) - voters) for n, part in enumerate(parts)]
         tickets = [syncer.tickets.put(payload, pushed=True) for payload in given]
         means = [Mean(-100 * n, 8) for n in range(len(parts))]
-        inputs = tuple(map(ef.MergeInput, parts, tickets, means))
-        await syncer.merging.merge(ef.Merge(0, 1, 1, inputs, (), 24, LIMITS, sample_seed(parts), mends))
+        inputs = tuple(map(ev.MergeInput, parts, tickets, means))
+        await syncer.merging.merge(ev.Merge(0, 1, 1, inputs, (), 24, LIMITS, sample_seed(parts), mends))
         merged: ev.Merged = syncer.heard.pop()
         if mends is not None and merged.repaired:
             changes = {"repairs": mends.header.digest()} | changes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.capacity import Meter
 from p2pdiloco.daemon.bulk.pushes import PushesIn
@@ -63,7 +62,7 @@ class Welcome:
     def _post(self, event: ev.Event) -> None:
         self.heard.append(event)
         if isinstance(event, ev.Offered):
-            self.pushes_in.decided(ef.AcceptTransfer(event.transfer, 0, 0))
+            self.pushes_in.decided(ev.AcceptTransfer(event.transfer, 0, 0))
 
 
 def no_meter() -> Meter:

@@ -12,7 +12,7 @@ from daemon_kit import version
 
 from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.core.api import events as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.daemon.network.link import LinkMeters
@@ -69,7 +69,7 @@ class Peer:
         return self.answers(pull) or await self.transfers.on_pull(sender, pull)
 
     async def copy(self, named: str, fragment: int = 0) -> None:
-        await self.transfers.fetch_state(ef.FetchState(fragment, 1, named))
+        await self.transfers.fetch_state(ev.FetchState(fragment, 1, named))
 
     def has_state_of(self, donor: Peer, fragment: int = 0) -> bool:
         spare, state = self.vault._spares[fragment], donor.vault._states[fragment]

@@ -14,7 +14,6 @@ from daemon_kit import version
 from deadlines import within_s
 
 from p2pdiloco.adapters.endpoint import Endpoint
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
@@ -80,7 +79,7 @@ class Peer:
         return self.answers(pull) or await self.transfers.on_pull(sender, pull)
 
     async def fetch(self, holder: str = "p0") -> None:
-        await self.transfers.fetch_update(ef.FetchUpdate(0, 1, holder))
+        await self.transfers.fetch_update(ev.FetchUpdate(0, 1, holder))
 
 
 class Members:

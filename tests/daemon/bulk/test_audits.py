@@ -14,7 +14,6 @@ from audit_kit import AuditNode, AuditTown, memory_town
 from daemon_kit import Neighbourhood, until
 from msgspec.structs import replace
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal
 from p2pdiloco.core.api.types import UNCLEAR, UNMEASURED, Contributor, MergeLimits
@@ -57,7 +56,7 @@ async def test_the_contributions_come_from_their_learners(town: AuditTown) -> No
 
 
 async def test_the_runner_carries_out_what_the_core_asks_for(town: AuditTown) -> None:
-    node, wanted = town.auditor, [ef.Audit(0, await town.version())]
+    node, wanted = town.auditor, [ev.Audit(0, await town.version())]
     core: Any = SimpleNamespace(
         handle=lambda _event, _now: wanted,
         next_deadline=lambda: asyncio.get_running_loop().time() + 1000.0,
@@ -365,5 +364,5 @@ async def test_members_audit_what_they_merged(tmp_path: Path) -> None:
         heard: list[Any] = []
         held, bulk = auditor.holdings, auditor.transfers
         tools = auditor.chain, auditor.transport, held.compute, bulk.merged, bulk.true_updates
-        await Auditing(*tools, held.memory, held.spool, heard.append).audit(ef.Audit(0, version))
+        await Auditing(*tools, held.memory, held.spool, heard.append).audit(ev.Audit(0, version))
         assert [event.outcome for event in heard] == [SAME]

@@ -12,7 +12,6 @@ from daemon_kit import signed_run, until
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import Contributor, MergeLimits
@@ -76,9 +75,9 @@ class GroupTown:
         town, means = self.town, [Mean(60, 1)] * len(members)
         labels = [town.learners[n].label(town.payloads[n], n) for n in members]
         tickets = [syncer.tickets.put(town.payloads[n], pushed=True) for n in members]
-        inputs = tuple(map(ef.MergeInput, labels, tickets, means))
+        inputs = tuple(map(ev.MergeInput, labels, tickets, means))
         seed, by = sample_seed(labels), limits or LIMITS
-        await syncer.merging.merge_partial(ef.MergePartial(0, group, 1, inputs, (), by, seed))
+        await syncer.merging.merge_partial(ev.MergePartial(0, group, 1, inputs, (), by, seed))
         made: ev.PartialMerged = syncer.heard.pop()
         self.sums = bytes(syncer.tickets.get(made.ticket))
         for ticket in [*tickets, made.ticket]:
@@ -98,10 +97,10 @@ class GroupTown:
         root = self.root
         tickets = [root.tickets.put(payload, pushed=True) for payload in sums]
         below = tuple(
-            ef.PartialInput(ticket, content_digest(payload))
+            ev.PartialInput(ticket, content_digest(payload))
             for ticket, payload in zip(tickets, sums, strict=True)
         )
-        await root.merging.merge(ef.Merge(0, 1, 1, (), below, 24, LIMITS))
+        await root.merging.merge(ev.Merge(0, 1, 1, (), below, 24, LIMITS))
         merged: ev.Merged = root.heard.pop()
         for ticket in [*tickets, merged.ticket]:
             root.tickets.release(ticket)
@@ -121,7 +120,7 @@ class GroupTown:
     async def audit(self, version: SignedVersion, part: PartOfTree | None = None) -> AuditOutcome:
         """What an audit of the sum of all finds, or of one group's."""
         below = tuple(self.parts) if part is None else ()
-        await self.auditor.transfers.auditing.audit(ef.Audit(0, version, part=part, below=below))
+        await self.auditor.transfers.auditing.audit(ev.Audit(0, version, part=part, below=below))
         found: ev.Audited = self.auditor.heard.pop()
         assert found.digest == version.header.digest()
         assert found.group == ("all" if part is None else part.entry.group)

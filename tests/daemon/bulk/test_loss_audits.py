@@ -13,7 +13,6 @@ import torch
 from audit_kit import AuditNode, AuditTown, memory_town
 from daemon_kit import until
 
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import Contributor, Stamp
@@ -71,7 +70,7 @@ class Scene:
         return Contributor(node.name, Stamp(1, 1), 200, 20, payload_digest=content_digest(payload))
 
     async def audit(self) -> ev.LossAudited:
-        await self.auditing.audit(ef.LossAudit(0, self.version, *self.parts))
+        await self.auditing.audit(ev.LossAudit(0, self.version, *self.parts))
         found: ev.LossAudited = self.node.heard.pop()
         assert (found.fragment, found.digest) == (0, self.version.header.digest())
         assert not list(self.folder.glob(f"{merge_audits.FILE}*")), "the file is gone"

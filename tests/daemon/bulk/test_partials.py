@@ -21,7 +21,6 @@ from fanout_kit import PAYLOAD, update
 from msgspec.structs import replace
 
 from p2pdiloco.adapters import framing
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
@@ -74,20 +73,20 @@ class ScriptedCore:
     def __init__(self) -> None:
         self.heard: list[ev.Event] = []
         self.refuses: Verdict | None = None
-        self.wanted: list[ef.Effect] = []
+        self.wanted: list[ev.Effect] = []
 
-    def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         self.heard.append(event)
         match event:
             case ev.Tick():
                 wanted, self.wanted = self.wanted, []
                 return wanted
             case ev.Offered(transfer) if self.refuses is not None:
-                return [ef.AnswerTransfer(transfer, 0, self.refuses)]
+                return [ev.AnswerTransfer(transfer, 0, self.refuses)]
             case ev.Offered(transfer, _, signed):
-                return [ef.AcceptTransfer(transfer, 0, signed.header.payload_bytes)]
+                return [ev.AcceptTransfer(transfer, 0, signed.header.payload_bytes)]
             case ev.PayloadReceived(transfer):
-                return [ef.AnswerTransfer(transfer, 0, Verdict.IN_ROUND)]
+                return [ev.AnswerTransfer(transfer, 0, Verdict.IN_ROUND)]
         return []
 
     def next_deadline(self) -> float:
@@ -121,7 +120,7 @@ class Node:
         self.door = FrontDoor()
         self.door.enter(self.run.id, self.transfers, None)  # type: ignore[arg-type]
 
-    def want(self, *effects: ef.Effect) -> None:
+    def want(self, *effects: ev.Effect) -> None:
         self.core.wanted += effects
         self.post.put(ev.Tick())
 
@@ -134,23 +133,23 @@ class Node:
     def payload(self, value: float) -> bytearray:
         return codec("int8").encode(torch.full((self.run.layouts[0].numel,), value))
 
-    def inputs(self, first: int = 0, last: int = len(WORK)) -> tuple[ef.MergeInput, ...]:
+    def inputs(self, first: int = 0, last: int = len(WORK)) -> tuple[ev.MergeInput, ...]:
         """Contributions of invented learners, who have all trust."""
         return tuple(map(self._input, range(first, last)))
 
-    def _input(self, i: int) -> ef.MergeInput:
+    def _input(self, i: int) -> ev.MergeInput:
         payload = self.payload(0.1 + i)
         who = Contributor(f"learner {i}", Stamp(1, 1), *WORK[i], payload_digest=content_digest(payload))
-        return ef.MergeInput(who, self.tickets.put(payload), Mean(USUAL, 100))
+        return ev.MergeInput(who, self.tickets.put(payload), Mean(USUAL, 100))
 
-    def summed(self, ticket: int) -> ef.PartialInput:
+    def summed(self, ticket: int) -> ev.PartialInput:
         """A partial that is to be merged."""
-        return ef.PartialInput(ticket, content_digest(self.tickets.get(ticket)))
+        return ev.PartialInput(ticket, content_digest(self.tickets.get(ticket)))
 
     async def partial(self, *below: int, first: int = 0, last: int = len(WORK)) -> ev.PartialMerged:
         """Add up contributions and tickets of partials."""
         self.core.heard.clear()
-        self.want(ef.MergePartial(0, GROUP, 5, self.inputs(first, last), tuple(map(self.summed, below))))
+        self.want(ev.MergePartial(0, GROUP, 5, self.inputs(first, last), tuple(map(self.summed, below))))
         merged: ev.PartialMerged = await self.hears(ev.PartialMerged)
         assert (merged.fragment, merged.group, merged.attempt) == (0, GROUP, 5)
         return merged
@@ -175,7 +174,7 @@ class Node:
         self.core.heard.clear()
         ticket = self.tickets.put(payload)
         # Released in the same breath: the stream must not depend on the ticket.
-        self.want(ef.Offer(to.peer, signed, ticket, 5), ef.Release(ticket))
+        self.want(ev.Offer(to.peer, signed, ticket, 5), ev.Release(ticket))
 
 
 @pytest.fixture
@@ -197,8 +196,8 @@ async def test_whose_contribution_was_cut_is_told(nodes: list[Node]) -> None:
     node = nodes[0]
     limits = MergeLimits(most_tokens=1 << 40, longest=1.5 * math.sqrt(node.run.layouts[0].numel))
     node.want(
-        ef.Merge(0, 1, 1, node.inputs(), (), 24, limits),
-        ef.MergePartial(0, GROUP, 5, node.inputs(), (), limits),
+        ev.Merge(0, 1, 1, node.inputs(), (), 24, limits),
+        ev.MergePartial(0, GROUP, 5, node.inputs(), (), limits),
     )
     for kind in (ev.Merged, ev.PartialMerged):
         assert (await node.hears(kind)).cut == ("learner 2",)
@@ -220,9 +219,9 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert leaf.meters.uplink.own._total_bytes() == len(payload)
     assert root.meters.uplink.own._total_bytes() == 0
 
-    root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (root.summed(received.ticket),), 24))
+    root.want(ev.Merge(0, 1, 1, root.inputs(2, 3), (root.summed(received.ticket),), 24))
     grouped = await root.hears(ev.Merged)
-    leaf.want(ef.Merge(0, 1, 1, leaf.inputs(), (), 24))
+    leaf.want(ev.Merge(0, 1, 1, leaf.inputs(), (), 24))
     flat = await leaf.hears(ev.Merged)
     numel = leaf.run.layouts[0].numel
     updates = [torch.empty(numel), torch.empty(numel)]
@@ -333,11 +332,11 @@ async def test_a_merge_with_an_unusable_partial_fails_and_the_worker_goes_on(nod
     leaf, root = nodes
     merged = await leaf.partial()
     bad = root.tickets.put(poisoned(bytearray(leaf.tickets.get(merged.ticket))))
-    root.want(ef.MergePartial(0, GROUP, 9, root.inputs(), (root.summed(bad),)))
+    root.want(ev.MergePartial(0, GROUP, 9, root.inputs(), (root.summed(bad),)))
     failed = await root.hears(ev.PartialFailed)
     assert (failed.fragment, failed.group, failed.attempt) == (0, GROUP, 9) and "non-finite" in failed.reason
     assert failed.unusable == ((bad, Verdict.NON_FINITE),), "not our own inputs"
-    root.want(ef.Merge(0, 1, 1, (), (root.summed(bad),), 24))
+    root.want(ev.Merge(0, 1, 1, (), (root.summed(bad),), 24))
     assert "non-finite" in (await root.hears(ev.MergeFailed)).reason
     assert await root.partial()
 

@@ -16,7 +16,6 @@ from daemon_kit import version
 
 from p2pdiloco.adapters.framing import encode_refusal, refused_by_peer
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Unheard, Verdict, VersionFault
 from p2pdiloco.daemon import wire
@@ -163,7 +162,7 @@ async def test_the_rest_of_an_update_comes_from_another_holder() -> None:
     holders = Holders(3000, 2500, 10_000)
     made, posted, _, tickets = fetching(holders)
     for peer in ("a", "b", "c"):
-        await made.fetch_update(ef.FetchUpdate(0, 1, peer))
+        await made.fetch_update(ev.FetchUpdate(0, 1, peer))
     assert [type(event) for event in posted] == [ev.FetchFailed, ev.FetchFailed, ev.UpdateFetched]
     assert [asked.have_bytes for asked in holders.asked] == [0, 3000, 5500]
     assert bytes(tickets.get(posted[-1].ticket)) == PAYLOAD  # type: ignore[attr-defined]
@@ -173,30 +172,30 @@ async def test_the_rest_of_an_update_comes_from_another_holder() -> None:
 async def test_a_holder_of_something_else_begins_anew() -> None:
     holders = Holders(4000, 10_000)
     made, posted, _, _ = fetching(holders)
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     holders.honours_offset = False
-    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "b"))
     assert isinstance(posted[-1], ev.UpdateFetched) and made.bytes_in == len(PAYLOAD) + 4000
 
 
 async def test_a_refusal_does_not_cost_what_is_here() -> None:
     holders = Holders(4000, 10_000)
     made, posted, _, _ = fetching(holders)
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     holders.refuses = True
-    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "b"))
     holders.refuses = False
-    await made.fetch_update(ef.FetchUpdate(0, 1, "c"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "c"))
     assert isinstance(posted[-1], ev.UpdateFetched) and made.bytes_in == len(PAYLOAD)
 
 
 async def test_rotten_bytes_from_the_first_holder_are_not_kept_nor_held_against_the_second() -> None:
     holders = Holders(4000, 10_000, 10_000)
     made, posted, _, _ = fetching(holders)
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     ((unfinished, _),) = made.pulling.unfinished._kept.values()
     unfinished.payload[17] ^= 1
-    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "b"))
     assert isinstance(posted[-1], ev.UpdateFetched) and posted[-1].peer == "b"
     assert [asked.have_bytes for asked in holders.asked] == [0, 4000, 0]
 
@@ -248,7 +247,7 @@ async def test_a_label_that_the_core_does_not_believe_costs_nobody_what_is_kept(
     arrivals._memory.most_bytes = 1000
 
     def unsigned(event: Any) -> None:
-        arrivals.decided(ef.AnswerTransfer(event.transfer, 0, Verdict.BAD_SIGNATURE))
+        arrivals.decided(ev.AnswerTransfer(event.transfer, 0, Verdict.BAD_SIGNATURE))
 
     monkeypatch.setattr(arrivals, "_post", unsigned)
     assert isinstance(arrivals.on_push("liar", push(10_000, 1)), Refusal)
@@ -266,7 +265,7 @@ async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
     sink: Any = arrivals.on_push("a", push(1000))
     await sink.write(0, memoryview(bytes(1000)))
     arrivals._post = lambda event: arrivals.decided(  # type: ignore[method-assign]
-        ef.AnswerTransfer(event.transfer, 0, Verdict.HELD)
+        ev.AnswerTransfer(event.transfer, 0, Verdict.HELD)
     )
     await sink.finish()
     assert counted == [1000] and (arrivals.held_bytes, arrivals._tickets.pushed_bytes) == (0, 1000)
@@ -280,7 +279,7 @@ async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
         return job(*arguments)
 
     compute.run = check  # type: ignore[method-assign]
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     assert counted == [len(PAYLOAD)] and made.pulling._memory.claimed_bytes == len(PAYLOAD)
     assert made.fanout._arriving, "it is passed on until it is in the log"
     tickets.release(posted[-1].ticket)  # type: ignore[attr-defined]
@@ -320,17 +319,17 @@ async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_free
 ) -> None:
     holders = Holders(4000, 10_000)
     made, posted, _, _ = fetching(holders)
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     holders.busy = True
-    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "b"))
     assert posted[-1] == ev.FetchFailed(0, 1, "b", FetchFailure.BUSY) and len(made.pulling.unfinished) == 1
     holders.busy = False
 
-    async def copied(_effect: ef.FetchState) -> Any:
+    async def copied(_effect: ev.FetchState) -> Any:
         return SimpleNamespace(version=None, watermarks=())
 
     monkeypatch.setattr(made.copying, "fetch", copied)
-    await made.fetch_state(ef.FetchState(0, 1, "c"))
+    await made.fetch_state(ev.FetchState(0, 1, "c"))
     assert isinstance(posted[-1], ev.StateFetched) and len(made.pulling.unfinished) == 0
 
 
@@ -398,15 +397,15 @@ async def test_a_tight_budget_forgets_what_is_kept_of_others_before_it_refuses_a
     holders = Holders(3000, 10_000, 10_000)
     made, posted, _, _ = fetching(holders)
     made.pulling._memory.count(made)
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     assert made.held_bytes == len(PAYLOAD)
     made.pulling._memory.most_bytes = len(PAYLOAD)
-    await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
+    await made.fetch_update(ev.FetchUpdate(1, 1, "b"))
     assert isinstance(posted[-1], ev.UpdateFetched) and made.held_bytes == 0
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     assert [asked.have_bytes for asked in holders.asked] == [0, 0, 0] and not made.pulling._memory.refused
     made.pulling._memory.most_bytes = len(PAYLOAD) - 1
-    await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
+    await made.fetch_update(ev.FetchUpdate(1, 1, "b"))
     assert posted[-1] == ev.FetchFailed(1, 1, "b", FetchFailure.BUSY) and made.pulling._memory.refused == 1
 
 
@@ -419,11 +418,11 @@ async def test_the_downlink_is_timed_while_bytes_come_not_while_we_ask() -> None
     downlink.begin = lambda: heard.append(("from", made.bytes_in))  # type: ignore[method-assign]
     downlink.end = lambda: heard.append(("to", made.bytes_in))  # type: ignore[method-assign]
     holders.refuses = True
-    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    await made.fetch_update(ev.FetchUpdate(0, 1, "a"))
     assert not heard
     holders.refuses = False
     for peer in "ab":
-        await made.fetch_update(ef.FetchUpdate(0, 1, peer))
+        await made.fetch_update(ev.FetchUpdate(0, 1, peer))
     assert heard == [("from", 0), ("to", 3000), ("from", 3000), ("to", len(PAYLOAD))]
 
 

@@ -19,7 +19,6 @@ from p2pdiloco.adapters.run_store import KeptFiles
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.events import Combine, Combined, CombineFailed, Event, Spill
 from p2pdiloco.core.api.reasons import Verdict
@@ -326,25 +325,25 @@ class Merger:
         """Ticket of an update, or a contribution, that is this everywhere."""
         return self.tickets.put(codec("int8").encode(torch.full((self._numel,), value)))
 
-    def input(self, value: float) -> ef.MergeInput:
+    def input(self, value: float) -> ev.MergeInput:
         """A contribution, as its learner labelled it."""
         ticket = self.put(value)
         digest = digest_of(self.tickets.payload(ticket))
-        return ef.MergeInput(Contributor("p1", Stamp(1, 1), 40, 4, payload_digest=digest), ticket)
+        return ev.MergeInput(Contributor("p1", Stamp(1, 1), 40, 4, payload_digest=digest), ticket)
 
-    async def merge(self, *inputs: ef.MergeInput) -> ev.Merged | ev.MergeFailed:
-        await self._merging.merge(ef.Merge(0, 1, 1, inputs, (), 24))
+    async def merge(self, *inputs: ev.MergeInput) -> ev.Merged | ev.MergeFailed:
+        await self._merging.merge(ev.Merge(0, 1, 1, inputs, (), 24))
         return self.heard.pop()  # type: ignore[no-any-return]
 
-    async def merge_partial(self, *inputs: ef.MergeInput) -> ev.PartialMerged | ev.PartialFailed:
-        await self._merging.merge_partial(ef.MergePartial(0, "g", 1, inputs, ()))
+    async def merge_partial(self, *inputs: ev.MergeInput) -> ev.PartialMerged | ev.PartialFailed:
+        await self._merging.merge_partial(ev.MergePartial(0, "g", 1, inputs, ()))
         return self.heard.pop()  # type: ignore[no-any-return]
 
     async def apply(self, update: int, own: int | None, stated: bytes = b"") -> ev.UpdateApplied:
         digest = digest_of(self.tickets.payload(update))
         if self.damages:
             self.tickets.get(update)[-1] ^= 1  # type: ignore[index]
-        await self._merging.apply(ef.ApplyUpdate(0, 1, update, 24, None, own, stated, digest))
+        await self._merging.apply(ev.ApplyUpdate(0, 1, update, 24, None, own, stated, digest))
         applied: ev.UpdateApplied = self.heard.pop()
         return applied
 
@@ -381,7 +380,7 @@ async def test_nothing_is_merged_that_was_damaged_here_since_it_came(merger: Mer
     for failed in (await merger.merge(whole, damaged), await merger.merge_partial(whole, damaged)):
         assert isinstance(failed, ev.MergeFailed | ev.PartialFailed)
         assert failed.unusable == ((damaged.ticket, Verdict.DAMAGED),)
-    await merger._merging.drop_spare(ef.DropSpare(0))
+    await merger._merging.drop_spare(ev.DropSpare(0))
     assert isinstance(await merger.merge(whole), ev.Merged)
     assert isinstance(await merger.merge_partial(whole), ev.PartialMerged)
 
@@ -435,7 +434,7 @@ async def test_nothing_is_published_over_a_state_that_was_damaged_here(merger: M
     failed = await merger.merge(merger.input(0.5))
     assert isinstance(failed, ev.MergeFailed) and not failed.unusable
     assert "damaged in memory" in failed.reason
-    await merger._merging.drop_spare(ef.DropSpare(0))
+    await merger._merging.drop_spare(ev.DropSpare(0))
     theta[0] = whole
     assert isinstance(await merger.merge(merger.input(0.5)), ev.Merged)
 

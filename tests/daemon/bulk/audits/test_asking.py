@@ -11,7 +11,7 @@ import pytest
 from audit_kit import AuditTown, memory_town
 from daemon_kit import until
 
-from p2pdiloco.core.api import events as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.daemon.bulk import merge_audits
 from p2pdiloco.daemon.bulk.merge_audits import Subject
@@ -77,7 +77,7 @@ async def test_the_core_hears_whether_the_syncer_withholds_what_it_merged(town: 
 async def test_where_somebody_is_accused_each_asks_in_an_order_of_its_own(town: AuditTown) -> None:
     version, ask = await town.version(), town.auditor.transfers.auditing._asking
     for accusers, few in (((), True), ((town.learners[2].name,), False)):
-        subject = Subject(ef.Audit(0, version, accusers))
+        subject = Subject(ev.Audit(0, version, accusers))
         wanted = subject.wanted()[0]
         first = {ask._sources(subject, wanted)[0] for _ in range(64)}
         assert (first == set(wanted.makers)) is few
