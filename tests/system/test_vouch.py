@@ -107,7 +107,7 @@ def amend_while_a_member_is_away(
         return found
 
     swarm.kill(absent)
-    soon = course(member)["tokens"] + 12_000  # some seconds ahead: the command takes its time, too
+    soon = course(member)["tokens"] + 6_000  # some seconds ahead: the command takes its time, too
     said = amend("--pause", "--learning-rate-factor", "0.5", "--message", "to mend", "--at-tokens", str(soon))
     assert "amendment 1 of the run's owner holds from" in said
     swarm.until(lambda: course(member)["rests"] == "paused", "the pause")
