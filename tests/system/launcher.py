@@ -1,29 +1,39 @@
 """Starts `p2pdiloco node` and `bootstrap` as forks of a process that has already imported what they import.
 
 These are processes like any others, with memory, descriptors, threads and a pid of their own; each is spared
-two CPU-seconds of importing, and its test as long a wait. Demo, chaos, sessions, nodes behind a NAT and
-commands that end by themselves start as a person starts them.
+two CPU-seconds of importing, and its test as long a wait. So is a node's learner, on Linux: the node's child
+there, too, but not the node's fork, which has threads (`Nursery`). Demo, chaos, sessions, nodes behind a NAT
+and commands that end by themselves start as a person starts them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import ctypes
 import gc
 import json
 import os
 import random
+import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
+TAG = "SWARM_UNDER_TEST"
+"""Variable that all have whom a swarm started; each swarm's value is its own."""
+DAEMONS = ("node", "join", "bootstrap")
+"""Commands whose sockets a swarm looks for at their end, where its own process would have them."""
 POLL_S = 0.02
 START_S = 900.0
 """Of a launcher that lives: that it has ended is seen at once, however slow the machine is."""
@@ -92,16 +102,19 @@ class Launcher:
         err: Path,
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        by: Sequence[str] = (),
     ) -> Launched:
         """`p2pdiloco` with these arguments, and its output in new files, or in one. `folder`, `environment`:
-        where it is started, and what variables it has; else those of the launcher."""
+        where it is started, and what variables it has; else those of the launcher. `by`: a program that runs
+        the command, and its own arguments."""
         assert self._process.stdin is not None
         for path in (out, err):
             path.touch()
         with self._asking, self.changed:
             if not self.ended:
                 where = [str(folder or Path.cwd()), None if environment is None else dict(environment)]
-                self._process.stdin.write(json.dumps([list(arguments), str(out), str(err), *where]) + "\n")
+                words = [list(arguments), str(out), str(err), *where, list(by)]
+                self._process.stdin.write(json.dumps(words) + "\n")
                 self._process.stdin.flush()
             self.changed.wait_for(lambda: self._started or self.ended, START_S)
             assert self._started, "the launcher ended" if self.ended else "the launcher does not answer"
@@ -160,8 +173,152 @@ def is_fork(process: psutil.Process) -> bool:
     return __file__ in process.cmdline()
 
 
-def serve() -> list[str] | None:
-    """Forks until its input ends (None). Returns in every fork, with the arguments of what that shall be."""
+def is_learner(process: psutil.Process) -> bool:
+    """Whether that is a learner that was forked."""
+    return process.name().startswith(LEARNER)
+
+
+def nursed(process: psutil.Process, tag: str) -> bool:
+    """Whether that is the nursery, or a forked learner, of a node of the swarm with this tag."""
+    return process.name() in (LEARNER + tag[:TOLD], NURSERY + tag[:TOLD])
+
+
+# Learners.
+
+LEARNER, NURSERY = "learner ", "nursery "
+TOLD = 6
+"""So much of a tag fits into the name of a process, whose environment shows that of its parent."""
+PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+CAN_NURSE = sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+class Nursery:
+    """Forks learners for a node, of which it was forked itself before that had threads.
+
+    Who forks a learner ends at once; so it becomes a child of the node, as one that the node starts would be:
+    the node waits for it, and signals it.
+    """
+
+    def __init__(self) -> None:
+        """To be made by the node, before it runs."""
+        _control(PR_SET_CHILD_SUBREAPER, 1)
+        self._node, nursery = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        if os.fork() == 0:
+            self._node.close()
+            _control(PR_SET_NAME, _name(NURSERY))
+            _nurse(nursery)
+        nursery.close()
+
+    def fork(self, environment: Mapping[str, str], *descriptors: int) -> int:
+        """Process id of a new learner with this log, this channel, this exchange."""
+        words = json.dumps(dict(environment)).encode()
+        socket.send_fds(self._node, [len(words).to_bytes(8) + words], descriptors)
+        return int.from_bytes(self._node.recv(8, socket.MSG_WAITALL))
+
+
+def _nurse(node: socket.socket) -> None:
+    """Until the node is gone."""
+    while True:
+        head, descriptors, _, _ = socket.recv_fds(node, 8, 3)
+        if not head:
+            os._exit(0)
+        words = node.recv(int.from_bytes(head), socket.MSG_WAITALL)
+        ours, its = os.pipe()
+        if (between := os.fork()) == 0:
+            if pid := os.fork():
+                os.write(its, pid.to_bytes(8))
+                os._exit(0)
+            for descriptor in (node.fileno(), ours, its):
+                os.close(descriptor)
+            _be_learner(json.loads(words), *descriptors)
+        pid = os.read(ours, 8)
+        os.waitpid(between, 0)  # from now on the node is its parent
+        for descriptor in (ours, its, *descriptors):
+            os.close(descriptor)
+        node.sendall(pid)
+
+
+def _be_learner(environment: Mapping[str, str], log: int, channel: int, exchange: int) -> NoReturn:
+    """What `python -m p2pdiloco.learner` does."""
+    from p2pdiloco.learner.__main__ import main
+
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    _control(PR_SET_NAME, _name(LEARNER))
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    _begin_anew()
+    status = main(channel, exchange)
+    sys.stderr.flush()
+    os._exit(status)
+
+
+class Nursed:
+    """A learner that was forked, with the part of `asyncio.subprocess.Process` that its host uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._descriptor = os.pidfd_open(pid)
+
+    async def wait(self) -> int:
+        """Exit status, negative: the signal that killed it."""
+        if self.returncode is None:
+            loop, ended = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(self._descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(self._descriptor)
+            self.returncode = self._collect()
+        return self.returncode
+
+    def _collect(self) -> int:
+        """Of one that has ended."""
+        os.close(self._descriptor)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+def nursing_here() -> None:
+    """A node that was forked has its learners forked."""
+    from p2pdiloco.daemon import learner_host
+
+    nursery = Nursery()
+
+    async def spawn(self: Any, channel: int) -> Nursed:
+        log = learner_host._open_log(self._log_path)
+        self._log_bytes = os.fstat(log).st_size
+        self._memory_kills = learner_host.memory_kills()
+        try:
+            environment = learner_host._environment()
+            return Nursed(await asyncio.to_thread(nursery.fork, environment, log, channel, self._exchange.fd))
+        finally:
+            os.close(log)
+
+    learner_host.LearnerHost._spawn = spawn  # type: ignore[assignment, method-assign]
+
+
+def _name(kind: str) -> bytes:
+    return (kind + os.environ.get(TAG, "")[:TOLD]).encode()
+
+
+def _control(what: int, value: int | bytes) -> None:
+    """prctl(2), for this process."""
+    done = ctypes.CDLL(None, use_errno=True).prctl(what, value, 0, 0, 0)
+    assert done == 0, os.strerror(ctypes.get_errno())
+
+
+# The launcher's own process, and what its forks become.
+
+
+def serve() -> tuple[list[str], list[str]] | None:
+    """Forks until its input ends (None). Returns in every fork, with the arguments of what that shall be, and
+    the words of the program that runs it."""
     assert threading.active_count() == 1, "a fork has one thread: what others held would stay locked"
     living: set[int] = set()
     pending = b""
@@ -179,7 +336,7 @@ def serve() -> list[str] | None:
             return None
         *lines, pending = (pending + received).split(b"\n")
         for line in lines:
-            arguments, out, err, folder, environment = json.loads(line)
+            arguments, out, err, folder, environment, by = json.loads(line)
             pid = os.fork()
             if pid == 0:
                 _be(out, err)
@@ -187,7 +344,7 @@ def serve() -> list[str] | None:
                 if environment is not None:
                     os.environ.clear()
                     os.environ.update(environment)
-                return list(arguments)
+                return arguments, by
             living.add(pid)
             _say(pid, None)
 
@@ -207,6 +364,11 @@ def _be(out: str, err: str) -> None:
         os.dup2(opened, descriptor)
         os.close(opened)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _begin_anew()
+
+
+def _begin_anew() -> None:
+    """What chance brings is not its parent's."""
     random.seed()
     numpy.random.seed()
     torch.seed()
@@ -229,6 +391,16 @@ def stand_still(what: str) -> NoReturn:
     os._exit(70)
 
 
+def run_by(words: Sequence[str], arguments: Sequence[str]) -> int:
+    """Exit status of a program that runs the command that follows its own words."""
+    sys.argv = [*words, "p2pdiloco", *arguments]
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
 def end(status: int) -> NoReturn:
     """As Python ends, but nothing is freed first: a fork would copy what it has of its parent's memory for
     that, which takes 0.7 CPU-seconds."""
@@ -248,7 +420,8 @@ if __name__ == "__main__":
     from loop_guard import guarded
 
     import p2pdiloco.cli.status_command
-    import p2pdiloco.daemon.start  # noqa: F401
+    import p2pdiloco.daemon.start
+    import p2pdiloco.learner.training_process  # noqa: F401
     from p2pdiloco.cli.group import run
 
     signing_here()
@@ -256,5 +429,10 @@ if __name__ == "__main__":
     gc.freeze()  # else each fork looks through all of torch, and copies its pages by that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the test to handle
     if (given := serve()) is not None:
+        arguments, by = given
+        if arguments[0] not in DAEMONS:
+            tempfile.tempdir = None  # that of its own variables, not of the launcher's
+        elif CAN_NURSE and arguments[0] != "bootstrap":
+            nursing_here()
         with guarded(stand_still):
-            end(run(given))
+            end(run_by(by, arguments) if by else run(arguments))

@@ -22,13 +22,15 @@ from typing import Any
 import msgspec
 import psutil
 from deadlines import Deadline, within_s
-from launcher import Launched, Launcher, Shared, is_fork
+from launcher import TAG, Launched, Launcher, Shared, is_fork, is_learner, nursed
 
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.demo.swarm import Line, Tail, of_kind
 
 POLL_S = 0.05
-TAG = "SWARM_UNDER_TEST"
+LEARNER = "p2pdiloco.learner"
+SWARMS = ("demo", "chaos")
+"""Commands that start swarms of their own: they start as a person starts them."""
 START_S = 90.0
 EXIT_S = 30.0
 """Who hangs at its end is not waited for longer. That leaving takes 9.5 s at most is the daemon's own rule:
@@ -142,10 +144,12 @@ class Daemon:
     # --- processes -----------------------------------------------------------------------------------
 
     def child(self, part: str) -> psutil.Process | None:
-        """Its learner ("p2pdiloco.learner") or its network process ("p2pd")."""
+        """Its learner (`LEARNER`) or its network process ("p2pd")."""
         for process in psutil.Process(self.pid).children():
             try:
                 words = process.cmdline()
+                if part == LEARNER and is_learner(process):
+                    return process
             except psutil.Error:
                 continue  # it has just ended
             if part in words or (words and Path(words[0]).name == part):
@@ -193,6 +197,7 @@ class Swarm:
         self._used: set[Path] = set()
         self._killed: set[Path] = set()
         self._forks: list[Launched] = []
+        self._commands = 0
         self._launcher: Launcher | None = None
         clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
         self.environment = clean | {TAG: self.tag, "OMP_NUM_THREADS": "1"}
@@ -222,19 +227,22 @@ class Swarm:
     def command(
         self, *arguments: str, timeout_s: float = 90.0, within: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """A command that ends by itself. Raises: AssertionError (it does not, in time)."""
+        """A command that ends by itself. `within`: words that run it somewhere else. Raises: AssertionError
+        (it does not end in time)."""
+        self._commands += 1
+        out, err = (self.folder / f"command-{self._commands}.{which}" for which in ("out", "err"))
+        apart = within or arguments[0] in SWARMS
+        process = (
+            self._run_within(within, list(arguments), out, err) if apart else self._fork(arguments, out, err)
+        )
         try:
-            return subprocess.run(
-                [*within, sys.executable, "-m", "p2pdiloco", *arguments],
-                capture_output=True,
-                text=True,
-                env=self.environment,
-                timeout=within_s(timeout_s),
-            )
-        except subprocess.TimeoutExpired as error:
-            said = (error.stderr or b"").decode(errors="replace")[-1500:]
-            what = f"p2pdiloco {' '.join(arguments)}: did not end within {timeout_s:g} s\n{said}"
-            raise AssertionError(f"{what}\n{self.tails()}") from None
+            status = process.wait(within_s(timeout_s))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(within_s(EXIT_S))
+            what = f"p2pdiloco {' '.join(arguments)}: did not end within {timeout_s:g} s"
+            raise AssertionError(f"{what}\n{err.read_text()[-1500:]}\n{self.tails()}") from None
+        return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
 
     def begin(self, *arguments: str, out: Path | None = None) -> subprocess.Popen[bytes]:
         """A command that the test ends. `out`: what it writes goes there."""
@@ -245,19 +253,25 @@ class Swarm:
             return subprocess.Popen(command, env=self.environment, stdout=file)
 
     def start(
-        self, name: str, role: str, *options: str, listen: str = LOOPBACK, within: Sequence[str] = ()
+        self,
+        name: str,
+        role: str,
+        *options: str,
+        listen: str = LOOPBACK,
+        within: Sequence[str] = (),
+        by: Sequence[str] = (),
     ) -> Daemon:
         """Start a process in the data folder of that name. A second time: the same node again.
-        `within`: words that run a command somewhere else."""
+        `within`: words that run a command somewhere else; `by`: of a program that runs it here."""
         data_dir = self.folder / name
         self._used.add(data_dir)
         arguments = [role, "--data-dir", str(data_dir), "--listen", listen, "--log", "text", *options]
-        run = partial(self._run_within, within) if within else self._fork
+        run = partial(self._run_within, within) if within else partial(self._fork, by=by)
         self.all[name] = daemon = Daemon(name, arguments, data_dir, run)
         return daemon
 
-    def _fork(self, arguments: list[str], out: Path, err: Path) -> Launched:
-        fork = LAUNCHERS.get().start(arguments, out, err, environment=self.environment)
+    def _fork(self, arguments: Sequence[str], out: Path, err: Path, by: Sequence[str] = ()) -> Launched:
+        fork = LAUNCHERS.get().start(arguments, out, err, environment=self.environment, by=by)
         self._forks.append(fork)
         return fork
 
@@ -379,7 +393,7 @@ class Swarm:
         """What runs now and was started here, by whomever."""
         for process in psutil.process_iter():
             try:
-                tagged = process.environ().get(TAG) == self.tag
+                tagged = process.environ().get(TAG) == self.tag or nursed(process, self.tag)
                 if (tagged or self._forked(process)) and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
             except psutil.Error:

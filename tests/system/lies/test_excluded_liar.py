@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from system_kit import Daemon, Swarm
 from p2pdiloco.cli.group import cli
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
-LIAR = (sys.executable, str(Path(__file__).with_name("lying_node.py")))
+LIAR = (str(Path(__file__).with_name("lying_node.py")),)
 SENTENCE = "the others exclude this node for good: it put work that its learner did not sign into version"
 
 
@@ -35,7 +34,7 @@ def test_a_syncer_with_a_false_label_is_excluded_and_the_others_go_on(visited_sw
     a = swarm.node("a", bootstrap, "--genesis")
     b = swarm.node("b", bootstrap)
     joined = ("--join", bootstrap.address() or "", "--name", "liar", "--threads", "1", "--min-step-s", "0.05")
-    liar = swarm.start("liar", "node", *joined, within=LIAR)
+    liar = swarm.start("liar", "node", *joined, by=LIAR)
     swarm.until(lambda: liar.address() is not None, "the liar's address")
     peer = liar.peer_id
     liar.expected_to_live = False  # it is told why nobody listens to it, and ends

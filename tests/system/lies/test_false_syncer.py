@@ -4,7 +4,6 @@ out by themselves."""
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,15 @@ def published(*nodes: Daemon) -> list[str]:
 
 
 def with_a_liar(swarm: Swarm, lie: str, honest: tuple[str, ...] = ()) -> tuple[Daemon, Daemon, Daemon]:
-    """Start two honest nodes, and one that tells this lie once it is the syncer. `honest`: words within which
-    the honest ones run."""
+    """Start two honest nodes, and one that tells this lie once it is the syncer. `honest`: words of a
+    program that runs the honest ones."""
     manifest = swarm.manifest()
     manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
     bootstrap = swarm.bootstrap("--run", str(manifest))
     joined = ("--join", bootstrap.address() or "", *PACE, "--name")
-    a = swarm.start("a", "node", *joined, "a", "--genesis", within=honest)
-    b = swarm.start("b", "node", *joined, "b", within=honest)
-    liar = swarm.start("liar", "node", *joined, "liar", within=(sys.executable, NODE, lie))
+    a = swarm.start("a", "node", *joined, "a", "--genesis", by=honest)
+    b = swarm.start("b", "node", *joined, "b", by=honest)
+    liar = swarm.start("liar", "node", *joined, "liar", by=(NODE, lie))
     swarm.until(lambda: liar.address() is not None, "the liar's address")
     liar.expected_to_live = False
     return a, b, liar
@@ -71,7 +70,7 @@ def test_whoever_lies_about_a_version_is_excluded_and_the_others_go_on(
 def test_nobody_copies_the_state_of_a_syncer_that_does_not_show_how_it_was_made(visited_swarm: Swarm) -> None:
     """It cannot be proved, so it is not excluded: the others go on without those versions."""
     swarm = visited_swarm
-    a, b, liar = with_a_liar(swarm, "histories", honest=(sys.executable, NODE, "old"))
+    a, b, liar = with_a_liar(swarm, "histories", honest=(NODE, "old"))
 
     def forged() -> set[tuple[int, int, str]]:
         lines = liar.events("publish")

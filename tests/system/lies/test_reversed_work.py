@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from system_kit import Daemon, Swarm
 from p2pdiloco.core.api.reasons import LossFinding
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
-NODE = (sys.executable, str(Path(__file__).with_name("loss_node.py")))
+NODE = (str(Path(__file__).with_name("loss_node.py")),)
 
 
 def test_who_sends_reversed_work_is_expelled_and_the_others_go_on(visited_swarm: Swarm) -> None:
@@ -33,7 +32,7 @@ def test_who_sends_reversed_work_is_expelled_and_the_others_go_on(visited_swarm:
             "--min-step-s",
             "0.05",
         )
-        return swarm.start(name, "node", *joined, *more, within=(*NODE, kind))
+        return swarm.start(name, "node", *joined, *more, by=(*NODE, kind))
 
     a, b, liar = node("a", "hasty", "--genesis"), node("b", "hasty"), node("liar", "reverses")
     swarm.until(liar.address, "the liar's address")
