@@ -7,14 +7,18 @@ deadline, never for a time.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,10 @@ from deadlines import Deadline, within_s
 from launcher import TAG, Launched, Launcher, Shared, is_fork, is_learner, nursed
 
 from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.cli.status_command import Search, visitor
+from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.demo.swarm import Line, Tail, of_kind
+from p2pdiloco.errors import json_line
 
 POLL_S = 0.05
 LEARNER = "p2pdiloco.learner"
@@ -36,6 +43,7 @@ EXIT_S = 30.0
 """Who hangs at its end is not waited for longer. That leaving takes 9.5 s at most is the daemon's own rule:
 else its status is 75 (`daemon.start.UNFINISHED`)."""
 ORPHANS_S = 10.0
+ANSWER_S = 60.0
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PACE = ("--threads", "1", "--min-step-s", "0.05")
 """Learners that do not take the cores which other swarms and processes that start need."""
@@ -402,3 +410,34 @@ class Swarm:
     def _forked(self, process: psutil.Process) -> bool:
         """A fork shows the environment of its parent."""
         return any(f.pid == process.pid and f.poll() is None for f in self._forks) and is_fork(process)
+
+
+@contextmanager
+def asking(node: Daemon, run: str = "") -> Iterator[Callable[[], dict[str, Any]]]:
+    """What `status --join` finds out from that node, as often as somebody wants to know, of one visitor: the
+    command starts a p2pd each time, which takes half a CPU-second."""
+    loop, visit = asyncio.new_event_loop(), AsyncExitStack()
+    thread = threading.Thread(target=loop.run_forever)
+
+    def call(what: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(what, within_s(ANSWER_S)), loop).result()
+
+    join = (node.address() or "",)
+
+    def ask() -> dict[str, Any]:
+        deadline = Deadline(ANSWER_S)
+        while not deadline.over():
+            told: dict[str, Any] = json.loads(json_line(call(Search(run, peers_of(join)).report(transport))))
+            if told["answered_by"] == node.peer_id:
+                return told
+        raise AssertionError(f"{node.name} does not answer within {deadline}\n{node.tail()}")
+
+    thread.start()
+    try:
+        transport = call(visit.enter_async_context(visitor(join)))
+        yield ask
+    finally:
+        call(visit.aclose())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

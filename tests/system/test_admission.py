@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from system_kit import Swarm
+from system_kit import Swarm, asking
 
 from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.cli.group import cli
@@ -81,14 +79,10 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     said = asyncio.run(_stranger(owner.address() or "", run))
     assert said == ["not-admitted"] * len(said) and len(said) == 7
 
-    def report() -> dict[str, Any]:
-        ask = ["status", "--join", owner.address() or "", "--run", run, "--json"]
-        told: dict[str, Any] = json.loads(CliRunner().invoke(cli, ask).stdout)
-        return told
-
-    assert report()["refusals"].get("not-admitted", 0) >= 7
-    # A name comes with a record in the DHT, which is read now and then.
-    swarm.until(lambda: {m["name"] for m in report()["members"]} == {"owner", "guest"}, "both names")
+    with asking(owner, run) as report:
+        assert report()["refusals"].get("not-admitted", 0) >= 7
+        # A name comes with a record in the DHT, which is read now and then.
+        swarm.until(lambda: {m["name"] for m in report()["members"]} == {"owner", "guest"}, "both names")
     swarm.advance(owner, [0], 1)
     assert owner.number(0) < BOAST.number
 

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from system_kit import START_S, Daemon, Swarm
+from system_kit import START_S, Daemon, Swarm, asking
 
 from p2pdiloco.config.manifest import GroupSection
 from p2pdiloco.config.presets import MICRO
@@ -174,17 +175,18 @@ def its_owner_stops_it_for_a_while(swarm: Swarm, node: Daemon, other: Daemon) ->
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="no limits of other processes here")
 def test_of_two_nodes_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
+    with Swarm(tmp_path) as swarm, ExitStack() as stack:
         bootstrap = swarm.bootstrap()
         one = swarm.node("one", bootstrap, "--genesis")
         two = swarm.node("two", bootstrap)
         swarm.training(one, two)
         swarm.until(lambda: one.full_merges(2) + two.full_merges(2) >= 5, "both to take part")
 
+        ask = stack.enter_context(asking(one))
+
         def votes() -> bool:
             """Whether the other node counts the one in majorities."""
-            status = swarm.command("status", "--join", one.address() or "", "--json")
-            (row,) = [row for row in json.loads(status.stdout)["members"] if row["peer"] == two.peer_id]
+            (row,) = [row for row in ask()["members"] if row["peer"] == two.peer_id]
             return bool(row["votes"])
 
         assert votes()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from system_kit import PACE, Daemon, Swarm
+from system_kit import PACE, Daemon, Swarm, asking
 
 from attacks.heads import ForgedHead
 from attacks.stranger import Work
@@ -58,12 +57,6 @@ def forger(swarm: Swarm, member: Daemon, run: str) -> Iterator[ForgedHead]:
         loop.close()
 
 
-def status(daemon: Daemon, run: str) -> dict[str, object]:
-    command = ["status", "--join", daemon.address() or "", "--run", run, "--json"]
-    report: dict[str, object] = json.loads(CliRunner().invoke(cli, command).stdout)
-    return report
-
-
 def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
     bootstrap = swarm.bootstrap("--run", str(swarm.manifest("owned")))
@@ -83,17 +76,20 @@ def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm)
         swarm.until(lambda: stranger.greeted_by - {member.peer_id}, "the newcomer to meet the forger")
         swarm.training(newcomer)
         vouched = {"basis": "vouched", "members": 1, "of": 1, "peer": ""}
-        swarm.until(lambda: status(newcomer, run)["start"] == vouched, "its start from the owner's word")
+        with asking(newcomer, run) as ask:
+            swarm.until(lambda: ask()["start"] == vouched, "its start from the owner's word")
         assert "started from what the owner vouched for" in newcomer.said()
         swarm.until(lambda: member.full_merges(2), "versions of both")
         assert not stranger.done["states given"], "with one against one its run is the heavier one"
-    amend_while_a_member_is_away(swarm, bootstrap, member, newcomer, run)
+    with asking(member, run) as ask:
+        amend_while_a_member_is_away(swarm, bootstrap, member, newcomer, ask)
 
 
 def amend_while_a_member_is_away(
-    swarm: Swarm, bootstrap: Daemon, member: Daemon, absent: Daemon, run: str
+    swarm: Swarm, bootstrap: Daemon, member: Daemon, absent: Daemon, ask: Callable[[], dict[str, Any]]
 ) -> None:
-    """The owner pauses the run while a member is away, which hears of it when it is back; then it goes on."""
+    """The owner pauses the run while a member is away, which hears of it when it is back; then it goes on.
+    `ask`: what the member says of the run."""
 
     def amend(*options: str) -> str:
         owner = ("--data-dir", str(bootstrap.data_dir), "--join", member.address() or "")
@@ -101,19 +97,19 @@ def amend_while_a_member_is_away(
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    def course(daemon: Daemon) -> dict[str, Any]:
-        found = status(daemon, run)["course"]
+    def course(of: Callable[[], dict[str, Any]] = ask) -> dict[str, Any]:
+        found = of()["course"]
         assert isinstance(found, dict)
         return found
 
     swarm.kill(absent)
-    soon = course(member)["tokens"] + 6_000  # some seconds ahead: the command takes its time, too
+    soon = course()["tokens"] + 6_000  # some seconds ahead: the command takes its time, too
     said = amend("--pause", "--learning-rate-factor", "0.5", "--message", "to mend", "--at-tokens", str(soon))
     assert "amendment 1 of the run's owner holds from" in said
-    swarm.until(lambda: course(member)["rests"] == "paused", "the pause")
+    swarm.until(lambda: course()["rests"] == "paused", "the pause")
     assert "amendments 1" in member.said()
-    assert soon <= course(member)["tokens"]
-    assert (course(member)["rate_factor"], course(member)["message"]) == (0.5, "to mend")
+    assert soon <= course()["tokens"]
+    assert (course()["rate_factor"], course()["message"]) == (0.5, "to mend")
     absent = swarm.node("newcomer", bootstrap)
     swarm.until(lambda: "the run's owner has paused it" in absent.said(), "the other one's pause", 120.0)
     swarm.until(lambda: "all is merged and saved" in absent.said(), "its rest")
@@ -123,6 +119,8 @@ def amend_while_a_member_is_away(
     swarm.until(lambda: member.inner_step() > stands, "inner steps")
     ours, theirs = member.heads(), absent.heads()
     assert all(ours[version] == theirs[version] for version in ours.keys() & theirs.keys())
-    assert (course(absent)["rate_factor"], course(absent)["message"]) == (0.5, "")
+    with asking(absent) as ask_it:
+        found = course(ask_it)
+    assert (found["rate_factor"], found["message"]) == (0.5, "")
     bootstrap.terminate()
     assert "leaving" in bootstrap.said()

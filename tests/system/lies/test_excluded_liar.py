@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from system_kit import Daemon, Swarm
-
-from p2pdiloco.cli.group import cli
+from system_kit import Swarm, asking
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 LIAR = (str(Path(__file__).with_name("lying_node.py")),)
 SENTENCE = "the others exclude this node for good: it put work that its learner did not sign into version"
 
 
-def excluded(daemon: Daemon) -> list[str]:
-    """Whom it excludes, as it answers."""
-    done = CliRunner().invoke(cli, ["status", "--join", daemon.address() or "", "--json"])
-    if done.exit_code:
-        return []  # it is no member yet
-    report = json.loads(done.stdout)
+def excluded(report: dict[str, Any]) -> list[str]:
+    """Whom a node excludes, as it answers."""
     return [row["peer"] for row in report["excluded"] if "did not sign" in row["reason"]]
 
 
@@ -50,5 +43,7 @@ def test_a_syncer_with_a_false_label_is_excluded_and_the_others_go_on(visited_sw
     swarm.kill(b)
     again = swarm.node("b", bootstrap)
     swarm.until(lambda: again.address() is not None, "b to be back")
-    swarm.until(lambda: excluded(again) == excluded(a) == [peer], "b's word on who is excluded")
+    swarm.training(again)  # until it is a member others answer
+    with asking(again) as ask, asking(a) as ask_a:
+        swarm.until(lambda: excluded(ask()) == excluded(ask_a()) == [peer], "b's word on who is excluded")
     assert not again.events("excluded"), "it knows from its disk"
