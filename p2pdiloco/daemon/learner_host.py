@@ -17,7 +17,7 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -236,21 +236,7 @@ class LearnerHost:
         self._log_bytes = os.fstat(log).st_size
         self._memory_kills = memory_kills()
         try:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "p2pdiloco.learner",
-                str(channel_fd),
-                str(self._exchange.fd),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(channel_fd, self._exchange.fd),
-                # A Ctrl-C at the terminal is the daemon's to handle.
-                start_new_session=True,
-                env=_environment(),
-            )
+            return await begin(channel_fd, self._exchange.fd, log, _environment())
         finally:
             os.close(log)
 
@@ -331,6 +317,27 @@ class LearnerSocket(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+async def begin(
+    channel_fd: int, exchange_fd: int, log: int, environment: Mapping[str, str]
+) -> asyncio.subprocess.Process:
+    """Start the learner's program with these descriptors, of which the last takes what it says."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "p2pdiloco.learner",
+        str(channel_fd),
+        str(exchange_fd),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(channel_fd, exchange_fd),
+        # A Ctrl-C at the terminal is the daemon's to handle.
+        start_new_session=True,
+        env=environment,
+    )
 
 
 def _environment() -> dict[str, str]:

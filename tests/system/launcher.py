@@ -26,7 +26,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
@@ -290,17 +290,10 @@ def nursing_here() -> None:
 
     nursery = Nursery()
 
-    async def spawn(self: Any, channel: int) -> Nursed:
-        log = learner_host._open_log(self._log_path)
-        self._log_bytes = os.fstat(log).st_size
-        self._memory_kills = learner_host.memory_kills()
-        try:
-            environment = learner_host._environment()
-            return Nursed(await asyncio.to_thread(nursery.fork, environment, log, channel, self._exchange.fd))
-        finally:
-            os.close(log)
+    async def begin(channel: int, exchange: int, log: int, environment: Mapping[str, str]) -> Nursed:
+        return Nursed(await asyncio.to_thread(nursery.fork, environment, log, channel, exchange))
 
-    learner_host.LearnerHost._spawn = spawn  # type: ignore[assignment, method-assign]
+    learner_host.begin = begin  # type: ignore[assignment]
 
 
 def _name(kind: str) -> bytes:
