@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 MOST_DRAWN = 64
 """Nodes of a world with faults. Larger ones are calm, and measured."""
-MIX_NAMES = ("calm", "churn", "datacentre", "liars", "old", "partition", "storm", "strangers", "wan")
+MIX_NAMES = (
+    "calm",
+    "churn",
+    "crowd",
+    "datacentre",
+    "liars",
+    "old",
+    "partition",
+    "storm",
+    "strangers",
+    "wan",
+)
 
 
 @click.command("simulate", epilog=example("simulate"))

@@ -7,6 +7,7 @@ import hashlib
 import math
 import random
 from dataclasses import dataclass, fields
+from enum import Enum
 
 from msgspec.structs import replace
 
@@ -19,6 +20,21 @@ from p2pdiloco_lab.simulation.lineage import Substance, genesis_state
 RUN = "simulated"
 MAX_JOINS = 6
 """Nodes that join while the faults last, at most."""
+
+
+class CrowdKind(Enum):
+    """Kinds of crowds: what many identities of one process do, once they vote (`sim_crowd.Crowd`)."""
+
+    RIDES = "rides"
+    """They are merged, and no more."""
+    FORGES = "forges"
+    """Each votes in one fragment, and all stand on states that they forged."""
+    ACCUSES = "accuses"
+    """They accuse every honest member of an old version."""
+    MUTE = "mute"
+    """They send heartbeats, and answer to nothing."""
+    CLAIMS = "claims"
+    """Their labels claim as much work as labels can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,8 @@ class Mix:
 
     perjurers: int = 0
     """Number of members whose lies can be proved (`sim_liars.Perjurer`), a third of all at most."""
+    crowd: int = 0
+    """Number of identities of one process that join, at most (`sim_crowd.Crowd`)."""
     old: bool = False
     """True: the run is older than its founding when the world begins (`sim_disk.Past`)."""
 
@@ -140,11 +158,16 @@ MIXES: dict[str, Mix] = {
 }
 MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
 """Old runs: each has the weather of one of `OLD_WEATHERS`."""
+MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, crowd=8)
+"""Young and old runs, open and by invite, that a crowd joins."""
+LEAST_CROWD = 3
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 STRANGERS_S = 20.0
 """Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
 CROSSING_S = 0.02
-DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not mix.strangers and not mix.perjurers))
+DRAWN = tuple(
+    sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.perjurers or mix.crowd))
+)
 """Mixes of seeds for which none is named."""
 
 
@@ -191,6 +214,10 @@ class WorldPlan:
     faults: bool = True
     hidden: tuple[str, ...] = ()
     """Nodes that nobody can dial: they open links to others themselves, and have none to each other."""
+    crowd: CrowdKind | None = None
+    riders: int = 0
+    """Identities of one process that join beside `nodes`."""
+    crowd_from_s: float = 10.0
 
     @property
     def calm_from_s(self) -> float:
@@ -326,6 +353,8 @@ def draw_weather(seed: int, name: str) -> Mix:
     honest member goes, or loses its vote, for ever: for long only old ones vote, and liars are to be fewer
     than a third of these."""
     mix = MIXES[name]
+    if mix.crowd:
+        return dataclasses.replace(mix, old=random_stream(seed, "crowd's run").random() < 0.5)
     if not mix.old:
         return mix
     rng = random_stream(seed, "old run")
@@ -342,16 +371,17 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     name = mix_name or drawn_mix
     mix = draw_weather(seed, name)
     drawn_nodes = rng.randint(1, 8)
-    count = nodes or max(drawn_nodes, 4 * mix.old)
+    count = nodes or max(drawn_nodes, 4 * (mix.old or mix.crowd > 0))
     round_s = rng.uniform(1.0, 5.0)
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_config(rng, count, min(budget_bytes, 1e6))
-    config = replace(config, audited=random_stream(seed, "audits").random() < 0.5)
+    audits = random_stream(seed, "audits").random() < 0.5
+    config = replace(config, audited=audits or mix.crowd > 0)
     # A liar that hides its updates withholds them, too.
     withholds = bool(mix.perjurers) and (mix.old or one_withholds(seed))
     # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
-    if not (mix.perjurers and (mix.old or config.audited)):
+    if not mix.crowd and not (mix.perjurers and (mix.old or config.audited)):
         config = draw_groups(seed, config, count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=random_stream(seed, "admission").random() < 0.5)
@@ -376,6 +406,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
     # Where only liars can be dialled, there is no swarm without them.
     one_group = count + MAX_JOINS <= config.group_size and not mix.perjurers
+    crowd = random_stream(seed, "crowd")
     return WorldPlan(
         seed=seed,
         mix_name=name,
@@ -387,5 +418,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         faults_until_s=rng.uniform(35.0, 60.0),
         # Whom a syncer leaves out waits for another's term, and the hash may draw that one many times.
         settle_s=(60.0 + 10 * slowest_round_s) * (2.0 if withholds else 1.0),
-        hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group else (),
+        hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group and not mix.crowd else (),
+        crowd=list(CrowdKind)[seed % len(CrowdKind)] if mix.crowd else None,
+        riders=crowd.randint(LEAST_CROWD, mix.crowd) if mix.crowd else 0,
     )

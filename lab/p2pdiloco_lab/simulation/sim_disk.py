@@ -237,8 +237,10 @@ class Past:
         self._plan, self._rng = plan, random_stream(plan.seed, "past")
         peers = [spec.peer for spec in plan.nodes]
         liars = old_liars(plan)
-        self._voters = {*peers[: 1 + 2 * len(liars)], *liars}
-        """Members that vote in every fragment: liars, and so many others that they are fewer than a third."""
+        many = len(peers) if plan.crowd is not None else 1 + 2 * len(liars)
+        self._voters = {*peers[:many], *liars}
+        """Members that vote in every fragment: liars, and so many others that they are fewer than a third.
+        Where a crowd comes, all: the room for new voters is the crowd's."""
         self.members = [p for p in peers if p in self._voters or self._rng.random() < MEMBER_SHARE]
         """Nodes that come with what they saved."""
         self._away = {p.peer for p, at_s in zip(plan.nodes, plan.joins_s, strict=True) if at_s > AWAY_FROM_S}

@@ -27,6 +27,7 @@ from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
 from p2pdiloco_lab.simulation.seed_plan import NodeSpec, random_stream
 from p2pdiloco_lab.simulation.seed_report import Violation
+from p2pdiloco_lab.simulation.sim_crowd import Rider
 from p2pdiloco_lab.simulation.sim_disk import Checkpoint, Disk, ResumeNote, Store, restored_from
 from p2pdiloco_lab.simulation.sim_worker import (
     Callbacks,
@@ -442,6 +443,10 @@ class LearnerSide:
         host.world.clock.at(time_s, host.run_when_awake, lambda: self.model.wake(host.now))
 
     def _copied_out(self, copied: Displacement, due: bool) -> None:
+        liar = self._host.liar
+        if isinstance(liar, Rider) and not liar.works_on(copied.fragment):
+            self._host.later(0.0, self._keeps_to_itself, copied.fragment)
+            return
         substance, delay_s = self._host.world.substance, self._rng.uniform(0.001, 0.08)
         delay_s += substance.waits_s if self._host.peer in substance.liars else 0.0
         self._host.later(delay_s, self._encoded, copied, due, self.model.life)
@@ -458,6 +463,12 @@ class LearnerSide:
         ticket = host.tickets.new(copied)
         host.feed(ev.ContributionReady(fragment, ticket, tokens, steps, copied.digest(), size, due))
         self.model.encoded(fragment, host.now)
+
+    def _keeps_to_itself(self, fragment: int) -> None:
+        """Forget a copy, and pass."""
+        self.model.encoded(fragment, self._host.now)
+        self.model.retire(fragment, self._host.now)
+        self._nothing(fragment)
 
     def _nothing(self, fragment: int) -> None:
         self._host.later(0.0, self._host.feed, ev.NothingToContribute(fragment))

@@ -452,6 +452,8 @@ class Bulk:
             self._failed(asker, effect, FetchFailure.NOT_READY, back_s, generation)
             return
         store = holder.stores[effect.fragment]
+        crowd = holder.world.crowd
+        forged = None if crowd is None else crowd.forgery(holder.peer, effect.fragment)
         if isinstance(effect, FetchUpdate):
             found = store.log.get(effect.number)
             if found is None or (holder.liar is not None and holder.liar.hides(found)):
@@ -465,14 +467,14 @@ class Bulk:
                 holder.uplink.given.begin()
                 self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
             return
-        if store.version.header.number < effect.number:
+        if forged is None and store.version.header.number < effect.number:
             self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
             return
         size = asker.max_payload_bytes(effect.fragment) * STATE_PER_UPDATE_BYTES
         version, state = store.version, store.state
         if holder.liar is not None:
             version, state = holder.liar.gives_state(asker.peer, version, state)
-        given = (version, state, store.watermarks)
+        given = (version, state, store.watermarks) if forged is None else (*forged,)
         time_s = self._carried_s(asker, holder, effect, size, generation)
         if time_s is not None:
             self._clock.after(time_s, self._state_here, asker, holder, effect, epoch, generation, given)

@@ -365,6 +365,8 @@ class Worker:
         if store.spare is None:
             where = f"{host.peer} fragment {header.fragment}"
             raise Violation("equal-state", f"{where}: version {header.number} from an empty spare copy")
+        if host.world.crowd is not None:
+            host.world.crowd.committed(host, header)
         host.world.backing.committed(host, effect)
         host.world.watch.committed(host, effect.version, store.version, store.spare)
         update = None

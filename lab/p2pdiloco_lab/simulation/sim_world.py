@@ -38,9 +38,10 @@ from p2pdiloco_lab.simulation.seed_plan import (
     stated_lengths,
 )
 from p2pdiloco_lab.simulation.seed_report import SeedResult, Trace, Violation
+from p2pdiloco_lab.simulation.sim_crowd import Crowd, Rider
 from p2pdiloco_lab.simulation.sim_disk import FORMER_LIFE, Disk, Past
 from p2pdiloco_lab.simulation.sim_host import Host
-from p2pdiloco_lab.simulation.sim_liars import Liar, Stranger, lying_members
+from p2pdiloco_lab.simulation.sim_liars import Liar, Perjurer, Stranger, Withholder, lying_members
 from p2pdiloco_lab.simulation.sim_network import Bulk, Network
 from p2pdiloco_lab.simulation.sim_rules import Exclusion, InvariantWatch, too_large
 
@@ -79,7 +80,10 @@ class World:
         """Nodes whose versions have states that their updates do not make."""
         self.states_told: set[bytes] = set()
         """Digests of such states."""
-        self.perjurers = lying_members(self)
+        self.crowd = None if plan.crowd is None else Crowd(self, plan.crowd)
+        self.perjurers: dict[str, Perjurer | Withholder | Rider] = {**lying_members(self)}
+        if self.crowd is not None:
+            self.perjurers.update(self.crowd.riders)
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
         self.exclusion = Exclusion(self)
         self.watch = InvariantWatch(plan.config, plan.calm_from_s, frozenset(self.perjurers))
@@ -111,6 +115,8 @@ class World:
             self.clock.at(at_s, self.launch, spec)
         if self.past is not None:
             self._begin_with(self.past)
+        if self.crowd is not None:
+            self.crowd.join()
         self.faults = Faults(self, plan)
         self.strangers = [Stranger(self, number) for number in range(plan.mix.strangers)]
         for spec in plan.nodes[-plan.mix.liars :] if len(plan.nodes) >= 3 * plan.mix.liars > 0 else ():
@@ -314,6 +320,8 @@ class World:
 
     def _check_end(self) -> None:
         now = self.clock.now
+        if self.crowd is not None:
+            self.crowd.check_tokens()
         for transfer in self.bulk.open.values():
             receiver = transfer.receiver
             owes = receiver.up and receiver.peer not in self.broken
@@ -409,6 +417,7 @@ class Faults:
         if (
             self._plan.mix.calm
             or self._plan.mix.perjurers
+            or self._plan.mix.crowd
             or not self._plan.faults
             or len(peers) < 2
             or rng.random() < WHOLE_CORE_SHARE
