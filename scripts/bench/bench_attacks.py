@@ -3,6 +3,7 @@
     .venv/bin/python scripts/bench/bench_attacks.py --who strangers|member [--only ATTACK,…] [--seconds 20]
                                               [--admission open|invite] [--json FILE] [--list]
     .venv/bin/python scripts/bench/bench_attacks.py --who liars [--help]     # what they cost learning
+    .venv/bin/python scripts/bench/bench_attacks.py --who crowd [--help]     # identities of one process
 
 Three honest nodes of `micro` on loopback in each swarm. Strangers are a process with identities of their own
 on the real transport; a member is a fourth node, admitted like the others, that lies from a moment on (in the
@@ -226,7 +227,7 @@ def counts(table: Mapping[str, int]) -> str:
 def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options; `attacks` are those that are to be carried out."""
     parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--who", choices=("strangers", "member", "liars"), default="strangers")
+    parser.add_argument("--who", choices=("strangers", "member", "liars", "crowd"), default="strangers")
     parser.add_argument("--only", metavar="ATTACK", help="some of the attacks, by name, separated by commas")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of an attack")
     parser.add_argument(
@@ -260,6 +261,10 @@ def main() -> None:
     """Attack, print, write."""
     if who(sys.argv[1:]) == "liars":
         sys.exit(lying_bench.main(sys.argv[1:]))
+    if who(sys.argv[1:]) == "crowd":
+        from attacks import crowd_bench  # it has the same swarms
+
+        sys.exit(crowd_bench.main(sys.argv[1:]))
     chosen = options()
     if chosen.list:
         print("\n".join(chosen.attacks))

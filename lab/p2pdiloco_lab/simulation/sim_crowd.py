@@ -20,8 +20,8 @@ from p2pdiloco.core.api.messages import Announce, Message, Progress, Stated
 from p2pdiloco.core.api.types import (
     MAX_INNER_STEPS,
     MOST_PERIODS,
-    Contributor,
     ContributionHeader,
+    Contributor,
     Head,
     SignedContribution,
     Stamp,
@@ -187,7 +187,7 @@ class Crowd:
         return all(2 * self.share_of_votes(fragment) > 1 for fragment in range(self.fragments))
 
     def share_of_votes(self, fragment: int) -> float:
-        """Share of those who vote in a fragment, by the heaviest head of an honest member, that are riders."""
+        """Share of riders among those who vote in a fragment, by an honest member's heaviest head."""
         voters = [mark.learner for mark in self._best(fragment).watermarks if mark.voter]
         return sum(voter in self.riders for voter in voters) / max(1, len(voters))
 
@@ -268,9 +268,9 @@ class Crowd:
         found: dict[str, SignedVersion] = {}
         for version in self._world.watch.headers.values():
             header = version.header
-            if header.syncer in self._world.specs and header.syncer not in self.riders:
-                if header.number and header.number <= heads[header.fragment] - OUT_OF_REACH:
-                    found[header.syncer] = version
+            honest = header.syncer in self._world.specs and header.syncer not in self.riders
+            if honest and 0 < header.number <= heads[header.fragment] - OUT_OF_REACH:
+                found[header.syncer] = version
         return found
 
     # --- rules ---------------------------------------------------------------------------------------

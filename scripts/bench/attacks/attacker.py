@@ -15,7 +15,7 @@ from collections import Counter
 import msgspec
 import uvloop
 
-from attacks.stranger import Work
+from attacks.stranger import Attack, Work
 from attacks.table import BY_STRANGERS
 
 
@@ -26,9 +26,13 @@ async def line() -> str:
 
 async def main(work: Work) -> None:
     """Attack."""
+    await carry_out(BY_STRANGERS[work.attack](work), work)
+
+
+async def carry_out(attack: Attack, work: Work) -> None:
+    """Start the strangers of an attack, and let them attack for the time that they have."""
     # hivemind's tasks complain of connections that end
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
-    attack = BY_STRANGERS[work.attack](work)
     done: Counter[str] = Counter()
     try:
         for stranger in attack.strangers:
