@@ -160,7 +160,8 @@ MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
 """Old runs: each has the weather of one of `OLD_WEATHERS`."""
 MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, crowd=8)
 """Young and old runs, open and by invite, that a crowd joins."""
-LEAST_CROWD = 3
+LEAST_CROWD, CROWD_S = 3, 30.0
+"""Fewest identities of a crowd, and the time by which such worlds are longer: some kinds need many versions."""
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 STRANGERS_S = 20.0
 """Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
@@ -415,7 +416,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         nodes=specs,
         joins_s=joins,
         faults_from_s=8.0,
-        faults_until_s=rng.uniform(35.0, 60.0),
+        faults_until_s=rng.uniform(35.0, 60.0) + CROWD_S * (mix.crowd > 0),
         # Whom a syncer leaves out waits for another's term, and the hash may draw that one many times.
         settle_s=(60.0 + 10 * slowest_round_s) * (2.0 if withholds else 1.0),
         hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group and not mix.crowd else (),
