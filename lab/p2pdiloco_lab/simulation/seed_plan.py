@@ -161,7 +161,7 @@ MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
 MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, crowd=8)
 """Young and old runs, open and by invite, that a crowd joins."""
 LEAST_CROWD, CROWD_S = 3, 30.0
-"""Fewest identities of a crowd, and the time by which such worlds are longer: some kinds need many versions."""
+"""Fewest identities of a crowd, and the time by which such worlds are longer: they need many versions."""
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 STRANGERS_S = 20.0
 """Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
