@@ -116,6 +116,17 @@ def test_in_an_old_run_a_crowd_that_has_just_come_excludes_nobody_and_stops_noth
     assert max(votes(world)) <= 1 / (HONEST + 1)
 
 
+@pytest.mark.parametrize("age", AGES)
+def test_versions_come_as_fast_beside_a_crowd_that_rides_or_claims(age: str) -> None:
+    def versions(kind: CrowdKind, riders: int) -> int:
+        world = world_of(kind, age, "open", riders=riders)
+        world.clock.run_until(YOUNG_S)
+        return world.watch.versions
+
+    calm = versions(CrowdKind.RIDES, 0)
+    assert min(versions(kind, CROWD) for kind in (CrowdKind.RIDES, CrowdKind.CLAIMS)) >= 0.9 * calm > 20
+
+
 def test_without_a_crowd_the_same_worlds_count_what_was_trained() -> None:
     world = world_of(CrowdKind.RIDES, "young", "open", riders=0)
     result = world.run()
