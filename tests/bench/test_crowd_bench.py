@@ -144,7 +144,7 @@ async def test_a_rider_sends_the_newest_update_with_noise_and_marks_what_was_mer
     header = msgspec.structs.replace(genesis_version(0).header, number=7, reach=2.0)
     at.versions.append(SignedVersion(header, b""))
     at.update = torch.randn(at.numel)
-    me.offices[0] = 3, "b"
+    me.offices["all", 0] = 3, "b"
     await me.contribute(at)
     await me.contribute(at)
     (peer, signed, payload), (_, again, other) = line.pushed

@@ -20,7 +20,6 @@ from p2pdiloco.core.api.messages import Progress, VoteGranted, VoteRequest, deco
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import (
     NEVER,
-    WHOLE_RUN,
     ContributionHeader,
     Head,
     SignedContribution,
@@ -30,7 +29,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
     signed_bytes,
 )
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import Plan, SignedVersion, VersionHeader, group_name
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.papers import decode_invite
 from p2pdiloco.errors import RemoteError, TransportError
@@ -80,8 +79,8 @@ class Rider(Stranger):
         self.place, self._manifest = place, manifest
         self._admission = decode_invite(work.invite).admit(self.id) if work.invite else None
         self._first_doors = first_doors(work, place)
-        self.offices: dict[int, tuple[int, str]] = {}
-        """Term and syncer of each fragment, as members say in their heartbeats."""
+        self.offices: dict[tuple[str, int], tuple[int, str]] = {}
+        """Term and syncer by group and fragment, as members say in their heartbeats."""
         self.merged: dict[int, Stamp] = {}
         """Stamp of its newest merged contribution to each fragment."""
         self.votes_in: set[int] = set()
@@ -116,9 +115,9 @@ class Rider(Stranger):
             return answer
         message = decode(self.work.run, data[1:])
         if isinstance(message, Progress):
-            for _, fragment, term in message.offices:
-                if term >= self.offices.get(fragment, (0, ""))[0]:
-                    self.offices[fragment] = term, sender
+            for group, fragment, term in message.offices:
+                if term >= self.offices.get((group, fragment), (0, ""))[0]:
+                    self.offices[group, fragment] = term, sender
         elif isinstance(message, VoteRequest) and not self.mute:
             await self._vote(sender, message)
         return answer
@@ -173,7 +172,7 @@ class Rider(Stranger):
         steps = self._manifest.sync.inner_steps
         honest = ContributionHeader(
             run=self.work.run,
-            group=WHOLE_RUN,
+            group=self._group(version),
             fragment=at.index,
             learner=self.id,
             stamp=Stamp(1, self._sequence),
@@ -193,12 +192,18 @@ class Rider(Stranger):
         signed = replace(signed, signature=self.identity.sign(signed_bytes("work", label)))
         data = wire.encode(wire.PushContribution(signed))
         for _ in range(TRIES):
-            if at.number != version.number or await self._handed_over(at.index, data, payload):
+            if at.number != version.number or await self._handed_over(header, data, payload):
                 return
             await asyncio.sleep(AGAIN_S)
 
-    async def _handed_over(self, fragment: int, data: bytes, payload: bytearray) -> bool:
-        _, syncer = self.offices.get(fragment, (0, ""))
+    def _group(self, version: VersionHeader) -> str:
+        """Find its group for the version after that one."""
+        size = self._manifest.group.size
+        plan = Plan(version.run, version.fragment, version.epoch, version.groups, size)
+        return group_name(plan.epoch, plan.groups, *plan.leaf_of(self.id))
+
+    async def _handed_over(self, header: ContributionHeader, data: bytes, payload: bytearray) -> bool:
+        _, syncer = self.offices.get((header.group, header.fragment), (0, ""))
         if not syncer or syncer == self.id:
             return False
         try:
