@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.api import events as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, WHOLE_RUN, ContributionHeader, Head, SignedContribution, Stamp
@@ -226,10 +225,10 @@ class BulkMember:
         self.say(f"asks {holder} for {'state' if state else 'update'} {number}", fragment)
         if state:
             self._copying.add(fragment)
-            await self.transfers.fetch_state(ef.FetchState(fragment, number, holder))
+            await self.transfers.fetch_state(ev.FetchState(fragment, number, holder))
             self._copying.discard(fragment)
         else:
-            await self.transfers.fetch_update(ef.FetchUpdate(fragment, number, holder))
+            await self.transfers.fetch_update(ev.FetchUpdate(fragment, number, holder))
         event = self._came.pop(fragment)
         if isinstance(event, ev.FetchFailed):
             self.say(f"has not got {number} from {holder}: {event.failure.text} {event.detail}", fragment)
@@ -257,7 +256,7 @@ class BulkMember:
         header = version.header
         if not keeps_log:
             self.log.clear(header.fragment)
-        effect = ef.CommitVersion(version, None, None, (), NEVER, False)
+        effect = ev.CommitVersion(version, None, None, (), NEVER, False)
         await self.compute.run(self.compute.commit, effect, False)
         self.numbers[header.fragment] = header.number
         self.say(f"has version {header.number}", header.fragment)
@@ -288,7 +287,7 @@ class BulkMember:
             return True
         signed = self.inbox.label(fragment, stamp, payload)
         given = self.door.as_given(payload)
-        await self.transfers.offer(ef.Offer(syncer, signed, ticket), given)
+        await self.transfers.offer(ev.Offer(syncer, signed, ticket), given)
         answer = self._answers.pop(stamp)
         if not isinstance(answer, ev.OfferAnswered):
             self.say(f"did not get {stamp.sequence} to {syncer}", fragment)
@@ -312,7 +311,7 @@ class BulkMember:
             fragment, number, self.name, done.state_digest, done.update_digest, size
         )
         self.log.add(version, done.update)
-        effect = ef.CommitVersion(version, None, None, (), NEVER, False)
+        effect = ev.CommitVersion(version, None, None, (), NEVER, False)
         await self.compute.run(self.compute.commit, effect, False)
         self.world.ledger.add(version, bytes(done.update), self.vault)
         self.numbers[fragment] = number
@@ -470,10 +469,10 @@ class PushInbox:
             label = event.signed.header
             refusal = self._why_not(label)
             if refusal is not None:
-                pushes_in.decided(ef.AnswerTransfer(event.transfer, label.fragment, refusal))
+                pushes_in.decided(ev.AnswerTransfer(event.transfer, label.fragment, refusal))
             else:
                 self._coming[event.transfer] = label
-                pushes_in.decided(ef.AcceptTransfer(event.transfer, label.fragment, label.payload_bytes))
+                pushes_in.decided(ev.AcceptTransfer(event.transfer, label.fragment, label.payload_bytes))
         elif isinstance(event, ev.PayloadBroken):
             label = self._coming.pop(event.transfer)
             self._member.world.rules.broken_off(self._member, label, event.verdict)
@@ -483,7 +482,7 @@ class PushInbox:
             self._known[label.fragment, label.learner, label.stamp] += 1
             payload = self._member.tickets.payload(event.ticket)
             self._member.world.rules.contribution_delivered(self._member, label, payload)
-            pushes_in.decided(ef.AnswerTransfer(event.transfer, label.fragment, Verdict.IN_ROUND))
+            pushes_in.decided(ev.AnswerTransfer(event.transfer, label.fragment, Verdict.IN_ROUND))
 
     def _why_not(self, label: ContributionHeader) -> Verdict | None:
         key = (label.fragment, label.learner, label.stamp)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.effects import Effect
+from p2pdiloco.core.api.events import Effect
 from p2pdiloco.core.api.evidence import Accusation, FalseVersion, short_of
 from p2pdiloco.core.api.messages import Announce, Message, Progress, Stated
 from p2pdiloco.core.api.types import (

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api import events as fx
 from p2pdiloco.core.api.config import Amendment, Going, in_force
 from p2pdiloco.core.api.events import Persist, Persisted, PersistFailed, RetireSlot, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message, Progress
@@ -96,34 +95,34 @@ class Host:
         )
         self._handlers = self._effect_handlers()
 
-    def _effect_handlers(self) -> dict[type[fx.Effect], Callable[[Any], None]]:
+    def _effect_handlers(self) -> dict[type[ev.Effect], Callable[[Any], None]]:
         bulk = self.world.bulk
         return {
-            fx.Send: self._send,
-            fx.Persist: self.writer.persist,
-            fx.RequestFragment: lambda e: self.learner.request(e.fragment),
-            fx.Offer: self._offer,
-            fx.DiscardContribution: lambda e: self.tickets.free(e.ticket),
-            fx.Spill: lambda e: self.tickets.spill(e.ticket),
-            fx.Combine: self.worker.combine,
-            fx.RetireSlot: self.learner.retire,
-            fx.AcceptTransfer: lambda e: bulk.accept(e.transfer),
-            fx.AnswerTransfer: self._answer,
-            fx.Release: lambda e: self.tickets.free(e.ticket),
-            fx.Merge: self.worker.merge,
-            fx.MergePartial: self.worker.merge_partial,
-            fx.FetchUpdate: lambda e: bulk.fetch(self, e),
-            fx.FetchState: self.worker.fetch_state,
-            fx.ApplyUpdate: self.worker.apply_update,
-            fx.Audit: self.worker.audit,
-            fx.LossAudit: self.worker.loss_audit,
-            fx.DropSpare: lambda e: self.stores[e.fragment].drop_spare(),
-            fx.CommitVersion: self.worker.commit,
-            fx.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),
-            fx.CastOut: self._cast_out,
-            fx.Record: self._record,
-            fx.Confirmed: self._confirmed,
-            fx.Left: lambda e: self.world.later_left(self),
+            ev.Send: self._send,
+            ev.Persist: self.writer.persist,
+            ev.RequestFragment: lambda e: self.learner.request(e.fragment),
+            ev.Offer: self._offer,
+            ev.DiscardContribution: lambda e: self.tickets.free(e.ticket),
+            ev.Spill: lambda e: self.tickets.spill(e.ticket),
+            ev.Combine: self.worker.combine,
+            ev.RetireSlot: self.learner.retire,
+            ev.AcceptTransfer: lambda e: bulk.accept(e.transfer),
+            ev.AnswerTransfer: self._answer,
+            ev.Release: lambda e: self.tickets.free(e.ticket),
+            ev.Merge: self.worker.merge,
+            ev.MergePartial: self.worker.merge_partial,
+            ev.FetchUpdate: lambda e: bulk.fetch(self, e),
+            ev.FetchState: self.worker.fetch_state,
+            ev.ApplyUpdate: self.worker.apply_update,
+            ev.Audit: self.worker.audit,
+            ev.LossAudit: self.worker.loss_audit,
+            ev.DropSpare: lambda e: self.stores[e.fragment].drop_spare(),
+            ev.CommitVersion: self.worker.commit,
+            ev.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),
+            ev.CastOut: self._cast_out,
+            ev.Record: self._record,
+            ev.Confirmed: self._confirmed,
+            ev.Left: lambda e: self.world.later_left(self),
         }
 
     def _genesis(self, fragment: int) -> Checkpoint:
@@ -235,7 +234,7 @@ class Host:
         if effects or not (type(event) is ev.MessageReceived and type(event.message) is Progress):
             self._plan_tick()
 
-    def carry_out(self, effect: fx.Effect) -> None:
+    def carry_out(self, effect: ev.Effect) -> None:
         """One effect."""
         if self.world.trace.verbose:
             self.world.trace.effect(self.now, self.peer, effect)
@@ -263,21 +262,21 @@ class Host:
             raise Violation("no-spinning", f"{self.peer} asks for a tick again and again at {self.now:.3f}")
         self.feed(ev.Tick())
 
-    def _send(self, effect: fx.Send) -> None:
+    def _send(self, effect: ev.Send) -> None:
         message = self.outgoing(effect.peer, effect.message)
         if message is not None:
             self.world.watch.sent(self, message)
             self.world.network.send(self, effect.peer, message)
 
-    def _cast_out(self, effect: fx.CastOut) -> None:
+    def _cast_out(self, effect: ev.CastOut) -> None:
         """Go on, if this is a liar: there is a proof against it."""
         if self.liar is None:
             raise Violation("only-liars", f"{self.peer} is to end, and never lied: {effect.words}")
 
-    def _confirmed(self, _effect: fx.Confirmed) -> None:
+    def _confirmed(self, _effect: ev.Confirmed) -> None:
         self.confirmed_at_s = self.now
 
-    def _record(self, effect: fx.Record) -> None:
+    def _record(self, effect: ev.Record) -> None:
         self.world.records[effect.kind] = self.world.records.get(effect.kind, 0) + 1
         text = f"{effect.kind}: {effect.reason}"
         self.world.trace.decision(self.now, self.peer, text, effect.fragment, effect.fields)
@@ -288,7 +287,7 @@ class Host:
 
     # --- contributions -------------------------------------------------------------------------------
 
-    def _offer(self, effect: fx.Offer) -> None:
+    def _offer(self, effect: ev.Offer) -> None:
         header = effect.signed.header
         content: Displacement | PartialSum
         if isinstance(header, ContributionHeader):
@@ -299,7 +298,7 @@ class Host:
         self.uplink.own.begin()
         self.world.bulk.offer(self, effect, content)
 
-    def _answer(self, effect: fx.AnswerTransfer) -> None:
+    def _answer(self, effect: ev.AnswerTransfer) -> None:
         head = self.stores[effect.fragment].version.header.head()
         self.world.bulk.answer(effect.transfer, effect.verdict, head)
 
