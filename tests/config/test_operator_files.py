@@ -1,4 +1,4 @@
-"""The example settings of node/ and bootstrap/ load, name every key, and show the true defaults."""
+"""Files of operators: example settings with the true defaults, homes that nobody knows, service units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every refusal comes about: what `test_refusals` goes over, by reason."""
+"""How every refusal comes about: what `test_verdicts` goes over, by reason."""
 
 from __future__ import annotations
 

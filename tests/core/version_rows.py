@@ -1,4 +1,4 @@
-"""How some faults of versions come about: what `test_faults` goes over, by fault."""
+"""How some faults of versions come about: what `test_verdicts` goes over, by fault."""
 
 from __future__ import annotations
 

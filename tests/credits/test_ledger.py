@@ -1,4 +1,4 @@
-"""The ledger: every contribution once, sums that are the run's tokens, doubts that are said."""
+"""The ledger of credits: each contribution once, in worlds and random trees; its history and names kept."""
 
 from __future__ import annotations
 

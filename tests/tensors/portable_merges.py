@@ -1,4 +1,4 @@
-"""Program that prints digests of merges, for each number of threads: `test_portable` compares those of
+"""Program that prints digests of merges, for each number of threads: `test_codec` compares those of
 processes with different vector instructions."""
 
 import json

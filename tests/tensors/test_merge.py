@@ -1,4 +1,4 @@
-"""Merging: weights, length of the result, embeddings. Partial merges: test_partial."""
+"""Merging: weights, lengths, embeddings, partial merges, agreement, limits, and contributions of nothing."""
 
 from __future__ import annotations
 

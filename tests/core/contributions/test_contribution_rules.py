@@ -1,4 +1,4 @@
-"""What learners sign of their work: partial merges and versions say nothing else of them."""
+"""Contributions: signed labels, forks, an orderly end, and a syncer that leaves work out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Newcomers, genesis, forks and leaving, one test per claim (docs/protocol/membership.md, section 4)."""
+"""Newcomers, heads in heartbeats, return, return to strangers, leaving: one test per claim.
+
+Rules: docs/protocol/membership.md, section 4; docs/protocol/rounds.md; docs/protocol/trust.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invites: one word that holds all a newcomer needs, and is refused in one sentence when it is damaged."""
+"""Invites, run links, papers and the register of members: each fault is one refusal in one sentence."""
 
 from __future__ import annotations
 

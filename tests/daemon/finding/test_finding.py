@@ -1,4 +1,4 @@
-"""Looks at the DHT: soon after what is new, rarely where nothing is."""
+"""Finding peers: looks at the DHT, strangers' records, names that lead nowhere, twins, the local network."""
 
 from __future__ import annotations
 
