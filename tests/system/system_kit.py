@@ -218,13 +218,14 @@ class Swarm:
         return self._launcher
 
     def manifest(self, name: str = "test", *options: str) -> Path:
-        """A run.toml of a model smaller than the micro preset's, unless `options` name a preset."""
+        """A run.toml of a model smaller than the micro preset's, unless `options` name a preset, or a
+        model to begin with."""
         path = self.folder / f"{name}-{len(list(self.folder.glob('*.toml')))}.toml"
         said = path.with_suffix(".said")
         words = ["run", "new", name, "--preset", "micro", "--out", str(path), *options]
         status = self._fork(words, said, said).wait(within_s(EXIT_S))
         assert status == 0, said.read_text()
-        if "--preset" not in options:
+        if {"--preset", "--from"}.isdisjoint(options):
             text = path.read_text()
             for line, smaller in SMALLER.items():
                 assert text.count(f"\n{line}\n") == 1, line
