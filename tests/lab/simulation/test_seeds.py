@@ -12,7 +12,7 @@ from p2pdiloco_lab.simulation.seed_plan import MIXES
 from p2pdiloco_lab.simulation.seed_report import SeedsSummary, replay_command
 from p2pdiloco_lab.simulation.sim_world import run_seed
 
-SEEDS, MANY_SEEDS = 10, 60
+SEEDS, MANY_SEEDS = 6, 60
 CROWD = known_flaw("votes, weight and support are earned by merged work (`test_crowds`)")
 MIXES_TO_HOLD = [pytest.param(mix, marks=CROWD if mix == "crowd" else ()) for mix in MIX_NAMES]
 
