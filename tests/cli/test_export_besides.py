@@ -26,6 +26,7 @@ from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
 from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import Identity
+from p2pdiloco.tasks import text
 from p2pdiloco.tasks.hub_export import hub_files
 from p2pdiloco.tasks.registry import load_manifest
 from p2pdiloco.tasks.tokens import tokenizer_digest
@@ -156,7 +157,10 @@ def test_a_run_of_its_own_ends_where_its_documents_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
-def test_an_export_has_the_type_of_the_model_that_it_began_with(tmp_path: Path, architecture: str) -> None:
+def test_an_export_has_the_type_of_the_model_that_it_began_with(
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "EMBEDDED_MAX_BYTES", 1 << 20)  # of which `eval` reads all
     source = theirs(tmp_path / "theirs", architecture)
     model, _ = loaded(source)
     model.to(torch.bfloat16).save_pretrained(source)

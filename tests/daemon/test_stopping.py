@@ -101,12 +101,12 @@ import asyncio, logging, signal, sys
 from pathlib import Path
 from p2pdiloco.daemon import program
 
-lines, end, told = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+lines, end, told, more = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[5]
 
 async def body(stop):
     for number in range(lines):
-        print(f"printed {number}", flush=True)
-        logging.getLogger("p2pdiloco").info("logged %d", number)
+        print(f"printed {number}{more}", flush=True)
+        logging.getLogger("p2pdiloco").info("logged %d%s", number, more)
     if end == "bug":
         raise ZeroDivisionError("a bug")
     signal.raise_signal(signal.SIGTERM)
@@ -127,7 +127,7 @@ def test_a_reader_that_takes_nothing_holds_no_daemon(end: str, status: int, log:
     """A daemon that says more than a pipe and its queue hold leaves nevertheless, however it leaves."""
     ours, its = os.pipe()
     told = tmp_path / "told"
-    command = [sys.executable, "-c", SPEAKING, "40000", end, str(told), log]
+    command = [sys.executable, "-c", SPEAKING, "4000", end, str(told), log, "." * 500]
     process = subprocess.Popen(command, stdout=its, stderr=its)
     try:
         assert process.wait(60) == status
@@ -142,7 +142,7 @@ def test_a_reader_that_takes_nothing_holds_no_daemon(end: str, status: int, log:
 @pytest.mark.process
 @pytest.mark.parametrize(("end", "last"), [("in order", "logged 2999"), ("bug", "ZeroDivisionError: a bug")])
 def test_nothing_that_is_said_is_lost_at_an_end(end: str, last: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SPEAKING, "3000", end, str(tmp_path / "told"), "text"]
+    command = [sys.executable, "-c", SPEAKING, "3000", end, str(tmp_path / "told"), "text", ""]
     done = subprocess.run(command, capture_output=True, text=True, timeout=within_s(60))
     assert done.stdout.splitlines() == [f"printed {number}" for number in range(3000)]
     logged = [line for line in done.stderr.splitlines() if "logged" in line]
