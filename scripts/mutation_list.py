@@ -128,7 +128,7 @@ def a_minority_elects(patch: Patch) -> None:
     patch.set(Shared, "voters", few)
 
 
-@mutation("partition", 2, 60, "stuck")
+@mutation("partition", 2, 60, "stuck", first_seed=7)
 def void_certificates_are_kept(patch: Patch) -> None:
     patch.set(Office, "_void_if_outgrown", lambda self, now: None)
 
@@ -245,7 +245,7 @@ def watermarks_are_not_saved(patch: Patch) -> None:
     each_effect(patch, alter)
 
 
-@mutation("partition", 4, 60, "nothing-twice", "stuck")
+@mutation("partition", 4, 60, "nothing-twice", "stuck", first_seed=3)
 def a_copied_state_comes_without_its_watermarks(patch: Patch) -> None:
     each_event(patch, lambda _core, e: change(e, watermarks=()) if isinstance(e, ev.StateFetched) else e)
 

@@ -26,7 +26,8 @@ def test_json_has_the_promised_keys() -> None:
 
 def _histories(first: int, count: int) -> str:
     """The digest over all histories of small calm worlds."""
-    return str(json.loads(CliRunner().invoke(simulate, [*_worlds(first, count), "--json"]).output)["histories"])
+    report = json.loads(CliRunner().invoke(simulate, [*_worlds(first, count), "--json"]).output)
+    return str(report["histories"])
 
 
 def _worlds(first: int, count: int) -> list[str]:
