@@ -17,6 +17,7 @@ import pytest
 import torch
 import uvloop
 from deadlines import within_s
+from launcher import CAN_NURSE, Nursery
 from learner_kit import BASES, DEVICES, LAYOUTS, alone, filled_exchange
 from safetensors import safe_open
 
@@ -60,6 +61,19 @@ OPTIONS = LearnerOptions(
     peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
 )
 PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery.apart() if CAN_NURSE else contextlib.nullcontext() as found:
+        yield found
+
+
+@pytest.fixture
+def forked(nursery, monkeypatch):
+    """Learners begin as forks of a process that has imported what they import."""
+    if nursery is not None:
+        monkeypatch.setattr(learner_host, "begin", nursery.begin)
 
 
 class Daemon:
@@ -155,6 +169,7 @@ async def _life(folder, kind):
         assert ready.inner_step >= status.inner_step
 
 
+@pytest.mark.usefixtures("forked")
 async def test_the_first_call_is_answered_before_the_first_step_ends(tmp_path):
     inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 17)
     async with Daemon(tmp_path, msgspec.structs.replace(MICRO, inner=inner)) as daemon:
@@ -165,6 +180,7 @@ async def test_the_first_call_is_answered_before_the_first_step_ends(tmp_path):
         assert answer == NothingToCopy(3, slot_in_use=False), "the next boundary would have one step to copy"
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_path):
     inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 19)
     place = tmp_path / "data.place"
@@ -187,6 +203,7 @@ async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_p
     assert (saved.place.offset, saved.used) == (0, 0), "its samples are taken again"
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_killed_learner_is_reported_and_had_written_down_its_place(tmp_path):
     place = tmp_path / "data.place"
     async with Daemon(tmp_path, options=msgspec.structs.replace(OPTIONS, place_path=place)) as daemon:
@@ -213,6 +230,7 @@ def memory_score(pid):
     return Path(f"/proc/{pid}/oom_score_adj").read_text().strip() if os.access(kept, os.W_OK) else "500"
 
 
+@pytest.mark.usefixtures("forked")
 async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_time(tmp_path, monkeypatch):
     """On a processor nobody refuses memory: three learners in a row were killed, and the node ended."""
     monkeypatch.setattr(learner_host, "memory_kills", itertools.chain([3], itertools.repeat(4)).__next__)
@@ -242,6 +260,7 @@ async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_t
         assert daemon.host.start_command(BASES, None, ()).spare == wish, "the next one is told, too"
 
 
+@pytest.mark.usefixtures("forked")
 async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypatch):
     meeting = tmp_path / "meeting"
     meeting.mkdir()
@@ -298,6 +317,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         sibling.wait(within_s(PATIENCE_S))
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_path):
     async with Daemon(tmp_path) as daemon:
         (tmp_path / "state").write_bytes(b"not a state")

@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -199,15 +199,43 @@ class Nursery:
     the node waits for it, and signals it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node: socket.socket) -> None:
+        """`node`: its end of the socket to who forks."""
+        self._node = node
+
+    @classmethod
+    def here(cls) -> Nursery:
         """To be made by the node, before it runs."""
-        _control(PR_SET_CHILD_SUBREAPER, 1)
-        self._node, nursery = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        adopting(True)
+        node, nursery = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         if os.fork() == 0:
-            self._node.close()
+            node.close()
             _control(PR_SET_NAME, _name(NURSERY))
             _nurse(nursery)
         nursery.close()
+        return cls(node)
+
+    @classmethod
+    @contextmanager
+    def apart(cls) -> Iterator[Nursery]:
+        """For a process that has threads: who forks for it is a new one, whose learners it adopts."""
+        node, nursery = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        descriptor = nursery.fileno()
+        command = [sys.executable, __file__, str(descriptor)]
+        process = subprocess.Popen(
+            command,
+            pass_fds=[descriptor],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+        )
+        nursery.close()
+        adopting(True)
+        try:
+            yield cls(node)
+        finally:
+            adopting(False)
+            node.close()
+            process.wait()
 
     def fork(self, environment: Mapping[str, str], *descriptors: int) -> int:
         """Process id of a new learner with this log, this channel, this exchange."""
@@ -215,8 +243,12 @@ class Nursery:
         socket.send_fds(self._node, [len(words).to_bytes(8) + words], descriptors)
         return int.from_bytes(self._node.recv(8, socket.MSG_WAITALL))
 
+    async def begin(self, channel: int, exchange: int, log: int, environment: Mapping[str, str]) -> Nursed:
+        """In place of `learner_host.begin`."""
+        return Nursed(await asyncio.to_thread(self.fork, environment, log, channel, exchange))
 
-def _nurse(node: socket.socket) -> None:
+
+def _nurse(node: socket.socket) -> NoReturn:
     """Until the node is gone."""
     while True:
         head, descriptors, _, _ = socket.recv_fds(node, 8, 3)
@@ -288,12 +320,12 @@ def nursing_here() -> None:
     """A node that was forked has its learners forked."""
     from p2pdiloco.daemon import learner_host
 
-    nursery = Nursery()
+    learner_host.begin = Nursery.here().begin  # type: ignore[assignment]
 
-    async def begin(channel: int, exchange: int, log: int, environment: Mapping[str, str]) -> Nursed:
-        return Nursed(await asyncio.to_thread(nursery.fork, environment, log, channel, exchange))
 
-    learner_host.begin = begin  # type: ignore[assignment]
+def adopting(yes: bool) -> None:
+    """Whether this process is the parent of what its children leave behind."""
+    _control(PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def _name(kind: str) -> bytes:
@@ -421,6 +453,8 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # else each fork looks through all of torch, and copies its pages by that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the test to handle
+    if sys.argv[1:]:
+        _nurse(socket.socket(fileno=int(sys.argv[1])))
     if (given := serve()) is not None:
         arguments, by = given
         if arguments[0] not in DAEMONS:
