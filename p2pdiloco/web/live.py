@@ -22,6 +22,7 @@ PERIOD_S = 2.0
 QUIET_S = 5.0
 """Longest time without a word, by which a page knows that the server lives."""
 MAX_WATCHERS = 160
+"""Number of those who watch as the owner, and of all others."""
 FIRST = b"retry: 2000\n\n"
 STILL_HERE = b"event: beat\ndata: still here\n\n"
 """An event, as a comment is not seen by scripts."""
@@ -169,8 +170,9 @@ class Live:
         self._channels: dict[tuple[str, bool], ViewChannel] = {}
 
     def channel(self, run: str, is_owner: bool) -> ViewChannel:
-        """Find the channel of a run that is served here. Raises: Full."""
-        if sum(channel.watchers for channel in self._channels.values()) >= MAX_WATCHERS:
+        """Find the channel of a run that is served here. Raises: TooManyWatchers."""
+        watching = sum(made.watchers for (_, owners), made in self._channels.items() if owners == is_owner)
+        if watching >= MAX_WATCHERS:
             raise TooManyWatchers
         # None is taken away: who has asked for one may not watch it yet. There are as many as known runs.
         look = partial(self._views.view, run, is_owner)

@@ -340,17 +340,17 @@ class WebGuard:
 
         headers = Headers(scope=scope)
         is_owner = self._is_owner(headers)
+        state = scope.setdefault("state", {})
+        state["owner"] = is_owner
         refusal = self._refusal(scope, headers, is_owner)
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return
         has_no_turn = is_owner or scope["path"] == HEALTH  # which decides whether a program is started anew
-        if not has_no_turn and not await self._turn.comes():
-            await PlainTextResponse("too many ask\n", 503, {"retry-after": "10"})(
-                scope, receive, send_guarded
-            )
+        if not has_no_turn and (state.get(SPARE) or not await self._turn.comes()):
+            busy = PlainTextResponse("too many ask\n", 503, {"retry-after": "10", "connection": "close"})
+            await busy(scope, receive, send_guarded)
             return
-        scope.setdefault("state", {})["owner"] = is_owner
         await self._app(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope, headers: Headers, is_owner: bool) -> Response | None:
@@ -402,6 +402,9 @@ class WebGuard:
 MAX_CONNECTIONS = 256
 MAX_PER_HOST = 64
 """Connections of one host, other than this one, or of one network of IPv6 (/64), which has many addresses."""
+SPARE_CONNECTIONS = 16
+"""Places beyond those, for the owner and for /healthz."""
+SPARE = "spare"
 HEAD_S = 10.0
 STALLED_S = 20.0
 
@@ -423,22 +426,46 @@ class BoundedProtocol(H11Protocol):
 
     uvicorn waits for ever for the rest of a request's head, and for a client that does not read. Here a
     connection has `HEAD_S` for each request, and ends when nothing of what it was sent is read for
-    `STALLED_S`.
+    `STALLED_S`. Where all places are taken, a new connection takes the place of the one that has been idle
+    for longest; the owner's go last. Where none is idle, it has one of the spare places: `WebGuard` answers
+    only the owner and /healthz there.
     """
 
     _head: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    _idle_since_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, unless there are too many."""
+        """Begin, in another's place if there are too many."""
         super().connection_made(transport)
-        host = origin_of(self.client)
-        of_host = sum(host == origin_of(getattr(other, "client", None)) for other in self.connections)
-        is_local = host in ("", "127.0.0.1", "::1")
-        if len(self.connections) > MAX_CONNECTIONS or (of_host > MAX_PER_HOST and not is_local):
-            transport.abort()
+        self._idle_since_s = self.loop.time()
+        self._host = origin_of(self.client)
+        others: list[Any] = [c for c in self.connections if c is not self and not c.transport.is_closing()]
+        if self._host not in ("", "127.0.0.1", "::1"):
+            self._find_place([other for other in others if other._host == self._host], MAX_PER_HOST)
+        self._find_place([other for other in others if not other.transport.is_closing()], MAX_CONNECTIONS)
+        if not transport.is_closing():
+            self._watch_head()
+
+    def _find_place(self, others: list[BoundedProtocol], most: int) -> None:
+        if len(others) < most or self.transport.is_closing():
             return
-        self._watch_head()
+        idle = [other for other in others if other._is_idle()]
+        if idle:
+            min(idle, key=lambda other: (other._is_owners(), other._idle_since_s)).transport.abort()
+        elif len(others) < most + SPARE_CONNECTIONS:
+            self.app_state = {**self.app_state, SPARE: True}
+        else:
+            self.transport.abort()
+
+    def _is_idle(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is None or bool(cycle.response_complete)
+
+    def _is_owners(self) -> bool:
+        """Tell whether its last request came with the owner's key."""
+        scope: Any = self.scope
+        return scope is not None and bool(scope["state"].get("owner"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
@@ -453,6 +480,7 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
+        self._idle_since_s = self.loop.time()
         super().on_response_complete()
         self._watch_head()
 
@@ -469,8 +497,7 @@ class BoundedProtocol(H11Protocol):
 
     def _watch_head(self) -> None:
         """Bound the time until a request is here; it begins with the connection or the answer before."""
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        if not self._is_idle():
             self._end_head()
         elif self._head is None and not self.transport.is_closing():
             self._head = self.loop.call_later(HEAD_S, self.transport.abort)

@@ -235,14 +235,96 @@ async def test_a_head_that_is_too_long_is_refused(tmp_path: Path) -> None:
         assert (await page.ask("/view")).status == 200
 
 
-async def test_more_connections_than_there_is_room_for_are_cut(
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def opened(page: Any, *, asks: str = "", key: str = "") -> Connection:
+    """A connection of somebody on this machine, which stays open: idle, or after the first bytes of an
+    answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+    if asks:
+        said = f"authorization: Bearer {key}\r\n" if key else ""
+        writer.write(f"GET {asks} HTTP/1.1\r\nhost: localhost\r\n{said}\r\n".encode())
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), within_s(10))
+    return reader, writer
+
+
+async def is_cut(connection: Connection) -> bool:
+    """Wait for its end."""
+    return await asyncio.wait_for(read_to_the_end(connection[0]), within_s(5)) is not None
+
+
+async def test_idle_connections_keep_neither_the_owner_nor_a_monitor_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(site, "HEAD_S", 3600.0)
+    monkeypatch.setattr(site, "MAX_CONNECTIONS", 4)
+    async with served(tmp_path) as page:
+        idle = [await opened(page) for _ in range(3)]
+        idle.append(await opened(page))
+        idle[3][1].write(b"GET /healthz HTTP/1.1\r\nhost: localh")  # nor one that began to say something
+        assert (await page.ask("/healthz", authorization="")).status == 200
+        assert await is_cut(idle[0]), "the one that was idle for longest"
+        assert (await page.ask("/view")).status == 200, "in the place that is free now"
+        later = [await opened(page) for _ in range(4)]
+        for old in idle[1:]:
+            assert await is_cut(old)
+        assert (await page.ask("/view")).status == 200
+        for _, writer in [*idle, *later]:
+            writer.close()
+
+
+async def test_an_idle_connection_of_the_owner_goes_after_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "KEEP_ALIVE_S", 3600)
+    monkeypatch.setattr(site, "HEAD_S", 3600.0)
     monkeypatch.setattr(site, "MAX_CONNECTIONS", 3)
     async with served(tmp_path) as page:
-        kept = [await asyncio.open_connection("127.0.0.1", page.port) for _ in range(4)]
-        assert await asyncio.wait_for(read_to_the_end(kept[3][0]), within_s(10)) == b""
-        for _, writer in kept:
+        owners = await opened(page, asks="/static/page.css", key=page.token)
+        others = [await opened(page) for _ in range(8)]
+        for other in others[:6]:
+            assert await is_cut(other)
+        owners[1].write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(owners[0].readuntil(b"training\n"), within_s(10))
+        for _, writer in [owners, *others]:
+            writer.close()
+
+
+async def test_where_all_are_busy_only_the_owner_and_a_monitor_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "HEAD_S", 3600.0)
+    monkeypatch.setattr(site, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(site, "SPARE_CONNECTIONS", 2)
+    async with served(tmp_path, is_public=True) as page:
+        busy = [await opened(page, asks="/events") for _ in range(2)]
+        for _ in range(2):
+            refused = await page.ask("/view", authorization="")
+            assert refused.status == 503 and refused.headers["connection"] == "close"
+            assert (await page.ask("/healthz", authorization="")).status == 200
+            assert (await page.ask("/view")).status == 200
+        idle = [await opened(page) for _ in range(2)]
+        assert (await page.ask("/view")).status == 200, "the spare places give way, too"
+        assert await is_cut(idle[0])
+        owners = [await opened(page, asks="/events", key=page.token) for _ in range(2)]
+        assert await is_cut(await opened(page)), "there is an end"
+        for reader, _ in [*busy, *owners]:
+            assert await data_of(reader), "nobody was cut in the middle"
+        for _, writer in [*busy, *idle, *owners]:
+            writer.close()
+
+
+async def test_another_host_has_a_part_of_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "HEAD_S", 3600.0)
+    monkeypatch.setattr(site, "MAX_PER_HOST", 2)
+    monkeypatch.setattr(site, "origin_of", lambda client: "192.0.2.1")
+    async with served(tmp_path) as page:
+        idle = [await opened(page) for _ in range(3)]
+        assert await is_cut(idle[0])
+        assert (await page.ask("/view")).status == 200
+        assert await is_cut(idle[1])
+        for _, writer in idle:
             writer.close()
 
 
@@ -300,6 +382,17 @@ async def test_too_many_watchers_are_told_to_come_back(
         await data_of(reader)
         assert (await page.ask("/events")).status == 503
         writer.close()
+
+
+async def test_visitors_that_watch_keep_no_owner_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_WATCHERS", 1)
+    async with served(tmp_path, is_public=True) as page:
+        visitor = await opened(page, asks="/events")
+        assert (await page.ask("/events", authorization="")).status == 503
+        owners = await opened(page, asks="/events", key=page.token)
+        assert await data_of(owners[0])
+        for _, writer in (visitor, owners):
+            writer.close()
 
 
 async def test_the_end_does_not_wait_for_watchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
