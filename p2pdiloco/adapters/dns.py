@@ -1,7 +1,8 @@
 """Names of the DNS behind which several peers are: /dnsaddr/NAME, listed in TXT records of _dnsaddr.NAME.
 
-This is the one place where such names are looked up. The hosts of /dns4, /dns6 and /dns p2pd looks up itself,
-and dials every address that they have. Formats: RFC 1035, and
+This is the one place where names are looked up. The hosts of /dns4, /dns6 and /dns p2pd looks up itself where
+a person or a member names them, and dials every address that they have; a stranger's are looked up here
+(`ips_behind`). Formats: RFC 1035, and
 https://github.com/multiformats/multiaddr/blob/master/protocols/DNSADDR.md
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import secrets
 import socket
@@ -33,7 +35,8 @@ MAX_PEERS = 32
 MAX_DEPTH = 3
 """Names that lead to names: so many in a row are followed."""
 MAX_RECORDS = 128
-_TXT, _OPT, _IN = 16, 41, 1
+_A, _TXT, _AAAA, _OPT, _IN = 1, 16, 28, 41, 1
+MAX_IPS = 8
 _HEADER = struct.Struct("!6H")
 _RECORD = struct.Struct("!2HIH")
 _TRUNCATED, _NO_SUCH_NAME = 0x0200, 3
@@ -116,7 +119,22 @@ def nameservers() -> list[tuple[str, int]]:
 
 
 def txt_records(name: str, until_s: float) -> list[str]:
-    """Ask this machine's name servers for the TXT records of a name, until a time of the monotonic clock.
+    """Get the TXT records of a name. Raises: NotListed."""
+    return [_joined(data) for data in _records(name, _TXT, until_s)]
+
+
+def ips_behind(protocol: str, name: str, until_s: float) -> list[str]:
+    """Get the first IP addresses of a host that a multiaddr names by dns, dns4 or dns6; empty if there are
+    none."""
+    found: list[str] = []
+    for kind in {"dns4": (_A,), "dns6": (_AAAA,)}.get(protocol, (_A, _AAAA)):
+        with contextlib.suppress(NotListed, ValueError):
+            found += [str(ipaddress.ip_address(data)) for data in _records(name, kind, until_s)]
+    return found[:MAX_IPS]
+
+
+def _records(name: str, kind: int, until_s: float) -> list[bytes]:
+    """Ask this machine's name servers for a name's records of a kind, until a time of the monotonic clock.
 
     Raises: NotListed (none of them answers, or it is no name).
     """
@@ -130,7 +148,8 @@ def txt_records(name: str, until_s: float) -> list[str]:
             if time.monotonic() >= until_s:
                 raise NotListed(f"the name {name} cannot be looked up in time: {why}")
             try:
-                return _texts(_answer(server, asked + b"\0" + struct.pack("!2H", _TXT, _IN), until_s))
+                answer = _answer(server, asked + b"\0" + struct.pack("!2H", kind, _IN), until_s)
+                return _data_of(answer, kind)
             except OSError as error:
                 why = f"{server[0]}: {error.strerror or error}"
             except (ValueError, IndexError, struct.error):
@@ -186,8 +205,8 @@ def _exactly(tcp: socket.socket, size: int, until_s: float) -> bytes:
     return found
 
 
-def _texts(answer: bytes) -> list[str]:
-    """Read the texts out of an answer. Raises: ValueError, IndexError, struct.error (malformed)."""
+def _data_of(answer: bytes, wanted: int) -> list[bytes]:
+    """Read the records of a kind. Raises: ValueError, IndexError, struct.error (malformed)."""
     _, flags, questions, answers, _, _ = _HEADER.unpack_from(answer)
     if flags & 0xF == _NO_SUCH_NAME:
         return []
@@ -196,15 +215,15 @@ def _texts(answer: bytes) -> list[str]:
     at = _HEADER.size
     for _ in range(questions):
         at = _after_name(answer, at) + 4
-    texts: list[str] = []
+    found: list[bytes] = []
     for _ in range(min(answers, MAX_RECORDS)):
         at = _after_name(answer, at)
         kind, _, _, size = _RECORD.unpack_from(answer, at)
         at += _RECORD.size
-        if kind == _TXT:
-            texts.append(_joined(answer[at : at + size]))
+        if kind == wanted:
+            found.append(answer[at : at + size])
         at += size
-    return texts
+    return found
 
 
 def _joined(data: bytes) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ import msgspec
 
 from p2pdiloco.adapters import framing, multiaddrs
 from p2pdiloco.adapters import hivemind_binding as binding
+from p2pdiloco.adapters.dials import StrangersDials
 from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_binding import MAX_KEYS, Attachment, ClockSkew, RecordTable
@@ -31,6 +33,7 @@ from p2pdiloco.ports import PeerConnections, TransportHandlers
 from p2pdiloco.util import BoundedDict
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
+EVERYWHERE = ("/ip4/0.0.0.0", "/ip6/::")
 DHT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 2.0
 MAINTENANCE_S = 5.0
@@ -80,7 +83,8 @@ class HivemindTransport(Endpoint):
         None."""
         self._attachment: binding.Attachment | None = None
         self._records: RecordTable | None = None
-        self._meeting = Meeting(identity.peer_id, initial_peers, remembered)
+        dials = StrangersDials([*options.announce, *initial_peers])
+        self._meeting = Meeting(identity.peer_id, initial_peers, remembered, dials, self._is_stranger)
         self._expires: BoundedDict[str, float] = BoundedDict(MAX_KEYS)
         self._observed: list[str] = []
         self._own: dict[str, list[str]] = {}
@@ -136,7 +140,7 @@ class HivemindTransport(Endpoint):
         if not dialable:
             raise PeerUnreachable(f"no usable address of {peer}")
         self._meeting.book.heard_of(peer, dialable)  # for whoever names an address that says nothing yet
-        await self._require().connect(peer, dialable, DIAL_TIMEOUT_S)
+        await self._meeting.dial(self._require, peer, dialable)
         self._meeting.book.met(peer, dialable)
         self._meeting.met(peer)
 
@@ -254,6 +258,10 @@ class HivemindTransport(Endpoint):
         await self._meeting.reach(self._require, peer, timeout_s)
         return await self._require().open_stream(peer, timeout_s)
 
+    def _is_stranger(self, peer: str) -> bool:
+        handlers = self._handlers
+        return handlers is None or not (handlers.is_member(peer) or not handlers.is_stranger(peer))
+
     def _up(self) -> bool:
         return self._attachment is not None and not self._attachment.lost
 
@@ -350,6 +358,8 @@ class HivemindTransport(Endpoint):
 
     async def _look_at_addresses(self, attachment: binding.Attachment) -> None:
         self._own = await asyncio.to_thread(multiaddrs.own_addresses)
+        everywhere = () if self._daemon.options.listen else EVERYWHERE  # it dials from there all the same
+        self._meeting.dials.listening([*self._listen, *everywhere], self._own)
         self._observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
 
     async def _maintain_once(self) -> None:
@@ -400,11 +410,22 @@ class Meeting:
     Args:
         initial_peers, remembered: multiaddrs that end in /p2p/ID. It is no error when of `remembered` none is
             there any more.
+        dials: which of a stranger's addresses are dialled.
+        is_stranger: whether the run knows nothing of a peer.
 
     Rules: docs/protocol/membership.md, section 6.
     """
 
-    def __init__(self, me: str, initial_peers: Sequence[str], remembered: Sequence[str]) -> None:
+    def __init__(
+        self,
+        me: str,
+        initial_peers: Sequence[str],
+        remembered: Sequence[str],
+        dials: StrangersDials,
+        is_stranger: Callable[[str], bool],
+    ) -> None:
+        self.dials = dials
+        self._is_stranger = is_stranger
         self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
         self._initial = [(address, peer) for address, peer in self._initial if peer != me]
         self._is_told_of_us_only = bool(initial_peers) and not self._initial
@@ -422,6 +443,25 @@ class Meeting:
     def connected_to(self, peers: Iterable[str]) -> None:
         """Take in who is connected, and that no other is."""
         self.connected = set(peers)
+
+    async def dial(
+        self,
+        attachment: Callable[[], Attachment],
+        peer: str,
+        addresses: Sequence[str],
+        timeout_s: float = DIAL_TIMEOUT_S,
+    ) -> None:
+        """Dial a peer at addresses that anybody may have named. Raises: PeerUnreachable."""
+        if self._is_stranger(peer) and all(peer != chosen for _, chosen in self._initial):
+            addresses = () if peer in self.connected else await self._chosen(addresses, timeout_s)
+        await attachment().connect(peer, addresses, timeout_s)
+
+    async def _chosen(self, addresses: Sequence[str], timeout_s: float) -> list[str]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.dials.choose(addresses, self.connected)
+        except TimeoutError:
+            raise PeerUnreachable("its host names could not be looked up in time") from None
 
     async def join_initial(
         self, attachment: Attachment, records: RecordTable | None, may_be_alone: bool = False
@@ -507,7 +547,8 @@ class Meeting:
     async def _dial_all(self, attachment: Attachment, wanted: dict[str, list[str]]) -> list[str]:
         """At once, best effort; returns who was reached."""
         peers = list(wanted)[: 2 * MAX_DIALS]
-        dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
+        random.shuffle(peers)  # strangers share a budget
+        dials = [self.dial(lambda: attachment, peer, wanted[peer]) for peer in peers]
         results = await asyncio.gather(*dials, return_exceptions=True)
         reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
         self.connected.update(reached)
@@ -522,7 +563,7 @@ class Meeting:
         """
         addresses = [] if peer in self.connected else self.book.addresses_of(peer)
         if addresses:
-            await attachment().connect(peer, addresses, min(timeout_s, DIAL_TIMEOUT_S))
+            await self.dial(attachment, peer, addresses, min(timeout_s, DIAL_TIMEOUT_S))
             self.connected.add(peer)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 MAX_ADDRESSES = 16
-_HOSTS = {"ip4", "ip6", "dns", "dns4", "dns6"}
+HOSTS = {"ip4", "ip6", "dns", "dns4", "dns6"}
 _PORTS = {"tcp", "udp"}
 _BARE = {"quic", "quic-v1", "ws", "wss", "tls", "webtransport", "p2p-circuit"}
 _CODES = {
@@ -80,12 +80,12 @@ def parse(text: str) -> Parts:
             continue
         if protocol == "ipfs":
             protocol = "p2p"
-        if protocol not in _HOSTS | _PORTS | {"p2p"}:
+        if protocol not in HOSTS | _PORTS | {"p2p"}:
             raise _wrong(text, f"'{protocol}' is not a known protocol")
         value = next(rest, "")
         _check(text, protocol, value)
         parts.append((protocol, value))
-    if not parts or (parts[0][0] not in _HOSTS and parts[0][0] != "p2p"):
+    if not parts or (parts[0][0] not in HOSTS and parts[0][0] != "p2p"):
         raise _wrong(text, "it must begin with a host, as in /ip4/203.0.113.7")
     return parts
 
@@ -168,7 +168,7 @@ def endpoint_of(address: str) -> tuple[str, int] | None:
         return None
     if parts[-1][0] == "p2p":
         parts = parts[:-1]
-    if len(parts) != 2 or parts[0][0] not in _HOSTS or parts[1][0] != "tcp":
+    if len(parts) != 2 or parts[0][0] not in HOSTS or parts[1][0] != "tcp":
         return None
     return parts[0][1], int(parts[1][1])
 

@@ -171,26 +171,6 @@ def free_disk_bytes(folder: Path) -> int:
         raise storage_error(error, "look at", folder) from error
 
 
-class Attempts:
-    """Bucket of attempts: so many at once, and as many again after a time."""
-
-    def __init__(self, most: int, full_again_s: float) -> None:
-        self._most = float(most)
-        self._per_s = most / full_again_s
-        self._left = self._most
-        self._at_s: float | None = None
-
-    def take(self, now: float) -> bool:
-        """Take one; False: there is none left now."""
-        if self._at_s is not None:
-            self._left = min(self._most, self._left + self._per_s * (now - self._at_s))
-        self._at_s = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
 class Background:
     """Tasks of a member beside its event handling: a bug of ours in any of them ends the daemon."""
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from msgspec import structs
 
 from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.dials import Attempts, NotNow
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.adapters.multiaddrs import LAN_RUN_DIGITS, Announcer, Nearby, check_lan, look_nearby
@@ -34,7 +35,7 @@ from p2pdiloco.core.api.types import Reach, Wire
 from p2pdiloco.core.api.versions import Roster
 from p2pdiloco.core.base import Shared
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.budgets import Attempts, apart
+from p2pdiloco.daemon.budgets import apart
 from p2pdiloco.daemon.display.logs import at_terminal
 from p2pdiloco.daemon.display.snapshot import StatusReport, counted, decode_status
 from p2pdiloco.daemon.run_files.known_runs import join_file, peers_file
@@ -345,6 +346,8 @@ class Presence:
             self._rests.pop(peer, None)
             self._connected[peer] = addresses
             self._keep(list(self._connected.values()))
+        except NotNow:
+            pass  # it is not the peer's fault
         except PeerUnreachable as error:
             logger.debug("cannot dial %s: %s", peer, error)
             self._rest(peer)

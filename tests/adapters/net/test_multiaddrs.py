@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import struct
 import threading
@@ -11,11 +12,13 @@ from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from deadlines import within_s
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdiloco.adapters import dns, multiaddrs
-from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.adapters.dials import StrangersDials
+from p2pdiloco.adapters.dns import ips_behind, peers_behind
 from p2pdiloco.adapters.hivemind_net import Meeting
 from p2pdiloco.adapters.multiaddrs import AddressBook
 from p2pdiloco.errors import ConfigError, NobodyReached, UserError
@@ -120,10 +123,13 @@ def answer(query: bytes, texts: Sequence[str] | None, cut: bool) -> bytes:
     end = query.index(b"\0", 12) + 5
     flags = 0x8180 | (0x0200 if cut else 0) | (3 if texts is None else 0)
     records = b""
+    kind = int.from_bytes(query[end - 4 : end - 2], "big")
     for text in texts or ():
         pieces = [text.encode()[i : i + 255] for i in range(0, len(text), 255)]
         data = b"".join(bytes((len(piece),)) + piece for piece in pieces)
-        records += b"\xc0\x0c" + struct.pack("!2HIH", 16, 1, 60, len(data)) + data
+        if kind != 16:
+            data = ipaddress.ip_address(text).packed
+        records += b"\xc0\x0c" + struct.pack("!2HIH", kind, 1, 60, len(data)) + data
     count = 0 if cut else len(texts or ())
     return number + struct.pack("!5H", flags, 1, count, 0, 0) + query[12:end] + (b"" if cut else records)
 
@@ -193,6 +199,19 @@ def test_all_peers_behind_a_name_are_found(cut: bool, monkeypatch: pytest.Monkey
             with pytest.raises(UserError, match="found behind the name"):
                 peers_behind([f"/dnsaddr/{name}"])
         assert peers_behind(["/dnsaddr/no.example"], may_fail=True) == ()
+
+
+@pytest.mark.net
+def test_addresses_behind_a_host_name_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [f"203.0.113.{n}" for n in range(20)]
+    with name_server({"host.example": ["203.0.113.7"], "many.example": many}) as server:
+        monkeypatch.setattr(dns, "nameservers", lambda: [server])
+        until_s = time.monotonic() + within_s(20)
+        assert ips_behind("dns4", "host.example", until_s) == ["203.0.113.7"]
+        assert ips_behind("dns", "host.example", until_s) == 2 * ["203.0.113.7"], "asked for both kinds"
+        assert ips_behind("dns6", "no.example", until_s) == ips_behind("dns4", "a..b", until_s) == []
+        assert ips_behind("dns4", "many.example", until_s) == many[: dns.MAX_IPS]
+        assert ips_behind("dns4", "host.example", time.monotonic() - 1.0) == [], "in time, or not at all"
 
 
 @pytest.mark.process
@@ -310,7 +329,8 @@ def test_the_book_keeps_whom_we_met_last(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_peers_that_do_not_answer_yet_are_no_error_to_who_may_be_alone() -> None:
     peer = Identity.generate().peer_id
     attachment, records = Mock(connect=AsyncMock(return_value=None)), Mock(join=AsyncMock(return_value=[]))
-    meeting = Meeting("me", [f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"], [])
+    named = [f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"]
+    meeting = Meeting("me", named, [], StrangersDials(named), lambda _: True)
     with pytest.raises(NobodyReached, match="none of them answers"):
         await meeting.join_initial(attachment, records)
     await meeting.join_initial(attachment, records, may_be_alone=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -19,11 +20,11 @@ from deadlines import within_s
 from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
+from p2pdiloco.adapters.dials import Attempts, NotNow
 from p2pdiloco.adapters.multiaddrs import Nearby
 from p2pdiloco.config.settings import ANY_ADDRESS, NodeSettings
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.budgets import Attempts
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network import discovery
 from p2pdiloco.daemon.network import discovery as presence_module
@@ -320,6 +321,24 @@ def test_the_core_hears_of_no_ghost_and_ghosts_keep_no_member_waiting(dialable: 
         dials = sum(len(times) for peer, times in board.dialled.items() if peer.startswith("ghost"))
         assert dials <= UNKNOWN_DIALS + UNKNOWN_DIALS * 210 / 12 + 16
         assert presence._dials == {} and DIAL_PATIENCE_S < 3.0
+
+    in_virtual_time(run())
+
+
+def test_a_dial_that_is_put_off_is_not_held_against_the_peer() -> None:
+    class Busy(GhostBoard):
+        async def connect(self, peer: str, addresses: Any) -> None:
+            with contextlib.suppress(PeerUnreachable):
+                await super().connect(peer, addresses)
+            if len(self.dialled[peer]) < 5:
+                raise NotNow("too many dials")
+
+    async def run() -> None:
+        board, seen = Busy(), list[ev.PresenceSeen]()
+        board.enter("late")
+        presence = presence_on(board, set(), seen)
+        await looks(presence, 5 * LOOK_S)
+        assert len(board.dialled["late"]) == 5 and presence._connected and not presence._rests
 
     in_virtual_time(run())
 
