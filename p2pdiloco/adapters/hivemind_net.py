@@ -260,7 +260,9 @@ class HivemindTransport(Endpoint):
 
     def _is_stranger(self, peer: str) -> bool:
         handlers = self._handlers
-        return handlers is None or not (handlers.is_member(peer) or not handlers.is_stranger(peer))
+        if handlers is None or (member := handlers.is_member(peer)) is None:
+            return True
+        return not member and handlers.is_stranger(peer)
 
     def _up(self) -> bool:
         return self._attachment is not None and not self._attachment.lost

@@ -252,7 +252,7 @@ async def test_a_node_on_the_internet_dials_nothing_behind_it_for_a_stranger(
             with pytest.raises(PeerUnreachable, match="no address that may be dialled"):
                 await transport.send(stranger, b"x", 5.0)
         assert door.knocks == 0
-        handlers.invited = {stranger}
+        handlers.members, handlers.invited = set(), {stranger}
         with pytest.raises(PeerUnreachable):
             await transport.connect(stranger, door.addresses)
         assert door.knocks > 0, "whom the run has admitted is dialled anywhere"
