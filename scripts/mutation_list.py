@@ -21,7 +21,7 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, SignedContribution
 from p2pdiloco.core.api.versions import SignedPartial
 from p2pdiloco.core.base import Outbox, Shared
 from p2pdiloco.core.capacity import VoteDisk
-from p2pdiloco.core.chain import Chain, Marks
+from p2pdiloco.core.chain import Marks
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.delegate import GroupInbox
 from p2pdiloco.core.election import Office, Turn
@@ -188,7 +188,7 @@ def a_merged_contribution_is_admitted_again(patch: Patch) -> None:
 
     def blind(self: LearnerInbox, signed: Any, *arguments: Any) -> Any:
         with Patch() as inner:
-            inner.set(Chain, "watermark", lambda _chain, _learner: signed.header.after)
+            inner.set(Marks, "stamp", lambda _marks, _learner: signed.header.after)
             return judge(self, signed, *arguments)
 
     patch.set(LearnerInbox, "judge", blind)
