@@ -1,8 +1,13 @@
-"""Small helpers of all rooms: bounded tables, moving averages, notes on disk, transition tables."""
+"""Small helpers of all rooms: bounded tables, moving averages, notes on disk, transition tables,
+ends of processes that others start."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import socket
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -154,3 +159,32 @@ def mermaid(table: Table[State, Signal], *starts: State) -> str:
     lines = ["stateDiagram-v2", *(f"    [*] --> {start.name}" for start in starts)]
     lines += [f"    {a.name} --> {b.name}: {signal.name}" for (a, signal), b in table.items()]
     return "\n".join(lines)
+
+
+EXIT_ORPHANED = 70
+"""Exit status of a process that ends with its other end."""
+YIELDING = 500
+"""Score by which the system ends a process for lack of memory: as if it had half of the machine's memory
+more."""
+
+
+def yield_memory() -> None:
+    """Ask the system to end this process or its children when memory runs out, not the programs that its user
+    works with."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
+        score.write_text(str(max(YIELDING, int(score.read_text()))))
+
+
+def end_with(sock: socket.socket) -> None:
+    """End this process as soon as the other end of the socket is closed, whatever it is doing."""
+    threading.Thread(target=_watch, args=(sock,), name="lifeline", daemon=True).start()
+
+
+def _watch(sock: socket.socket) -> None:
+    hang_up = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
+    poll = select.poll()
+    poll.register(sock.fileno(), hang_up)
+    while not any(happened & (hang_up | select.POLLERR) for _, happened in poll.poll()):
+        pass
+    os._exit(EXIT_ORPHANED)

@@ -16,13 +16,11 @@ from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
 from p2pdiloco.learner.lifeline import (
     DRAIN_TIMEOUT_S,
     EXIT_FAILED,
-    EXIT_ORPHANED,
-    end_with,
     exit_status,
     ignore_signals,
     speak,
-    yield_memory,
 )
+from p2pdiloco.util import EXIT_ORPHANED, end_with, yield_memory
 
 
 def main(channel_fd: int, exchange_fd: int) -> int:

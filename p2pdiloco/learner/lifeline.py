@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import select
 import signal
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,11 +29,7 @@ SAVE_BYTES_PER_S = 100e6
 STATE_BYTES = 20
 """Bytes that a parameter takes at an orderly end: displacement and moments of the learner, Θ and momentum of
 the daemon."""
-YIELDING = 500
-"""Score by which the system ends a process for lack of memory: as if it had half of the machine's memory
-more."""
 EXIT_FAILED = 1
-EXIT_ORPHANED = 70
 EXIT_TOO_LARGE = 75
 """Exit status of a learner whose processes together compute what does not fit: the next one takes half as
 much at a time."""
@@ -63,14 +56,6 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A compiler's processes must not inherit that it is ignored.
     signal.signal(signal.SIGTERM, lambda *_: None)
-
-
-def yield_memory() -> None:
-    """Ask the system to end this process or its children when memory runs out, not the programs that its user
-    works with."""
-    score = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
-        score.write_text(str(max(YIELDING, int(score.read_text()))))
 
 
 def memory_kills() -> int:
@@ -110,20 +95,6 @@ def speak(fd: int) -> IO[str]:
     log = io.TextIOWrapper(_Log(fd, "w", closefd=False), errors="backslashreplace", write_through=True)
     sys.stdout = sys.stderr = log
     return log
-
-
-def end_with(sock: socket.socket) -> None:
-    """End this process as soon as the other end of the socket is closed, whatever it is doing."""
-    threading.Thread(target=_watch, args=(sock,), name="lifeline", daemon=True).start()
-
-
-def _watch(sock: socket.socket) -> None:
-    hang_up = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
-    poll = select.poll()
-    poll.register(sock.fileno(), hang_up)
-    while not any(happened & (hang_up | select.POLLERR) for _, happened in poll.poll()):
-        pass
-    os._exit(EXIT_ORPHANED)
 
 
 LOOK_EVERY_S = 1.0

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with, exit_status, ignore_signals, speak
+from p2pdiloco.learner.lifeline import EXIT_FAILED, exit_status, ignore_signals, speak
+from p2pdiloco.util import end_with
 
 
 def main(fd: int, rank: int, count: int, folder: Path) -> int:

@@ -213,8 +213,9 @@ def _is_text(start: bytes) -> bool:
     return True
 
 
-ENCODED_TOGETHER_BYTES = 8 << 20
-"""Bytes of text that go through the tokenizer at one go; a longer document is cut at the end of a line."""
+ENCODED_TOGETHER_BYTES = 1 << 20
+"""Bytes of text that go through the tokenizer at one go, which takes its memory for each of them
+(`tasks.tokenizer_process`); a longer document is cut at the end of a line."""
 
 
 class Windows:

@@ -1,14 +1,23 @@
 """Tokenizers: raw bytes, or a `tokenizers` JSON file whose digest the manifest states.
 
 Such a file is data: it is parsed by the `tokenizers` library, and nothing in it is executed. It may come from
-a peer (the daemon asks its members), so size and digest are checked before it is parsed.
+a peer (the daemon asks its members), so size and digest are checked before it is parsed. The library works by
+what a stranger's file says, so it does that in a process with limits (`tasks.tokenizer_process`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,19 +25,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, DataSection
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.config.values import size_text
+from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.documents import INSTALL
+from p2pdiloco.tasks.tokenizer_process import WORDS_BYTES, memory_bytes
 
 MAX_TOKENIZER_BYTES = 64 << 20
 TOKENIZER_FILE = "tokenizer.json"
 """Name of the file in a model's folder."""
 PATIENCE_S = 60.0
-"""Time that any call of the library may take: the largest file takes some seconds."""
+"""Time that any job of a tokenizer may take: the largest file takes some seconds."""
 LEAST_BYTES_PER_S = 10_000.0
 """Least rate at which a text is encoded; usual are millions."""
-PANIC = "PanicException"
-"""Name of the class of what a panic of the library becomes: a `BaseException` of no module."""
+TOKENS_PER_BYTE, TOKENS_PER_TEXT = 4, 64
+"""Most tokens of a text for each of its bytes, and beside these: bytes as tokens are one, and three where
+letters are taken apart first (NFKD of Korean)."""
+TEXT_BYTES_PER_TOKEN = 1024
+"""Most bytes of text for a token, beside `WORDS_BYTES`."""
 WORDS_OF_REGEX = "a regular expression in the tokenizer file may be to blame: ask the run's owner"
+WORDS_OF_MEMORY = "rules in the tokenizer file may multiply text: ask the run's owner"
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 Tokens = NDArray[Any]
@@ -66,46 +81,154 @@ class ByteTokenizer:
         return bytes(i for i in ids if i < BYTE_VALUES).decode(errors="replace")
 
 
+class _Process:
+    """Process that works by one tokenizer file, and ends with this object."""
+
+    def __init__(self, content: bytes, most: int = 0) -> None:
+        """Raises:
+        UserError: `tokenizers` is not installed, or the file is none of its."""
+        if importlib.util.find_spec("tokenizers") is None:
+            raise UserError("a tokenizer file needs the package tokenizers, which is not installed", INSTALL)
+        self._file_bytes = len(content)
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "p2pdiloco.tasks.tokenizer_process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
+            )
+        self._connection = Connection(ours.detach())
+        weakref.finalize(self, _end, self._process, self._connection)
+        found, _ = self.ask("the tokenizer file cannot be read", "open", content, most=most)
+        self.vocabulary: int = found["vocabulary"]
+
+    def ids(self, tokens: Sequence[str]) -> list[int | None]:
+        """Ids of these tokens; None: there is no such token."""
+        found, _ = self.ask("the tokenizer file cannot be read", "ids", tokens=tokens)
+        ids: list[int | None] = found["ids"]
+        return ids
+
+    def ask(
+        self,
+        what: str,
+        job: str,
+        blob: bytes = b"",
+        most_bytes: int = 0,
+        patience_s: float = 0.0,
+        **more: Any,
+    ) -> tuple[dict[str, Any], bytes]:
+        """Have a job done; returns both parts of the answer (`tasks.tokenizer_process`). `most_bytes`: of the
+        second part.
+
+        Raises:
+            UserError: the library refuses or panics, or the process takes too long or too much memory and
+                is gone; `what` is the sentence's beginning.
+        """
+        patience_s = patience_s or PATIENCE_S
+        late, process = threading.Event(), self._process  # (a timer that ends must not keep this object)
+        request = json.dumps({"job": job, "most_bytes": most_bytes, **more}).encode()
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        with self._lock:
+            timer = threading.Timer(patience_s, give_up)
+            timer.start()
+            try:
+                for part in (request, blob):
+                    self._connection.send_bytes(part)
+                answer = json.loads(self._connection.recv_bytes(WORDS_BYTES + most_bytes))
+                found = self._connection.recv_bytes(max(1, most_bytes))
+            except (EOFError, OSError) as error:
+                _end(process, self._connection)
+                if late.is_set():
+                    raise UserError(
+                        f"{what}: it takes more than {patience_s:.0f} s", WORDS_OF_REGEX
+                    ) from error
+                memory = memory_bytes(*((len(blob), 0) if job == "open" else (self._file_bytes, len(blob))))
+                raise UserError(
+                    f"{what}: its process ended ({_exit_words(process.returncode)}), as it does where "
+                    f"{size_text(memory)} of memory are too little",
+                    WORDS_OF_MEMORY,
+                ) from error
+            finally:
+                timer.cancel()
+        if "error" in answer:
+            hint = WORDS_OF_REGEX if answer["panics"] else ""
+            raise UserError(f"{what}: {answer['error']}"[:500], hint)
+        return answer, found
+
+
+def _exit_words(status: int) -> str:
+    return signal.Signals(-status).name if -status in {*signal.Signals} else f"status {status}"
+
+
+def _end(process: subprocess.Popen[bytes], connection: Connection[Any, Any]) -> None:
+    process.kill()
+    process.wait()
+    connection.close()
+
+
 class FileTokenizer:
     """A `tokenizers` JSON file."""
 
-    def __init__(self, content: bytes, end_of_document: str, begin_of_document: str = "") -> None:
-        """Raises:
-        UserError: `tokenizers` is not installed, the file is none of its, or lacks one of the tokens."""
-        self._backend = _parsed(content)
-        self._backend.no_padding()
-        self._backend.no_truncation()
-        # Ids may have gaps, and then the largest is not the count.
-        self.vocabulary = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        end = self._backend.token_to_id(end_of_document)
+    def __init__(
+        self, content: bytes, end_of_document: str, begin_of_document: str = "", most: int = 0, name: str = ""
+    ) -> None:
+        """`most`: ids that the model has, 0: any; `name`: the file's.
+
+        Raises:
+            UserError: `tokenizers` is not installed, the file is none of its, lacks one of the tokens, or has
+                more than `most`.
+        """
+        self._process = _Process(content, most)
+        self.vocabulary = self._process.vocabulary
+        if 0 < most < self.vocabulary:
+            raise UserError(
+                f"model.vocabulary is {most}, but the tokenizer {name} has {self.vocabulary} tokens",
+                f"set model.vocabulary to {self.vocabulary} or more",
+            )
+        end, begin, *usual = self._process.ids([end_of_document, begin_of_document, *_USUAL_ENDS])
         if end is None:
+            known = [token for token, at in zip(_USUAL_ENDS, usual, strict=True) if at is not None]
             raise UserError(
                 f'the tokenizer has no token "{end_of_document}" (data.end_of_document)',
-                f"it has {', '.join(_usual_ends(self._backend)) or 'none of the usual ones'}",
+                f"it has {', '.join(known) or 'none of the usual ones'}",
             )
         self.end: int = end
-        self.begin: int | None = self._backend.token_to_id(begin_of_document) if begin_of_document else None
+        self.begin: int | None = begin if begin_of_document else None
         if begin_of_document and self.begin is None:
             raise UserError(f'the tokenizer has no token "{begin_of_document}" (data.begin_of_document)')
-        self._type = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+        self._type = np.dtype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
-        texts = [document.decode(errors="replace") for document in documents]
-        patience_s = PATIENCE_S + sum(map(len, documents)) / LEAST_BYTES_PER_S
-        found = _asked(
+        if not documents:
+            return []
+        text = b"".join(documents)
+        answer, ids = self._process.ask(
             "the tokenizer cannot encode this text",
-            lambda: self._backend.encode_batch_fast(texts, add_special_tokens=False),
-            patience_s,
+            "encode",
+            text,
+            most_bytes=self._type.itemsize * (TOKENS_PER_BYTE * len(text) + TOKENS_PER_TEXT * len(documents)),
+            patience_s=PATIENCE_S + len(text) / LEAST_BYTES_PER_S,
+            sizes=[len(document) for document in documents],
+            code=self._type.char,
         )
-        return [np.array(encoding.ids, dtype=self._type) for encoding in found]
+        return np.split(np.frombuffer(ids, dtype=self._type), np.cumsum(answer["counts"])[:-1])
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(
-            _asked(
-                "the tokenizer cannot decode these tokens",
-                lambda: self._backend.decode(list(ids), skip_special_tokens=False),
-            )
+        _, text = self._process.ask(
+            "the tokenizer cannot decode these tokens",
+            "decode",
+            np.array(ids, dtype=np.uint32).tobytes(),
+            most_bytes=WORDS_BYTES + TEXT_BYTES_PER_TOKEN * len(ids),
         )
+        return text.decode()
 
 
 def end_of_document(content: bytes) -> str:
@@ -114,12 +237,13 @@ def end_of_document(content: bytes) -> str:
     Raises:
         UserError: it is no tokenizer file, or has none of the usual ones.
     """
-    found = _usual_ends(_parsed(content))
-    if not found:
+    ids = _Process(content).ids(_USUAL_ENDS)
+    found = next((token for token, at in zip(_USUAL_ENDS, ids, strict=True) if at is not None), None)
+    if found is None:
         raise UserError(
             "the tokenizer has none of the tokens that usually end a document", "give --end-of-document TOKEN"
         )
-    return found[0]
+    return found
 
 
 def tokens_in_front(content: bytes, about: Mapping[str, Any]) -> list[str]:
@@ -129,19 +253,15 @@ def tokens_in_front(content: bytes, about: Mapping[str, Any]) -> list[str]:
     Raises:
         UserError: it is no tokenizer file.
     """
-    backend = _parsed(content)
+    process = _Process(content)
     token, stated = about.get("bos_token"), about.get("add_bos_token")
     token = token.get("content") if isinstance(token, dict) else token
     if stated is False:
         return []
-    if stated is True and isinstance(token, str) and backend.token_to_id(token) is not None:
+    if stated is True and isinstance(token, str) and process.ids([token]) != [None]:
         return [token]
-    what = "the tokenizer cannot encode a text"
-    plain = _asked(what, lambda: backend.encode("a", add_special_tokens=False))
-    whole = _asked(what, lambda: backend.encode("a", add_special_tokens=True))
-    places = range(len(whole.ids) - len(plain.ids) + 1) if plain.ids else ()
-    at = next((at for at in places if whole.ids[at : at + len(plain.ids)] == plain.ids), 0)
-    return list(whole.tokens[:at])
+    found, _ = process.ask("the tokenizer cannot encode a text", "front")
+    return list(found["tokens"])
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -149,52 +269,6 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     (ids,) = tokenizer.encode([prompt.encode()])
     front = [] if tokenizer.begin is None else [tokenizer.begin]
     return front + ids.tolist() or [tokenizer.end]
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        from tokenizers import Tokenizer as Backend
-    except ImportError as error:
-        raise UserError(
-            "a tokenizer file needs the package tokenizers, which is not installed", INSTALL
-        ) from error
-    return _asked("the tokenizer file cannot be read", lambda: Backend.from_str(content.decode()))
-
-
-def _asked(what: str, ask: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Answer of the library, which works by what a stranger's file says.
-
-    A regex that backtracks for ever does so in a thread that is left behind: nothing can stop it but the
-    process's end, which a `UserError` is for whoever asks.
-
-    Raises:
-        UserError: it refuses, panics, or takes too long; `what` is the sentence's beginning.
-    """
-    answers: list[Any] = []
-    faults: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answers.append(ask())
-        except BaseException as error:  # noqa: BLE001 (a panic is no Exception; all are looked at below)
-            faults.append(error)
-
-    thread = threading.Thread(target=work, name="tokenizer", daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    if answers:
-        return answers[0]
-    if not faults:
-        raise UserError(f"{what}: it takes more than {patience_s:.0f} s", WORDS_OF_REGEX)
-    (error,) = faults
-    if not isinstance(error, Exception) and type(error).__name__ != PANIC:
-        raise error
-    hint = "" if isinstance(error, Exception) else WORDS_OF_REGEX
-    raise UserError(f"{what}: {first_line(error)}"[:500], hint) from error
-
-
-def _usual_ends(backend: Any) -> list[str]:
-    return [token for token in _USUAL_ENDS if backend.token_to_id(token) is not None]
 
 
 def tokenizer_digest(content: bytes) -> str:
@@ -251,11 +325,6 @@ def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int)
     content = checked_content(section, content)
     if content is None:
         return ByteTokenizer()
-    found = FileTokenizer(content, section.end_of_document, section.begin_of_document)
-    if found.vocabulary > vocabulary:
-        raise UserError(
-            f"model.vocabulary is {vocabulary}, but the tokenizer {section.tokenizer} has "
-            f"{found.vocabulary} tokens",
-            f"set model.vocabulary to {found.vocabulary} or more",
-        )
-    return found
+    return FileTokenizer(
+        content, section.end_of_document, section.begin_of_document, vocabulary, section.tokenizer
+    )

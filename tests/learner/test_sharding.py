@@ -43,13 +43,14 @@ from p2pdiloco.learner.channel import (
     frame,
 )
 from p2pdiloco.learner.inner_step import Passes, PassOptions
-from p2pdiloco.learner.lifeline import PassTooLarge, end_with, exit_status
+from p2pdiloco.learner.lifeline import PassTooLarge, exit_status
 from p2pdiloco.learner.loop import evaluate, heldout_batch
 from p2pdiloco.learner.optimizer import FusedAdamW, HeldParameters, Muon, blocks_of, moments, wants_shards
 from p2pdiloco.learner.ranks import ALONE, Distributed, Ranks
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
+from p2pdiloco.util import end_with
 
 PATIENCE_S = 60
 OPTIONS = LearnerOptions(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+import unicodedata
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from deadlines import within_s
 
 from p2pdiloco.config.manifest import CausalLMSection
-from p2pdiloco.errors import InvariantViolation, UserError
-from p2pdiloco.tasks import causal_lm, hub_models, tokens
+from p2pdiloco.errors import UserError
+from p2pdiloco.tasks import causal_lm, hub_models, tokenizer_process, tokens
 from p2pdiloco.tasks.hub_models import (
     ALIASES,
     DEFAULTS,
@@ -26,6 +33,7 @@ from p2pdiloco.tasks.hub_models import (
     with_defaults,
 )
 from p2pdiloco.tasks.tokens import FileTokenizer, end_of_document
+from p2pdiloco.util import EXIT_ORPHANED
 
 transformers: Any = pytest.importorskip("transformers")
 CLASSES = {LLAMA: transformers.LlamaConfig, MIXTRAL: transformers.MixtralConfig}
@@ -230,7 +238,7 @@ def test_a_config_that_builds_much_more_than_is_listed_ends_early(
 
 # A stranger's tokenizer file that panics, or backtracks for ever, is a refusal in one sentence.
 
-pytest.importorskip("tokenizers")
+ByteLevel: Any = pytest.importorskip("tokenizers").pre_tokenizers.ByteLevel
 EVIL = "(x+x+)+y"
 
 
@@ -272,15 +280,99 @@ def test_a_decoder_that_backtracks_is_refused() -> None:
         tokenizer.decode([0])
 
 
-def test_what_takes_too_long_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-    with pytest.raises(UserError, match="it takes more than 0 s"):
-        tokens._asked("the tokenizer cannot encode this text", over.wait, 0.01)
-    over.set()
-    monkeypatch.setattr(tokens, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(tokens, "LEAST_BYTES_PER_S", 1e-3)
-    found = FileTokenizer(file_of(), "</s>").encode([b"x", b"x" * 3])
-    assert [ids.tolist() for ids in found] == [[0], [0]], "longer texts have longer"
+def test_what_takes_too_long_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = FileTokenizer(file_of(), "</s>")
+    process = tokenizer._process._process
+    os.kill(process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(tokens, "PATIENCE_S", 0.01)
+    with pytest.raises(UserError, match="cannot decode these tokens: it takes more than 0 s") as refused:
+        tokenizer.decode([0])
+    assert "regular expression" in refused.value.hint and process.returncode == -signal.SIGKILL
+
+
+def test_a_longer_text_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, waits = FileTokenizer(file_of(), "</s>"), list[float]()
+    timer = threading.Timer
+    monkeypatch.setattr(
+        threading, "Timer", lambda wait_s, *rest: waits.append(wait_s) or timer(wait_s, *rest)
+    )
+    tokenizer.encode([b"x"])
+    found = tokenizer.encode([b"x" * 1_000_000, b"x"])
+    assert [ids.tolist() for ids in found] == [[0], [0]]
+    assert waits == pytest.approx([tokens.PATIENCE_S, tokens.PATIENCE_S + 100], rel=0.01)
+
+
+# ... and so is one that wants more memory than its job may need: a process dies, and its starter goes on.
+
+MULTIPLIES = {"type": "Replace", "pattern": {"String": "x"}, "content": "x " * 50_000}
+WORDS_OF_DEATH = r"its process ended \(SIGABRT\), as it does where [0-9.]+ \w+ of memory are too little"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps the limit")
+@pytest.mark.parametrize("place", ["normalizer", "decoder"])
+def test_a_file_that_multiplies_text_ends_a_process_with_a_limit(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of text would become 100 GB, which a machine has not."""
+    monkeypatch.setattr(tokens, "TOKENS_PER_BYTE", 1 << 20)
+    tokenizer = FileTokenizer(file_of(**{place: MULTIPLIES}), "</s>")
+    process = tokenizer._process._process
+    with pytest.raises(UserError, match=WORDS_OF_DEATH) as refused:
+        if place == "normalizer":
+            tokenizer.encode([b"x" * (1 << 20)])
+        else:
+            tokenizer.decode([0] * (1 << 20))
+    assert "multiply text" in refused.value.hint and process.returncode == -signal.SIGABRT
+    with pytest.raises(UserError, match="its process ended"):
+        tokenizer.encode([b"x"])
+
+
+@pytest.mark.parametrize("place", ["normalizer", "decoder"])
+def test_an_answer_is_no_longer_than_its_question_allows(place: str) -> None:
+    pieces = {"type": "WhitespaceSplit"}
+    tokenizer = FileTokenizer(file_of(**{place: MULTIPLIES}, pre_tokenizer=pieces), "</s>")
+    with pytest.raises(UserError, match=r"of \d+ bytes it makes \d+$"):
+        if place == "normalizer":
+            tokenizer.encode([b"x"])
+        else:
+            tokenizer.decode([0] * 20)
+
+
+def test_letters_that_are_taken_apart_and_bytes_as_tokens_are_within_the_bounds() -> None:
+    korean = "\ud55c\uae00 \ub9d0 " * 1000
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocabulary = {letter: at for at, letter in enumerate(("</s>", *ByteLevel.alphabet()))}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    parts = {"model": model, "normalizer": {"type": "NFKD"}, "pre_tokenizer": byte_level}
+    tokenizer = FileTokenizer(file_of(**parts), "</s>")
+    apart = len(unicodedata.normalize("NFKD", korean).encode())
+    assert [len(ids) for ids in tokenizer.encode([korean.encode(), b"", "\ufdfa".encode()])] == [apart, 0, 33]
+
+
+def test_more_tokens_than_the_model_has_are_refused_before_they_are_built() -> None:
+    """A model of no known type is never built: else the library refused that."""
+    vocabulary = {f"t{at}": at for at in range(300)}
+    for listed in (vocabulary, [[token, 0.0] for token in vocabulary]):
+        content = file_of(model={"type": "no", "vocab": listed})
+        with pytest.raises(UserError, match="vocabulary is 299, but the tokenizer given has 300 tokens"):
+            FileTokenizer(content, "</s>", "", 299, "given")
+        with pytest.raises(UserError, match="the tokenizer file cannot be read"):
+            FileTokenizer(content, "</s>", "", 300, "given")
+
+
+def test_a_tokenizer_s_process_ends_with_it_and_with_its_starter() -> None:
+    tokenizer = FileTokenizer(file_of(), "</s>")
+    process = tokenizer._process._process
+    del tokenizer
+    gc.collect()
+    assert process.returncode == -signal.SIGKILL
+    ours, theirs = socket.socketpair()
+    program = [sys.executable, "-P", "-m", tokenizer_process.__name__, str(theirs.fileno())]
+    with theirs:
+        process = subprocess.Popen(program, pass_fds=(theirs.fileno(),), stderr=subprocess.DEVNULL)
+    with ours:
+        pass
+    assert process.wait(within_s(60.0)) in (1, EXIT_ORPHANED)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{}", b"[" * 100_000, file_of(model={"type": "no"})])
@@ -288,11 +380,3 @@ def test_what_is_no_tokenizer_is_refused(content: bytes) -> None:
     with pytest.raises(UserError, match="the tokenizer file cannot be read") as refused:
         end_of_document(content)
     assert "\n" not in str(refused.value)
-
-
-def test_our_own_mistakes_are_no_refusals() -> None:
-    def broken() -> None:
-        raise InvariantViolation("ours")
-
-    with pytest.raises(InvariantViolation):
-        tokens._asked("", broken)

@@ -77,8 +77,9 @@ from p2pdiloco.errors import (
     without_torch,
 )
 from p2pdiloco.identity import Identity, verify
-from p2pdiloco.learner.lifeline import end_with, ignore_signals, yield_memory
+from p2pdiloco.learner.lifeline import ignore_signals
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import end_with, yield_memory
 
 logger = logging.getLogger("p2pdiloco")
 LOOK_S = 1.0
