@@ -57,6 +57,7 @@ from p2pdiloco.config.presets import (
     with_schedule,
     with_tokens,
 )
+from p2pdiloco.config.values import is_whole
 from p2pdiloco.daemon.display.snapshot import count, counted
 from p2pdiloco.daemon.run_files.shared_files import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import UserError, clean
@@ -269,7 +270,7 @@ def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
     """Fill in the model by its configuration, with no more context than an inner step has tokens."""
     most = with_defaults(config).get("max_position_embeddings")
     tokens = base.inner.tokens_per_step
-    context = min(most, tokens) if isinstance(most, int) else tokens
+    context = min(most, tokens) if is_whole(most) else tokens
     run = msgspec.structs.replace(base.run, task="causal-lm", task_package="")
     if difference_from_ours(config):
         return _of_hub(config, base)

@@ -43,6 +43,7 @@ from p2pdiloco.config.manifest import (
     table,
     vocabulary_for,
 )
+from p2pdiloco.config.values import is_whole
 from p2pdiloco.errors import ConfigError, UserError
 
 # Inner learning rates for models that exist: by number of parameters and by kind of training.
@@ -715,6 +716,6 @@ def _embedding(model: Mapping[str, object]) -> tuple[int, int, int]:
         if not isinstance(found, dict):
             return 0, 0, 0
     vocabulary, width, tied = (found.get(key) for key in keys)
-    if not isinstance(vocabulary, int):
+    if not is_whole(vocabulary):
         return 0, 0, 0
-    return vocabulary, width if isinstance(width, int) else 0, 1 if tied in (True, None) else 2
+    return vocabulary, width if is_whole(width) else 0, 1 if tied in (True, None) else 2

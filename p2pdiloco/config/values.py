@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +23,17 @@ from p2pdiloco.errors import ConfigError
 MAX_FILE_BYTES = 128 * 1024
 """Room for a manifest of the largest size (`config.manifest`) with its comments."""
 S = TypeVar("S", bound=Struct)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Tell whether a value of TOML or JSON is a whole number. `true` is none, though Python's bool is an
+    int."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Tell whether a value of TOML or JSON is a number."""
+    return is_whole(value) or isinstance(value, float)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

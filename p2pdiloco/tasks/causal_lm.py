@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, field
 
 from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, SHA256_PATTERN, CausalLMSection, ModelSection
+from p2pdiloco.config.values import is_whole
 from p2pdiloco.errors import UserError, first_line, install_hint
 from p2pdiloco.tasks.hub_models import (
     CONTEXTS,
@@ -261,7 +262,7 @@ class HubCausalLM(Task):
     @property
     def vocabulary(self) -> int:
         stated = json.loads(self.section.config).get("vocab_size")
-        if isinstance(stated, int):
+        if is_whole(stated):
             return stated
         return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
 

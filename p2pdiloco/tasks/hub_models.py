@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from p2pdiloco.config.manifest import CausalLMSection
+from p2pdiloco.config.values import is_number, is_whole
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ _FETCHING = (
     "pretrained",
 )
 """Parts of keys, at any depth, by which transformers would load code or another model. Keys with "kernel" are
-like them where the value is no number."""
+like them where the value asks for one: where it is no number, and not false."""
 
 
 FLOAT = "__float__"
@@ -111,7 +112,7 @@ def with_infinite(found: Any) -> Any:
 
 def _fetches(key: str, value: Any) -> bool:
     return any(word in key for word in _FETCHING) or (
-        "kernel" in key and not isinstance(value, int | float | list | None)
+        "kernel" in key and not (is_number(value) or value is False or isinstance(value, list | None))
     )
 
 
@@ -130,13 +131,12 @@ def without_dropout(key: str, found: Any) -> Any:
     """Copy of a config with 0 for every number whose key has "drop" in it, at any depth."""
     if isinstance(found, dict):
         return {inner: without_dropout(str(inner), value) for inner, value in found.items()}
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return 0.0 if is_number and "drop" in key else found
+    return 0.0 if is_number(found) and "drop" in key else found
 
 
 def longest(config: dict[str, Any]) -> int:
     """The longest context that the architecture is made for; 0: it does not say."""
-    return next((config[key] for key in CONTEXTS if isinstance(config.get(key), int)), 0)
+    return next((config[key] for key in CONTEXTS if is_whole(config.get(key))), 0)
 
 
 def broken_config(
@@ -180,7 +180,7 @@ def _numbers(found: Any) -> Iterator[int]:
     if isinstance(found, list):
         for value in found:
             yield from _numbers(value)
-    elif isinstance(found, int) and not isinstance(found, bool):
+    elif is_whole(found):
         yield found
 
 
@@ -417,7 +417,7 @@ def difference_from_ours(config: dict[str, Any]) -> str:
     config = with_defaults(config)
     rope = _rope(config)
     heads, width = config["num_attention_heads"], config["hidden_size"]
-    if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
+    if not is_whole(heads) or not is_whole(width) or heads < 1:
         return "hidden_size and num_attention_heads are no counts"
     rules = (
         (config["hidden_act"] == "silu", f"its activation is {config['hidden_act']}"),

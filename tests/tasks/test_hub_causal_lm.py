@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from p2pdiloco.cli.given_model import with_given_model
 from p2pdiloco.cli.main import run
+from p2pdiloco.config import presets
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import ADAMW_RATE, for_run
 from p2pdiloco.daemon import wire
@@ -27,7 +29,7 @@ from p2pdiloco.daemon.run_files.shared_files import kept_initial, size_bounds
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
-from p2pdiloco.tasks.causal_lm import built, existing
+from p2pdiloco.tasks.causal_lm import HubCausalLM, HubSection, built, existing
 from p2pdiloco.tasks.description import (
     carried,
     describe,
@@ -36,6 +38,7 @@ from p2pdiloco.tasks.description import (
     persistent_buffers,
     put_constants,
 )
+from p2pdiloco.tasks.hub_models import difference_from_ours, harmless, longest, without_dropout
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import constants_of
 
@@ -206,6 +209,8 @@ def manifest_with(config: dict[str, object], tmp_path: Path, tokens: int = 64) -
         ({"attn_implementation": "kernels-community/x"}, 'not have the key "attn_implementation"'),
         ({"deep": [{"_experts_implementation": "x"}]}, 'not have the key "_experts_implementation"'),
         ({"x": {"kernel_config": {"RMSNorm": "a/b"}}}, 'not have the key "kernel_config"'),
+        ({"use_kernels": True}, 'not have the key "use_kernels"'),
+        ({"x": [{"use_kernels": True}]}, 'not have the key "use_kernels"'),
         ({"auto_map": {"AutoConfig": "a--b.C"}}, 'not have the key "auto_map"'),
         ({"quantization_config": {"quant_method": "x"}}, 'not have the key "quantization_config"'),
         ({"n_layer": 1_000_000}, '"n_layer" is more than the model has parameters'),
@@ -243,14 +248,50 @@ def test_nothing_in_a_config_reaches_a_loader_of_code(
         "_attn_implementation": "kernels-community/y",
         "experts_implementation": "z",
         "quantization_config": {"quant_method": "fp8"},
+        "use_kernels": True,
         "conv_kernel": 3,
+        "use_mamba_kernels": False,
     }
     task = task_of(manifest_with(QWEN | theirs, tmp_path))
     model = built(QWEN | theirs, task.specs())
     model.save_pretrained(tmp_path)
     existing(tmp_path, QWEN | theirs, "a folder", {}, print)
     assert len(asked) > 3 and set(asked) <= {None, "eager"}
-    assert json.loads(task.section.config)["conv_kernel"] == 3
+    kept = json.loads(task.section.config)
+    assert {key: kept[key] for key in kept if "kernel" in key} == {
+        "conv_kernel": 3,
+        "use_mamba_kernels": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("check", "of_number", "of_true"),
+    [
+        (lambda value: harmless({"use_kernels": value}), {"use_kernels": 2}, {}),
+        (lambda value: longest({"n_positions": value}), 2, 0),
+        (lambda value: without_dropout("", {"dropout": value})["dropout"], 0.0, True),
+        (
+            lambda value: "counts" in difference_from_ours({"model_type": "llama", "hidden_size": value}),
+            False,
+            True,
+        ),
+        (lambda value: presets._embedding({"vocabulary": value, "width": 8}), (2, 8, 1), (0, 0, 0)),
+        (lambda value: presets._embedding({"vocabulary": 8, "width": value}), (8, 2, 1), (8, 0, 1)),
+        (lambda value: with_vocabulary(value).vocabulary, 2, 256),
+    ],
+)
+def test_true_is_no_number_in_a_config(
+    check: Callable[[object], object], of_number: object, of_true: object
+) -> None:
+    assert (check(2), check(True)) == (of_number, of_true)
+
+
+def with_vocabulary(value: object) -> HubCausalLM:
+    """A task whose config has this for a vocabulary, and whose embedding has 256 rows."""
+    found = object.__new__(HubCausalLM)
+    config = json.dumps({"vocab_size": value})
+    found.section = HubSection(config=config, context_tokens=8, parameters=["e.weight 256x8 embedding"])
+    return found
 
 
 @pytest.mark.parametrize(
