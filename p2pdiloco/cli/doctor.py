@@ -676,14 +676,15 @@ def check_footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
 
     takes = footprint_of(manifest)
     daemon = takes.daemon_bytes + takes.payload_bytes
-    everything = daemon + takes.learner_bytes + takes.loss_audit_bytes + DAEMON_BYTES + LEARNER_BYTES
+    learner = takes.learner_bytes + takes.pass_bytes
+    everything = daemon + learner + takes.loss_audit_bytes + DAEMON_BYTES + LEARNER_BYTES
     memory, disk = free_memory_bytes(), free_disk_bytes(existing_folder(data_dir))
     least = f"the run takes at least {size_text(everything)} with its learner on the CPU"
     words = f"{least}, {size_text(memory)} are free"
     if daemon + takes.loss_audit_bytes + DAEMON_BYTES > memory:
         yield bad("memory", words, "close other programs, or choose another machine")
     elif everything > memory:
-        todo = "with a GPU whose memory holds the learner it fits: " + size_text(takes.learner_bytes)
+        todo = "with a GPU whose memory holds the learner it fits: " + size_text(learner)
         yield warning("memory", words, todo)
     else:
         yield good("memory", words)

@@ -360,14 +360,19 @@ def _footprint_lines(manifest: Manifest) -> list[str]:
     from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, LOG_BYTES, footprint_of
 
     takes = footprint_of(manifest)
-    daemon, learner = takes.daemon_bytes + takes.payload_bytes, takes.learner_bytes
+    daemon, learner = takes.daemon_bytes + takes.payload_bytes, takes.learner_bytes + takes.pass_bytes
     audits = takes.loss_audit_bytes
     beside = f" and, beside it, {size_text(audits)} for loss audits" if audits else ""
+    once = (
+        f"with {size_text(takes.pass_bytes)} for a pass"
+        if takes.pass_bytes
+        else "without a pass over samples"
+    )
     return [
         f"memory of a node: at least {size_text(DAEMON_BYTES + daemon)} for daemon and network, of which "
         f"{size_text(daemon)} for this model",
         f"memory of its learner: at least {size_text(LEARNER_BYTES + learner + audits)}, of which "
-        f"{size_text(learner)} on its device, or devices together{beside}; a pass over samples comes on top",
+        f"{size_text(learner)} on its device, or devices together, {once}{beside}",
         f"disk of a node: about {size_text(takes.disk_bytes)}, and up to {size_text(LOG_BYTES)} of logs",
     ]
 

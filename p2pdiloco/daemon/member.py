@@ -684,7 +684,7 @@ class Approval:
             StorageError: it cannot be remembered.
         """
         check_owner(self._settings, run)
-        takes = footprint_of(run.manifest)
+        takes = self._footprint(run.manifest)
         memory, disk = free_memory_bytes(), free_disk_bytes(self._settings.data_dir)
         figures = {
             "memory_bytes": self._memory_bytes(takes),
@@ -711,18 +711,21 @@ class Approval:
 
     def describe(self, run: PublishedRun) -> list[str]:
         """Say in lines what a run is and takes. Raises: ConfigError: as `footprint_of`."""
-        takes = footprint_of(run.manifest)
+        takes = self._footprint(run.manifest)
         return self._lines(run, takes, free_memory_bytes(), free_disk_bytes(self._settings.data_dir))
 
     def check(self, manifest: Manifest) -> None:
         """Check that a run of our own fits this machine and the settings. Raises: as `approve`."""
-        takes = footprint_of(manifest)
+        takes = self._footprint(manifest)
         self._check_limits(manifest, takes)
         disk = free_disk_bytes(self._settings.data_dir)
         self._check_machine(manifest, takes, free_memory_bytes(), disk)
 
+    def _footprint(self, manifest: Manifest) -> Footprint:
+        return footprint_of(manifest, self._settings.micro_batch_tokens)
+
     def _memory_bytes(self, takes: Footprint) -> int:
-        learner = takes.learner_bytes if self._learner_in_memory else 0
+        learner = takes.learner_bytes + takes.pass_bytes if self._learner_in_memory else 0
         return takes.daemon_bytes + learner + self._loss_audit_bytes(takes) + takes.payload_bytes
 
     def _loss_audit_bytes(self, takes: Footprint) -> int:
@@ -764,7 +767,8 @@ class Approval:
             learner = "the learner is a program of its own"
         else:
             where = "" if self._learner_in_memory else " on its device"
-            learner = f"learner {size_text(takes.learner_bytes)}{where}"
+            once = size_text(takes.pass_bytes) if takes.pass_bytes else "unknown memory"
+            learner = f"learner {size_text(takes.learner_bytes)} and {once} for a pass{where}"
         audits = self._loss_audit_bytes(takes)
         learner += f", loss audits {size_text(audits)}" if audits else ""
         payloads = size_text(takes.payload_bytes)

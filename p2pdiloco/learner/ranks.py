@@ -47,6 +47,7 @@ from p2pdiloco.errors import P2PDilocoError, UserError, first_line, invariant
 from p2pdiloco.learner.channel import Start, frame
 from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_RANK_KILLED, EXIT_TOO_LARGE, PassTooLarge, RankKilled
 from p2pdiloco.priority import lower_process
+from p2pdiloco.tensors.sizes import CPU_MICRO_BATCH_TOKENS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -451,9 +452,6 @@ def _status(before: int, code: int) -> int:
 
 # --- device, precision, memory -----------------------------------------------------------------------
 
-CPU_MICRO_BATCH_TOKENS = 2048
-"""Tokens of a pass on a processor: more are not faster (docs/topics/devices.md), and a pass that does not fit
-is not refused there: the system ends the process."""
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """Tokens of a pass on an accelerator, to begin with. With a fourth of them passes are 7 % slower (`gpt2`
 on an H100; docs/results.md). A pass that does not fit is halved until it does (`learner.inner_step`)."""

@@ -33,7 +33,7 @@ from p2pdiloco.tasks.hub_models import (
 )
 from p2pdiloco.tasks.own_tasks import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
 from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants
-from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec
+from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec, kept_bytes, logits_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
@@ -152,6 +152,11 @@ class CausalLM(Task):
             specs += [TensorSpec(f"model.layers.{layer}.{name}", shape) for name, shape in block.items()]
         specs.append(TensorSpec("model.norm.weight", (width,)))
         return (*specs, *([] if section.tied_head else [TensorSpec("lm_head.weight", tokens)]))
+
+    def pass_bytes(self, samples: int) -> int:
+        section, tokens = self.section, samples * self.section.context_tokens
+        kept = kept_bytes(self.specs(), tokens, section.vocabulary, section.experts_per_token)
+        return kept + logits_bytes(tokens, section.vocabulary, section.width)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """Matrices are uniform with standard deviation 0.02, the projections back into the residual stream
@@ -301,6 +306,13 @@ class HubCausalLM(Task):
 
     def specs(self) -> tuple[TensorSpec, ...]:
         return specs_from_texts(self.section.parameters)
+
+    def pass_bytes(self, samples: int) -> int:
+        specs, tokens = self.specs(), samples * self.section.context_tokens
+        used = json.loads(self.section.config).get("num_experts_per_tok")
+        width = max((spec.shape[-1] for spec in specs if spec.embedding and spec.shape), default=0)
+        kept = kept_bytes(specs, tokens, self.vocabulary, used if is_whole(used) else 1)
+        return kept + logits_bytes(tokens, self.vocabulary, width)
 
     def model(self) -> nn.Module:
         model = built(json.loads(self.section.config), self.specs())

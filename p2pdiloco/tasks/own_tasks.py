@@ -17,7 +17,7 @@ from msgspec import Meta, field
 from p2pdiloco.config.manifest import SHA256_PATTERN, STAGES, ImageSection, ModelSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants
-from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.tensors.sizes import TensorSpec, kept_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -158,6 +158,19 @@ class ImageClassification(Task):
         return tuple(
             TensorSpec(name, shape, embedding=name == "positions.weight") for name, shape in shapes.items()
         )
+
+    def pass_bytes(self, samples: int) -> int:
+        model = self.section
+        if model.architecture == "vit":
+            return kept_bytes(self.specs(), samples * (model.image_pixels // model.patch_pixels) ** 2)
+        kept = 0
+        for spec in self.specs():  # each stage of convolutions has half of the side of the one before
+            if len(spec.shape) < 4:
+                continue
+            _, _, rest = spec.name.rpartition("blocks.")
+            index = int(rest.partition(".")[0]) if rest[:1].isdigit() else 0
+            kept += kept_bytes([spec], samples * (model.image_pixels >> index // model.layers) ** 2)
+        return kept
 
     def model(self) -> nn.Module:
         from p2pdiloco.tasks.images import ConvNet, VisionTransformer

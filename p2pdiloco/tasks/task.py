@@ -152,6 +152,11 @@ class Task(ABC):
         with torch.device("meta"):
             return tensor_specs(self.model())
 
+    def pass_bytes(self, samples: int) -> int:
+        """Memory that a training pass over so many samples takes beside parameters and gradients, in fp32 on
+        a CPU, at least, by arithmetic; 0: unknown."""
+        return 0
+
     def initial_parameters(self) -> dict[str, Tensor]:
         """Version 0: name -> fp32 tensor, the same bytes on every machine (`tasks.initial`).
 

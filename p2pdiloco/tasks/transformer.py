@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import CausalLMSection
+from p2pdiloco.tensors.sizes import CPU_CHUNK_NUMEL
 
 
 class Transformer(nn.Module):
@@ -315,8 +316,6 @@ def _mixed(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
-CPU_CHUNK_NUMEL = 1 << 24
-"""Logits of a chunk on a CPU: 64 MiB in fp32, some 330 tokens of 50,304 ids."""
 CHUNK_NUMEL = 1 << 28
 """Logits of a chunk on an accelerator: 1 GiB in fp32. Each chunk adds up the head's gradient once more."""
 

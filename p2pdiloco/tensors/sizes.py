@@ -7,6 +7,8 @@ Fragments are planned from `TensorSpec`s. Listed in docs/reference/wire.md, sect
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -89,3 +91,44 @@ class TensorSpec(Struct, frozen=True):
     def rows(self) -> int:
         """Number of slices along the first dimension: the finest pieces that a tensor is cut into."""
         return self.shape[0] if self.shape else 1
+
+
+CPU_MICRO_BATCH_TOKENS = 2048
+"""Tokens of a pass on a processor: more are not faster (docs/topics/devices.md), and a pass that does not fit
+is not refused there: the system ends the process."""
+CPU_CHUNK_NUMEL = 1 << 24
+"""Logits of a chunk on a CPU: 64 MiB in fp32, some 330 tokens of 50,304 ids."""
+KEPT_BYTES = 6
+"""Memory of a pass for each input and output of a matrix: fp32, and half as much again for what lies between
+matrices. Measured with presets and larger models, within a fourth (docs/guides/host.md)."""
+_EXPERT = re.compile(r"experts\.(\d+)\.")
+
+
+def kept_bytes(specs: Iterable[TensorSpec], places: int, vocabulary: int = 0, used_experts: int = 1) -> int:
+    """Memory of what a pass keeps for its gradient but for the logits, where each of these matrices reads so
+    many places (tokens, patches of images). Attention keeps no scores: torch's does not.
+
+    `vocabulary`: ids of which the last matrix makes logits, if it has as many rows; `used_experts`: experts
+    that compute each place, of those in a block; a stack of them is one tensor.
+    """
+    matrices = [s for s in specs if len(s.shape) > 1 and not s.embedding]
+    if matrices and matrices[-1].rows == vocabulary:
+        matrices.pop()
+    experts = 1 + max((int(found[1]) for s in matrices if (found := _EXPERT.search(s.name))), default=0)
+    used = min(1.0, used_experts / experts)
+    sides = 0.0
+    for spec in matrices:
+        if _EXPERT.search(spec.name):
+            sides += used * (spec.shape[0] + spec.shape[1])
+        elif "expert" in spec.name and len(spec.shape) == 3:
+            sides += min(spec.rows, used_experts) * (spec.shape[1] + spec.shape[2])
+        else:
+            sides += spec.shape[0] + spec.shape[1]
+    return math.ceil(KEPT_BYTES * places * sides)
+
+
+def logits_bytes(tokens: int, vocabulary: int, width: int) -> int:
+    """Memory of logits and their gradient, a chunk at a time, and of the head's gradient beside it."""
+    numel = tokens * vocabulary
+    head = vocabulary * width if numel > CPU_CHUNK_NUMEL else 0
+    return 4 * (3 * min(numel, CPU_CHUNK_NUMEL) + head)

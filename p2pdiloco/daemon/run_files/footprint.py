@@ -10,6 +10,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tensors.sizes import (
+    CPU_MICRO_BATCH_TOKENS,
     ENCODINGS,
     appraisal_bytes,
     second_model_bytes,
@@ -33,8 +34,7 @@ STATE_BYTES = 8
 class Footprint(Struct, frozen=True):
     """Footprint of a run on a node: memory, disk and downloads.
 
-    All figures are least ones: a pass's activations come on top, and the programs themselves (`DAEMON_BYTES`,
-    `LEARNER_BYTES`).
+    All figures are least ones: the programs themselves come on top (`DAEMON_BYTES`, `LEARNER_BYTES`).
     """
 
     parameters: int
@@ -46,6 +46,9 @@ class Footprint(Struct, frozen=True):
     learner_bytes: int
     """Memory of the learner's device, or devices together: parameters, gradients, moments, and a second
     instance of the model for evaluation."""
+    pass_bytes: int
+    """Memory of the learner's device for a pass: activations and logits, of as many samples as a CPU takes at
+    a time; 0: unknown, as the task is not built in. A GPU takes more samples where they fit."""
     loss_audit_bytes: int
     """Memory in which its learner measures contributions of others, whatever its device is; 0: there are no
     loss audits (docs/protocol/loss-audits.md)."""
@@ -55,8 +58,10 @@ class Footprint(Struct, frozen=True):
     """Bytes that peers are asked for before the first inner step, beside a tokenizer."""
 
 
-def footprint_of(manifest: Manifest) -> Footprint:
+def footprint_of(manifest: Manifest, pass_tokens: int = 0) -> Footprint:
     """Work out the footprint of a run, from the shapes in its manifest.
+
+    `pass_tokens`: of a training pass, where the node sets them; 0: as many as on a CPU.
 
     It is arithmetic, and needs no torch for a built-in task: a manifest is a stranger's, and is looked at
     before anything is made of it.
@@ -65,7 +70,9 @@ def footprint_of(manifest: Manifest) -> Footprint:
         UserError: its task is not installed.
         ConfigError: `[model]` is wrong, or has more or larger tensors than any model (`tasks.registry`).
     """
-    specs = task_of(manifest).specs()
+    task = task_of(manifest)
+    specs = task.specs()
+    wanted = min(pass_tokens or CPU_MICRO_BATCH_TOKENS, manifest.inner.tokens_per_step)
     numel, fragments = sum(spec.numel for spec in specs), manifest.sync.fragments
     sent, kept = (
         ENCODINGS[name].bytes_per_parameter for name in (manifest.codec.contribution, manifest.codec.update)
@@ -82,6 +89,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
         daemon_bytes=vault_bytes(numel, manifest.codec.contribution) + shared_bytes(numel),
         payload_bytes=math.floor(payloads),
         learner_bytes=training + second_model_bytes(numel),
+        pass_bytes=task.pass_bytes(max(1, wanted // task.tokens_per_sample)),
         loss_audit_bytes=appraisal_bytes(fragment, manifest.codec.contribution),
         # The learner's state is written anew beside the old one.
         disk_bytes=math.ceil(
