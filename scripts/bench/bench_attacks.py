@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import uvloop
@@ -46,6 +46,7 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.demo.swarm import Swarm, SwarmNode, read_log
 from p2pdiloco.identity import verify
 
+Mode = Literal["open", "invite", "list"]
 HONEST = 3
 SECONDS, MOST_SECONDS = 20.0, 40.0
 QUIET_VERSIONS = 8
@@ -85,7 +86,7 @@ class Side:
 
 
 @contextmanager
-def both(folder: Path, lie: str | None, sign: Path, mode: str) -> Iterator[tuple[Side, Side]]:
+def both(folder: Path, lie: str | None, sign: Path, mode: Mode) -> Iterator[tuple[Side, Side]]:
     """The attacked and the calm swarm, ended whatever happens. `lie`: of the attacked one's fourth node.
     `mode`: of admission."""
     honest, sides = HONEST, []
@@ -173,7 +174,7 @@ def measured(attack: str, sides: tuple[Side, Side], folder: Path, sign: Path, se
     return before, after, ids, done, refused
 
 
-def one(attack: str, seconds: float, mode: str) -> Row:
+def one(attack: str, seconds: float, mode: Mode) -> Row:
     """Carry one attack out."""
     lie = attack if attack in BY_A_MEMBER else None
     with tempfile.TemporaryDirectory(prefix="p2pdiloco-attacks-") as name:

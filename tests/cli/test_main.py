@@ -221,10 +221,11 @@ def test_run_new_then_check(
     said = capfd.readouterr()
     assert 'run "shakespeare", causal-lm, 10.7 M parameters' in said.out
     # 16 bytes a parameter of state, 12 of shared memory; parameters, gradients, Muon's moment, and the
-    # second instance of the model.
+    # second instance of the model; what a pass of 8192 tokens keeps.
     # On top of these are payloads, and the programs themselves: 360 MB and 285 MB.
     assert "memory of a node: at least 686 MiB for daemon and network, of which 343 MiB for this" in said.out
-    assert "memory of its learner: at least 435 MiB, of which 164 MiB on its device" in said.out
+    assert "memory of its learner: at least 954 MiB, of which 683 MiB on its device, or" in said.out
+    assert "devices together, with 519 MiB for a pass\n" in said.out
     assert "when the schedule is over, learners stop\n" in said.out
     assert "disk of a node: about 573 MiB, and up to 130 MiB of logs" in said.out
     assert f"10.7 M parameters ({TRIED.numel / 1e6:g} M)" in said.err
