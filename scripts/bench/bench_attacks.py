@@ -111,7 +111,7 @@ def lying(lie: str | None, sign: Path) -> list[str]:
 
 @contextmanager
 def strangers(attack: str, side: Side, folder: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """A process of strangers, connected, ended whatever happens."""
+    """A process of strangers, connected."""
     work = Work(
         attack=attack,
         folder=str(folder),
@@ -122,8 +122,15 @@ def strangers(attack: str, side: Side, folder: Path, seconds: float) -> Iterator
         manifest=str(side.manifest),
         seconds=seconds,
     )
+    with attacking("attacks.attacker", work, side) as process:
+        yield process
+
+
+@contextmanager
+def attacking(program: str, work: Work, side: Side) -> Iterator[subprocess.Popen[str]]:
+    """A process that attacks a side, ended whatever happens."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "attacks.attacker", msgspec.json.encode(work).decode()],
+        [sys.executable, "-m", program, msgspec.json.encode(work).decode()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ from attacks.crowd import KINDS
 from attacks.crowd_outcome import CrowdRow, judge_crowd, seen_of, shares
 from attacks.rider import CrowdWork
 from attacks.watching import addresses_of
-from bench_attacks import END_S, HONEST, PACE, Side, number
+from bench_attacks import HONEST, PACE, Side, attacking, number
 from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, running_swarm, wait_until
 from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
@@ -114,29 +113,6 @@ def work_of(side: Side, folder: Path, door: str, kind: str, riders: int, seconds
     )
 
 
-@contextmanager
-def crowd(work: CrowdWork, side: Side) -> Iterator[subprocess.Popen[str]]:
-    """The crowd's process, connected, ended whatever happens."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attacks.crowd", msgspec.json.encode(work).decode()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | side.swarm.guard.environment(),
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def one(row: str, riders: int, seconds: float) -> CrowdRow:
     """Carry one row out."""
     age, door, kind = row.split("-", 2)
@@ -148,7 +124,7 @@ def one(row: str, riders: int, seconds: float) -> CrowdRow:
                 if age == "old":
                     wait_until(lambda side=side: is_old(side), OLD_TIMEOUT_S)  # type: ignore[misc]
             work = work_of(both[0], folder / "riders", door, kind, riders, seconds)
-            with crowd(work, both[0]) as process:
+            with attacking("attacks.crowd", work, both[0]) as process:
                 assert process.stdin is not None and process.stdout is not None
                 word, *ids = process.stdout.readline().split() or [""]
                 if word != "ready":
