@@ -90,23 +90,33 @@ class StrangersDials:
                 ours |= {block for block in blocks if block and not block.is_loopback} or blocks
         self._ours = self._told | ours
 
-    async def choose(self, addresses: Sequence[str], connected: Collection[str]) -> list[str]:
-        """Choose those of a stranger's addresses that may be dialled now. `connected`: peers that there is a
-        connection to.
+    def told(self, ips: Iterable[str]) -> None:
+        """Learn to where a name led that a person gave."""
+        self._told |= {block_of(ip) for ip in ips}
+
+    async def choose(
+        self, addresses: Sequence[str], connected: Collection[str], timeout_s: float
+    ) -> tuple[list[str], bool]:
+        """Choose those of a stranger's addresses that may be dialled now; also tell whether there are more,
+        for which the budget is used up or a name could not be looked up in time. `connected`: peers that
+        there is a connection to.
 
         Raises:
-            NotNow: there are some, but the budget is used up.
+            NotNow: there are such only.
             PeerUnreachable: there are none.
         """
+        until_s = asyncio.get_running_loop().time() + timeout_s
         chosen: dict[str, None] = {}
         put_off = False
-        for text in addresses[:MAX_ADDRESSES]:
-            if _relay_of(text) in connected:
-                chosen[text] = None
+        for text in sorted(addresses[:MAX_ADDRESSES], key=lambda text: text.startswith("/dns")):
+            relay = _relay_of(text)
+            if relay in connected:
+                chosen[f"/p2p/{relay}/p2p-circuit"] = None  # where the relay is, is the stranger's word
                 continue
             try:
-                found = await self._looked_up(text)
-            except NotNow:
+                async with asyncio.timeout_at(until_s):
+                    found = await self._looked_up(text)
+            except (NotNow, TimeoutError):
                 put_off = True
                 continue
             for ip, direct in found:
@@ -119,7 +129,7 @@ class StrangersDials:
                     put_off = True
         if not chosen:
             raise NotNow("too many dials") if put_off else PeerUnreachable("no address that may be dialled")
-        return list(chosen)
+        return list(chosen), put_off
 
     def _takes(self, block: Block) -> bool:
         of_block = self._blocks.get(block) or Attempts(BLOCK_DIALS, BLOCK_DIALS_S)

@@ -13,14 +13,14 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from p2pdiloco.adapters import framing, multiaddrs
 from p2pdiloco.adapters import hivemind_binding as binding
-from p2pdiloco.adapters.dials import StrangersDials
+from p2pdiloco.adapters.dials import NotNow, StrangersDials
 from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_binding import MAX_KEYS, Attachment, ClockSkew, RecordTable
@@ -307,7 +307,7 @@ class HivemindTransport(Endpoint):
 
     async def _tear_down(self) -> None:
         attachment, self._attachment = self._attachment, None
-        self._meeting.connected_to(())
+        self._meeting.connected_to({})
         self._kept.clear()
         if self._records is not None:
             self._records.close()
@@ -442,9 +442,11 @@ class Meeting:
         """Note that a peer is connected."""
         self.connected.add(peer)
 
-    def connected_to(self, peers: Iterable[str]) -> None:
-        """Take in who is connected, and that no other is."""
-        self.connected = set(peers)
+    def connected_to(self, ends: Mapping[str, Iterable[str]]) -> None:
+        """Take in who is connected, by which ends, and that no other is."""
+        self.connected = set(ends)
+        for _, peer in self._initial:
+            self.dials.told(multiaddrs.direct_ips(ends.get(peer, ())))
 
     async def dial(
         self,
@@ -454,16 +456,18 @@ class Meeting:
         timeout_s: float = DIAL_TIMEOUT_S,
     ) -> None:
         """Dial a peer at addresses that anybody may have named. Raises: PeerUnreachable."""
+        put_off = False
         if self._is_stranger(peer) and all(peer != chosen for _, chosen in self._initial):
-            addresses = () if peer in self.connected else await self._chosen(addresses, timeout_s)
-        await attachment().connect(peer, addresses, timeout_s)
-
-    async def _chosen(self, addresses: Sequence[str], timeout_s: float) -> list[str]:
+            if peer in self.connected:
+                addresses = ()
+            else:
+                addresses, put_off = await self.dials.choose(addresses, self.connected, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self.dials.choose(addresses, self.connected)
-        except TimeoutError:
-            raise PeerUnreachable("its host names could not be looked up in time") from None
+            await attachment().connect(peer, addresses, timeout_s)
+        except PeerUnreachable as error:
+            if put_off:
+                raise NotNow(str(error)) from error
+            raise
 
     async def join_initial(
         self, attachment: Attachment, records: RecordTable | None, may_be_alone: bool = False

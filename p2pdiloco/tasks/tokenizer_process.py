@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sys
 from array import array
@@ -26,14 +25,16 @@ from msgspec import Struct
 from p2pdiloco.errors import first_line
 from p2pdiloco.util import end_with, yield_memory
 
-PROGRAM_BYTES = 128 << 20
-"""Memory of the process without a file: 17 MiB were measured."""
-CORE_BYTES = 4 << 20
-"""Memory of a thread, of which the library starts one for each core."""
+PROGRAM_BYTES = 512 << 20
+"""Memory of the process without a file: 17 MiB were measured, and 225 to 316 MiB that the allocator keeps for
+its threads between texts."""
+THREADS = 4
+"""Threads of the library at most: the allocator keeps memory for each."""
 BYTES_PER_FILE_BYTE = 96
 """Memory for each byte of the file: 12 were measured for BPE, 53 for Unigram with 250,000 tokens."""
-BYTES_PER_TEXT_BYTE = 256
-"""Memory for each byte of a text: 190 were measured where every byte becomes a token, 40 for English."""
+BYTES_PER_TEXT_BYTE = 768
+"""Memory for each byte of a text: 40 were measured for English, 190 where every byte becomes a token, and
+more than 256 where each of these is taken apart first (NFKD of Korean)."""
 MOST_BYTES = 2 << 30
 """Memory of the process at most, whatever the file's size, beside what a text needs."""
 WORDS_BYTES = 1 << 20
@@ -44,8 +45,9 @@ PANIC = "PanicException"
 
 def memory_bytes(file_bytes: int, text_bytes: int) -> int:
     """Memory that the process may take, in bytes."""
-    programs = PROGRAM_BYTES + CORE_BYTES * (os.cpu_count() or 1)
-    return min(MOST_BYTES, programs + BYTES_PER_FILE_BYTE * file_bytes) + BYTES_PER_TEXT_BYTE * text_bytes
+    return (
+        min(MOST_BYTES, PROGRAM_BYTES + BYTES_PER_FILE_BYTE * file_bytes) + BYTES_PER_TEXT_BYTE * text_bytes
+    )
 
 
 class _Model(Struct):
@@ -62,10 +64,11 @@ class TokenizerJobs:
     def __init__(self) -> None:
         self._backend: Any = None
         self.file_bytes = 0
+        self.text_bytes = 0
+        """Longest request so far: what one took, the allocator may keep."""
 
     def open(self, blob: bytes, most: int) -> dict[str, Any]:
         """Parse the file, unless it lists more than `most` tokens (0: any number)."""
-        self.file_bytes = len(blob)
         with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # the library says why
             listed = len(msgspec.json.decode(blob, type=_File).model.vocab or ())
             if 0 < most < listed:
@@ -118,7 +121,11 @@ def limit_memory(most: int) -> None:
 def answer_to(worker: TokenizerJobs, request: dict[str, Any], blob: bytes) -> tuple[bytes, bytes]:
     """Do one job; returns the two parts of the answer."""
     job, most = request.pop("job"), request.pop("most_bytes")
-    limit_memory(memory_bytes(len(blob), 0) if job == "open" else memory_bytes(worker.file_bytes, len(blob)))
+    if job == "open":
+        worker.file_bytes = len(blob)
+    else:
+        worker.text_bytes = max(worker.text_bytes, len(blob))
+    limit_memory(memory_bytes(worker.file_bytes, worker.text_bytes))
     try:
         found = getattr(worker, job)(blob, **request)
         made = found.pop("blob", b"")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, DataSection
 from p2pdiloco.config.values import size_text
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.documents import INSTALL
-from p2pdiloco.tasks.tokenizer_process import WORDS_BYTES, memory_bytes
+from p2pdiloco.tasks.tokenizer_process import THREADS, WORDS_BYTES, memory_bytes
 
 MAX_TOKENIZER_BYTES = 64 << 20
 TOKENIZER_FILE = "tokenizer.json"
@@ -100,6 +101,7 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
+                env=os.environ | {"RAYON_NUM_THREADS": str(min(THREADS, os.cpu_count() or 1))},
             )
         self._connection = Connection(ours.detach())
         weakref.finalize(self, _end, self._process, self._connection)
@@ -150,11 +152,12 @@ class _Process:
                     raise UserError(
                         f"{what}: it takes more than {patience_s:.0f} s", WORDS_OF_REGEX
                     ) from error
-                memory = memory_bytes(*((len(blob), 0) if job == "open" else (self._file_bytes, len(blob))))
+                ended = f"{what}: its process ended ({_exit_words(process.returncode)})"
+                if process.returncode != -signal.SIGABRT:  # by which the library ends where it has no memory
+                    raise UserError(ended) from error
+                memory = memory_bytes(self._file_bytes, 0 if job == "open" else len(blob))
                 raise UserError(
-                    f"{what}: its process ended ({_exit_words(process.returncode)}), as it does where "
-                    f"{size_text(memory)} of memory are too little",
-                    WORDS_OF_MEMORY,
+                    f"{ended}, as it does where {size_text(memory)} of memory are too little", WORDS_OF_MEMORY
                 ) from error
             finally:
                 timer.cancel()

@@ -327,6 +327,22 @@ def test_a_file_that_multiplies_text_ends_a_process_with_a_limit(
         tokenizer.encode([b"x"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps the limit")
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFKD"}])
+def test_honest_files_have_memory_for_long_texts_and_short_ones_in_turn(normalizer: Any) -> None:
+    library: Any = pytest.importorskip("tokenizers")
+    letters = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    backend = library.Tokenizer(library.models.BPE(vocab=letters | {"</s>": 256}, merges=[]))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    content = json.loads(backend.to_str()) | {"normalizer": normalizer}
+    tokenizer = FileTokenizer(json.dumps(content).encode(), "</s>")
+    syllables = "".join(map(chr, range(0xAC00, 0xAC00 + 11_000))).encode()
+    long = (syllables * 32)[: 1 << 20]
+    for text in (long, b"x", long[: 1 << 16], long, b"y" * 4096):
+        (ids,) = tokenizer.encode([text])
+        assert len(ids) >= len(text)
+
+
 @pytest.mark.parametrize("place", ["normalizer", "decoder"])
 def test_an_answer_is_no_longer_than_its_question_allows(place: str) -> None:
     pieces = {"type": "WhitespaceSplit"}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import within_s
 from net_helpers import Recorder, until
 from presence_kit import our_record
 
@@ -54,7 +56,7 @@ def rule(
 
 async def passes(made: StrangersDials, address: str, connected: tuple[str, ...] = ()) -> bool:
     try:
-        return bool(await made.choose([address], connected))
+        return bool((await made.choose([address], connected, 5.0))[0])
     except NotNow:
         raise
     except PeerUnreachable:
@@ -125,12 +127,42 @@ async def test_a_name_is_what_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert not await passes(made, "/dns4/in.example/tcp/1") and not await passes(
         made, "/dns/none.example/tcp/1"
     )
-    found = await made.choose(["/dns/both.example/tcp/1", "/ip4/8.8.4.4/tcp/1"], ())
+    found, _ = await made.choose(["/dns/both.example/tcp/1", "/ip4/8.8.4.4/tcp/1"], (), 5.0)
     assert found == ["/ip4/8.8.4.4/tcp/1", "/ip6/2600::1/tcp/1"], "p2pd looks nothing up again"
     with pytest.raises(NotNow):
         for _ in range(DIALS):
             await passes(made, "/dns4/in.example/tcp/1")
     assert len(asked) < DIALS, "a lookup counts as a dial"
+
+
+async def test_a_slow_name_keeps_no_address_from_being_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lookup(protocol: str, name: str, until_s: float) -> list[str]:
+        looks.wait(within_s(20.0))
+        return []
+
+    looks = threading.Event()
+    monkeypatch.setattr(dns, "ips_behind", lookup)
+    try:
+        named = ["/dns4/slow.example/tcp/1", "/dns4/slower.example/tcp/1", "/ip4/8.8.8.8/tcp/1"]
+        assert await rule().choose(named, (), 0.05) == (["/ip4/8.8.8.8/tcp/1"], True)
+        with pytest.raises(NotNow):
+            await rule().choose(named[:1], (), 0.05)
+    finally:
+        looks.set()
+
+
+async def test_where_a_relay_is_is_not_the_strangers_to_say() -> None:
+    address = f"/ip4/127.0.0.1/tcp/22/p2p/{RELAY}/p2p-circuit"
+    assert await rule().choose([address], (RELAY,), 5.0) == ([f"/p2p/{RELAY}/p2p-circuit"], False)
+    assert not await passes(rule(), address)
+
+
+async def test_where_a_persons_name_led_is_a_block_of_ours() -> None:
+    made = rule(own={"ip4": ["172.17.0.2"]})
+    assert not await passes(made, "/ip4/192.168.1.9/tcp/1")
+    made.told(["192.168.1.1"])
+    made.listening(EVERYWHERE, {"ip4": ["172.17.0.2"]})
+    assert await passes(made, "/ip4/192.168.1.9/tcp/1")
 
 
 async def test_a_block_has_one_budget_whoever_names_it() -> None:
@@ -139,15 +171,16 @@ async def test_a_block_has_one_budget_whoever_names_it() -> None:
     dialled = 0
     with pytest.raises(NotNow):
         for _ in range(100):
-            dialled += len(
-                await made.choose([f"/ip4/8.8.8.{dialled % 200}/tcp/{n}" for n in range(1, 17)], ())
-            )
+            named = [f"/ip4/8.8.8.{dialled % 200}/tcp/{n}" for n in range(1, 17)]
+            dialled += len((await made.choose(named, (), 5.0))[0])
     assert dialled == BLOCK_DIALS
-    assert len(await made.choose([f"/ip4/9.9.9.9/tcp/{n}" for n in range(1, 17)], ())) == MAX_ADDRESSES
+    assert (
+        len((await made.choose([f"/ip4/9.9.9.9/tcp/{n}" for n in range(1, 17)], (), 5.0))[0]) == MAX_ADDRESSES
+    )
     with pytest.raises(NotNow):
-        await made.choose(["/ip4/8.8.8.8/tcp/1", "/ip4/10.0.0.1/tcp/1"], ())
+        await made.choose(["/ip4/8.8.8.8/tcp/1", "/ip4/10.0.0.1/tcp/1"], (), 5.0)
     clock.now_s += 2 * BLOCK_DIALS_S / BLOCK_DIALS
-    assert len(await made.choose([f"/ip4/8.8.8.8/tcp/{n}" for n in range(1, 5)], ())) == 2
+    assert len((await made.choose([f"/ip4/8.8.8.8/tcp/{n}" for n in range(1, 5)], (), 5.0))[0]) == 2
 
 
 async def test_all_strangers_have_one_budget() -> None:
@@ -156,7 +189,7 @@ async def test_all_strangers_have_one_budget() -> None:
     addresses = [f"/ip4/8.8.{n}.8/tcp/1" for n in range(256)]
     with pytest.raises(NotNow):
         for address in addresses:
-            await made.choose([address], ())
+            await made.choose([address], (), 5.0)
     clock.now_s += 10 * DIALS_S
     assert sum([await passes(made, address) for address in addresses[:DIALS]]) == DIALS
     assert len(made._blocks) <= dials.MAX_BLOCKS
@@ -283,7 +316,7 @@ async def test_a_peer_that_is_here_costs_nothing_and_names_nothing(tmp_path: Pat
         assert door.knocks == 0
         with pytest.raises(NotNow):
             for _ in range(BLOCK_DIALS):
-                await a._meeting.dials.choose(door.addresses, ())
+                await a._meeting.dials.choose(door.addresses, (), 5.0)
         await a.connect(b.peer_id, b.addresses())
         with pytest.raises(NotNow):
             await a.connect(Identity.generate().peer_id, door.addresses)
