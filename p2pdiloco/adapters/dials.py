@@ -4,7 +4,8 @@ Anybody may write a record on the DHT, and name any address in it: of a third pa
 own network. Of a peer that is a stranger, only addresses that pass `StrangersDials.choose` are dialled.
 
 - One that is not of the Internet (`LOCAL`) passes only if an address of ours is in the same block. Ours are
-  those at which this node listens or is told to be, and those that a person named to join through.
+  those at which this node listens or is told to be, and those that a person named to join through: a name by
+  where it led.
 - A host name is looked up here, and its addresses are judged in its place.
 - What passes has a budget: one for each block of addresses, however many peers name it, and one for all.
 - A relay that we are connected to is not dialled, so addresses through it are free.

@@ -515,7 +515,7 @@ def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> No
 
 
 def test_whoever_says_so_again_before_each_version_gets_no_more_time_by_it() -> None:
-    """Who waits for less than a round lasts asks again before each version."""
+    """A learner that waits for less than a round lasts asks again before each version."""
     solo = held_by_p1()
     effects: list[ev.Effect] = []
     for _ in range(2 * MOST_MISSES):
