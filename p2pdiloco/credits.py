@@ -94,8 +94,8 @@ class FragmentLedger:
 
     What a version counts is the difference of its tokens to its parent's (`chain.Scale`). Mostly that is the
     sum of its labels. Where labels claim more than may count, one limit for all of them is found that gives
-    the same sum, times the versions since the learner's last one, as members count. So the credits of a
-    fragment always add up to its tokens.
+    the same sum, times the versions since the learner's last one, as members count. Learners without
+    a seat share what the seats leave. So the credits of a fragment always add up to its tokens.
     """
 
     def __init__(self, run: str, fragment: int, bucket_s: int = 0) -> None:
@@ -131,7 +131,7 @@ class FragmentLedger:
         if header.tokens < self.tokens:
             self.doubt(Doubt.FEWER_TOKENS)
         counted = max(0, header.tokens - self.tokens)
-        shares = shares_of(counted, self._weights(header.contributors, header.number))
+        shares = self._shares(counted, header.contributors, header.number)
         self.uncredited_tokens += counted
         for place, (part, tokens) in enumerate(zip(header.contributors, shares, strict=True)):
             if place in false:
@@ -141,6 +141,16 @@ class FragmentLedger:
                 self.uncredited_tokens -= tokens
         self.tokens += counted
         self.number, self.digest = header.number, digest
+
+    def _shares(self, counted: int, parts: Sequence[Contributor], number: int) -> list[int]:
+        """Divide what a version counts: seats have what they claim, all others what is left."""
+        weights = self._weights(parts, number)
+        seats = [(tokens * part.votes, gap) for part, (tokens, gap) in zip(parts, weights, strict=True)]
+        others = [
+            (tokens * (not part.votes), gap) for part, (tokens, gap) in zip(parts, weights, strict=True)
+        ]
+        first = shares_of(counted, seats)
+        return [a + b for a, b in zip(first, shares_of(counted - sum(first), others), strict=True)]
 
     def _weights(self, parts: Sequence[Contributor], number: int) -> list[tuple[int, int]]:
         """List (tokens claimed that may count, versions that it may make up for) of every part."""

@@ -26,9 +26,17 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.adapters.result_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest, table
-from p2pdiloco.config.presets import LENGTHS, for_other_model, for_run, with_schedule, without_end
+from p2pdiloco.config.presets import (
+    LENGTHS,
+    for_other_model,
+    for_run,
+    with_schedule,
+    with_seats,
+    without_end,
+)
 from p2pdiloco.config.values import expanded
 from p2pdiloco.daemon.run_files.shared_files import constants_table, first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
@@ -539,6 +547,8 @@ def new_run(
     frozen: bool = False,
     average_statistics: bool = False,
     own_buffers: Collection[str] = (),
+    data_dir: str | Path = "~/.p2pdiloco/session",
+    seats: Sequence[str] = (),
     **sync: int | float,
 ) -> Path:
     """Write the run.toml of a run that trains such a model from the parameters that it has now, and these
@@ -554,11 +564,13 @@ def new_run(
             plain mean. Else they stay each program's own.
         own_buffers: names of other persistent buffers that training changes: they stay each program's own,
             too. All that are not named are constants, which every program gets from the run.
+        data_dir: the folder of the node that begins the run, as `Session` has it: that node has a seat.
+        seats: peer ids of further nodes that have one.
         sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
 
     Raises:
         UserError: the name, a key, or the model is not one for a run (a parameter that is not finite,
-            either); the file exists already, or cannot be written.
+            either); the file exists already, or cannot be written; or the folder cannot be used.
     """
     out = Path(path)
     if out.exists():
@@ -572,7 +584,8 @@ def new_run(
     arrays = _values(named_parameters(model) | parts.statistics, specs)
     fixed = {name: value.numpy() for name, value in constants.items()}
     kind = type(model).__name__[:100]
-    base = without_end(for_other_model(for_run("tiny", name)))
+    me = own_peer(expanded(Path(data_dir), "data_dir"), parents=True)
+    base = with_seats(without_end(for_other_model(for_run("tiny", name))), [me, *seats])
     try:
         manifest = msgspec.structs.replace(
             base,

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.data_dir import DataDir, own_peer
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest, canonical_bytes
+from p2pdiloco.config.presets import begun_by
 from p2pdiloco.daemon.run_files.known_runs import is_beginning, load_own_addresses, saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner.channel import join_daemon
@@ -115,7 +116,8 @@ class SessionDaemon:
         found = canonical_bytes(manifest)
         try:
             if isinstance(run, Path):
-                fits = canonical_bytes(load_manifest(run)) == found
+                told = load_manifest(run)
+                fits = found in map(canonical_bytes, (told, begun_by(told, own_peer(self._folder))))
             else:
                 ours = [run_id for run_id, (_, s) in saved_runs(self._folder).items() if s.manifest == found]
                 fits = run == manifest.run.name or any(is_beginning(run, one) for one in ours)

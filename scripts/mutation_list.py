@@ -12,8 +12,8 @@ import msgspec
 
 import mutation_links
 import mutation_proofs
+import mutation_roster
 import mutation_scale
-import mutation_standing
 from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
@@ -32,7 +32,7 @@ from p2pdiloco.core.syncer import Inbox, LearnerInbox
 from p2pdiloco.core.voting import VoteJudge
 from p2pdiloco_lab.simulation.sim_worker import Worker
 
-__all__ = ["MUTATIONS", "mutation_links", "mutation_proofs", "mutation_scale", "mutation_standing"]
+__all__ = ["MUTATIONS", "mutation_links", "mutation_proofs", "mutation_roster", "mutation_scale"]
 
 change = msgspec.structs.replace
 

@@ -34,7 +34,7 @@ def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
 
 
-@mutation("liars", 6, 1, "true-state", first_seed=57)
+@mutation("liars", 6, 1, "stuck", first_seed=57)
 def a_state_that_differs_is_always_thought_our_own_fault(patch: Patch) -> None:
     judge = FalseStates.judge
 

@@ -48,6 +48,17 @@ def _levels_of_logs() -> Iterator[None]:
         log.setLevel(level)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _home_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A home that is nobody's: commands that a test calls in its own process make a node's identity there."""
+    before = os.environ.get("HOME")
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+    yield
+    os.environ.pop("HOME")
+    if before is not None:
+        os.environ["HOME"] = before
+
+
 @pytest.fixture(autouse=True)
 def waits_of_loops() -> Iterator[list[str]]:
     """Waits for a disk, /proc or a driver in a loop's thread (`loop_guard`): there must be none."""

@@ -42,6 +42,17 @@ class DataDirInUse(StorageError):
     """Error of a data folder that another running node or bootstrap has."""
 
 
+def own_peer(folder: Path, parents: bool = False) -> str:
+    """Find the peer id of the node whose data folder this is; folder and identity are made where they are
+    missing. `parents`: see `DataDir`.
+
+    Raises: StorageError.
+    """
+    from p2pdiloco.identity import Identity  # --help needs none of it
+
+    return Identity.load_or_create(DataDir(folder, parents=parents).path / "identity.key").peer_id
+
+
 class DataDir:
     """A usable data folder: it exists, is a folder, and can be read and written."""
 

@@ -30,8 +30,8 @@ from p2pdiloco.config.manifest import as_toml, run_id
 from p2pdiloco.config.settings import NodeSettings, OwnLimits, bounds_of, load_settings_table
 from p2pdiloco.config.values import check_join_address, expanded, parse_rate, parse_size
 from p2pdiloco.daemon.admission import check_owner, owns
+from p2pdiloco.daemon.notice import INVITE
 from p2pdiloco.daemon.owner.pauses import mains
-from p2pdiloco.daemon.papers import INVITE
 from p2pdiloco.daemon.run_files.known_runs import (
     PublishedRun,
     RunSearch,

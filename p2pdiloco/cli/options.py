@@ -190,6 +190,7 @@ EXAMPLES = {
     "revoke": "revoke shakespeare anna",
     "admit": "admit shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
     "dismiss": "dismiss shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
+    "seat": "seat shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
     "vouch": "vouch shakespeare",
     "can-join": f"can-join {LINK}",
     "export": f"export --join {LINK} --out my-model",

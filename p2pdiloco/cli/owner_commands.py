@@ -69,7 +69,7 @@ def invite(
 ) -> None:
     """Print an invite to a RUN of yours (its name or id). Anybody who has it can join, so keep it private."""
     from p2pdiloco.daemon.display.snapshot import counted
-    from p2pdiloco.daemon.papers import encode_invite
+    from p2pdiloco.daemon.notice import encode_invite
     from p2pdiloco.daemon.run_files.known_runs import KnownRun, Ownership
 
     if qr_file is not None:
@@ -212,8 +212,10 @@ def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **ch
 @click.argument("peer")
 @_YES
 def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Refuse a PEER (its id, the end of it, or its name) at every member's door of a RUN of yours."""
-    _change_by_peer(run, join, data_dir, verb="ban", entries="banned", word=peer, adds=True, yes=yes)
+    """Refuse a PEER (its id, the end of it, or its name) at every member's door of a RUN of yours. Its seat
+    ends."""
+    asked = {"verb": "ban", "entries": "banned", "word": peer, "adds": True, "seated": False}
+    _change_by_peer(run, join, data_dir, yes=yes, **asked)
 
 
 @click.command(cls=SpacedLists, epilog=example("unban"))
@@ -221,7 +223,7 @@ def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: 
 @click.argument("peer")
 @_YES
 def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Take a ban of a PEER back."""
+    """Take a ban of a PEER back. A seat that ended by it is given again by `p2pdiloco seat`."""
     _change_by_peer(run, join, data_dir, verb="unban", entries="banned", word=peer, adds=False, yes=yes)
 
 
@@ -244,8 +246,13 @@ def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, 
 @click.argument("peer")
 @_YES
 def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Put a PEER (its id) on the list of a RUN whose members are listed."""
-    _change_by_peer(run, join, data_dir, verb="admit", entries="members", word=peer, adds=True, yes=yes)
+    """Put a PEER (its id) on the list of a RUN whose members are listed, and give it a seat."""
+    from p2pdiloco.daemon.run_files.known_runs import KnownRun, Ownership
+
+    owned = Ownership.find(run, data_dir)
+    seated = True if KnownRun.find(owned.run, owned.data_dir).is_by_list else None
+    asked = {"verb": "admit", "entries": "members", "word": peer, "adds": True, "seated": seated}
+    _change_by_peer(run, join, data_dir, yes=yes, **asked)
 
 
 @click.command(cls=SpacedLists, epilog=example("dismiss"))
@@ -253,8 +260,33 @@ def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
 @click.argument("peer")
 @_YES
 def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Take a PEER off the list again."""
-    _change_by_peer(run, join, data_dir, verb="dismiss", entries="members", word=peer, adds=False, yes=yes)
+    """Take a PEER off the list again. Its seat ends."""
+    asked = {"verb": "dismiss", "entries": "members", "word": peer, "adds": False, "seated": False}
+    _change_by_peer(run, join, data_dir, yes=yes, **asked)
+
+
+@click.command(cls=SpacedLists, epilog=example("seat"))
+@_options
+@click.argument("peer")
+@click.option("--replace", default="", metavar="OLD", help="Id of a peer whose seat it gets: a lost node's.")
+@click.option("--end", is_flag=True, help="End the seat of the PEER.")
+@_YES
+def seat(
+    run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, replace: str, end: bool, yes: bool
+) -> None:
+    """Give a PEER (its id, the end of it, or its name) a seat in a RUN of yours: it votes and merges.
+
+    Others are merged all the same, with a bounded share. Whoever comes by an invite among the first six has
+    a seat without this."""
+    from p2pdiloco.identity import public_of
+
+    if replace and end:
+        raise UserError("--replace and --end exclude each other", "give one of them")
+    if replace and public_of(replace) is None:
+        hint = "p2pdiloco status --json shows whole ids"
+        raise UserError(f'--replace "{replace}" is not the id of a peer', hint)
+    asked = {"verb": "end the seat of" if end else "seat", "entries": "", "word": peer, "adds": True}
+    _change_by_peer(run, join, data_dir, yes=yes, seated=not end, replaces=replace, **asked)
 
 
 @click.command(cls=SpacedLists, epilog=example("vouch"))
@@ -322,7 +354,7 @@ def amend(
     amend_run(run, join, data_dir, wish)
 
 
-COMMANDS = (ban, unban, revoke, admit, dismiss, vouch)
+COMMANDS = (ban, unban, revoke, admit, dismiss, seat, vouch)
 
 
 # QR codes.

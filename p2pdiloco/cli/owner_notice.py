@@ -33,21 +33,15 @@ from p2pdiloco.core.api.config import (
     in_force,
     newest,
 )
+from p2pdiloco.core.api.papers import Word
+from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.course import words_of
 from p2pdiloco.daemon.display.logs import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, counted, progress_text
 from p2pdiloco.daemon.network.discovery import ask, presences
-from p2pdiloco.daemon.papers import (
-    MAX_LISTED,
-    NOTICE_WORDS,
-    AdmissionFault,
-    Invite,
-    Notice,
-    is_true_notice,
-    notice_figures,
-)
+from p2pdiloco.daemon.notice import MAX_LISTED, NOTICE_WORDS, Invite, Notice, is_true_notice, notice_figures
 from p2pdiloco.daemon.run_files.known_runs import (
     Ownership,
     RunSearch,
@@ -303,16 +297,21 @@ ELLIPSIS = "…"
 
 
 class PeerChange(Struct, frozen=True):
-    """Change that puts a peer on a list of the notice, or takes it off."""
+    """Change that puts a peer on a list of the notice, or takes it off, gives it a seat, or ends that."""
 
     verb: str
     """Verb by which the person asks for it."""
-    entries: Literal["banned", "members"]
+    entries: Literal["banned", "members", ""]
+    """List; empty: none."""
     word: str
     """Word for the peer: its id, the end of it, or its name."""
     adds: bool
     yes: bool
     """True: the person agrees beforehand to whomever the word means."""
+    seated: bool | None = None
+    """True: the peer is given a seat; False: it has none any more; None: nothing is said of seats."""
+    replaces: str = ""
+    """Id of the peer whose seat it gets; empty: nobody's."""
 
     async def agree(self, notice: Notice, reached: ReachedPeers) -> None:
         """Show who is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
@@ -333,6 +332,10 @@ class PeerChange(Struct, frozen=True):
     def make(self, notice: Notice, reached: ReachedPeers) -> Notice:
         """Make the changed notice. Raises: UserError."""
         peer = self._peer(notice, reached)
+        if self.seated is not None:
+            notice = with_word(notice, peer, self.seated, self.replaces)
+        if not self.entries:
+            return notice
         if self.adds:
             return with_entry(notice, self.entries, peer)
         left = tuple(entry for entry in getattr(notice, self.entries) if entry != peer)
@@ -371,7 +374,7 @@ class InviteEnd(Struct, frozen=True):
 
     def make(self, notice: Notice, _reached: ReachedPeers) -> Notice:
         """Make the changed notice. Raises: UserError."""
-        return with_entry(notice, "revoked", self.key)
+        return with_entry(with_word(notice, self.key, False), "revoked", self.key)
 
 
 async def _consent(question: str) -> None:
@@ -385,6 +388,17 @@ def with_entry(notice: Notice, name: str, entry: str) -> Notice:
     if len(entries) > MAX_LISTED:
         raise UserError(f"a notice has {MAX_LISTED} entries of a kind, and they are taken", "take some back")
     return msgspec.structs.replace(notice, **{name: entries})
+
+
+def with_word(notice: Notice, peer: str, seated: bool, replaces: str = "") -> Notice:
+    """Put a word on a seat into a notice, to be signed with it, in place of an earlier one of that peer.
+
+    Raises: UserError (there are as many as it holds).
+    """
+    words = [word for word in notice.seats if word.peer != peer]
+    if len(words) >= MAX_LISTED:
+        raise UserError(f"a notice has {MAX_LISTED} words on seats, and they are taken", "start a new run")
+    return msgspec.structs.replace(notice, seats=(*words, Word(notice.run, peer, 1, seated, replaces)))
 
 
 def find_peer(word: str, peers: Collection[str], reached: ReachedPeers, hint: str) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from p2pdiloco.adapters.data_dir import try_file
+from p2pdiloco.adapters.data_dir import own_peer, try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
-from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, example, joined_through
+from p2pdiloco.cli.options import FILE, Number, example, joined_through
 from p2pdiloco.cli.owner_commands import amend, link
 from p2pdiloco.config.manifest import BYTES, AdmissionSection, DataSection, Manifest, canonical_bytes
 from p2pdiloco.config.presets import (
@@ -29,8 +29,10 @@ from p2pdiloco.config.presets import (
     for_run,
     warnings_about,
     with_outer,
+    with_seats,
 )
-from p2pdiloco.config.values import check_multiaddr, is_public, parse_rate, rate_text, size_text
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.values import expanded, parse_rate, rate_text, size_text
 from p2pdiloco.errors import InvariantViolation, StorageError, UserError, install_hint
 from p2pdiloco.tasks.registry import load_manifest, manifest_from_table, render_toml, task_of
 
@@ -44,6 +46,10 @@ MODES = {
     "invite": "whoever has an invite of its owner",
     "list": "whom its owner has put on the list",
 }
+OPEN_WORDS = """
+an open run: whoever comes trains without a vote, and all of them together have {:.0%} of each merge at most.
+Three seats and 1,000 volunteers learn at 25% like 5 equal learners, at 50% like 12 ([weight] open_share).\
+"""
 ENDS = {"stop": "stop", "go-on": "go on at the floor of the learning rate"}
 
 
@@ -107,15 +113,24 @@ run_group.add_command(link)
 @click.option(
     "--admission",
     type=click.Choice(["open", "invite", "list"]),
-    help="Who may be a member: anybody, whoever has an invite of yours, or a list of yours.  "
-    "[default: open; invite where --listen is public]",
+    default="invite",
+    show_default=True,
+    help="Who may be a member: anybody, whoever has an invite of yours, or a list of yours.",
+)
+@click.option("--open", "is_open", is_flag=True, help="The same as --admission open.")
+@click.option(
+    "--seat",
+    "seats",
+    multiple=True,
+    metavar="PEER",
+    help="Peer that has a seat from the start, beside this machine's node; may be repeated.",
 )
 @click.option(
-    "--listen",
-    multiple=True,
-    type=SPLIT_TEXT,
-    metavar="MULTIADDR",
-    help="Where its nodes or bootstrap will be reached; only to choose --admission.",
+    "--data-dir",
+    type=FILE,
+    envvar="P2PDILOCO_DATA_DIR",
+    show_envvar=True,
+    help="Folder of this machine's node, which has the first seat.  [default: a node's default]",
 )
 @click.option("--out", type=FILE, default=Path("run.toml"), show_default=True, help="File to write.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
@@ -131,8 +146,10 @@ def new(
     tokenizer: str | None,
     data: str,
     end_of_document: str,
-    admission: str | None,
-    listen: tuple[str, ...],
+    admission: str,
+    is_open: bool,
+    seats: tuple[str, ...],
+    data_dir: Path | None,
     out: Path,
     force: bool,
 ) -> None:
@@ -143,12 +160,12 @@ def new(
     if guide:
         from p2pdiloco.cli.questions import ask_for_run
 
-        values = {"seed": seed, "listen": listen, "out": out, "force": force}
-        click.get_current_context().invoke(new, **values, **ask_for_run(name, preset))
+        given = {"seed": seed, "seats": seats, "data_dir": data_dir}
+        click.get_current_context().invoke(new, **given, out=out, force=force, **ask_for_run(name, preset))
         return
     if not name:
         raise UserError("the run needs a name: p2pdiloco run new NAME", "or be asked for all: --guide")
-    manifest_from_table(msgspec.to_builtins(for_run(preset, name, seed)), "the new run")  # the name, first
+    _check_named(with_seats(for_run(preset, name, seed), map(_checked_peer, seats)))  # the name, first
     wish.check(source is not None)
     manifest, path = with_data(for_run(preset, name, seed), data)
     if wish.epochs is not None:
@@ -168,10 +185,9 @@ def new(
     manifest = with_context(manifest, wish, is_given, usual)
     manifest, content = _with_tokenizer(manifest, tokenizer, end_of_document, source, architecture)
     manifest = _with_settings(manifest, wish, is_given, content, path, own)
-    manifest = _with_admission(manifest, admission, listen)
+    manifest = _with_admission(manifest, "open" if is_open else admission, [_own_peer(data_dir), *seats])
     text = render_toml(manifest)
-    # Through the strict reader: what is written is what every node accepts, the name included.
-    manifest_from_table(tomllib.loads(text), "the new run")
+    manifest_from_table(tomllib.loads(text), "the new run")  # what is written is what every node accepts
     # What it names comes first: a run.toml is never without it.
     _save_what_it_names(out, parameters, content)
     _write(out, text, force)
@@ -180,11 +196,31 @@ def new(
         click.echo(f"{words}; {install_hint('vision')}", err=True)
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
-        f"  p2pdiloco bootstrap --run {out}\n{_invite_words(manifest)}and on the first node of the run:\n"
-        f"  p2pdiloco node --genesis {_way_in(manifest)}"
-        f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}{_list_words(manifest)}",
+        f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
+        f"  p2pdiloco node --genesis LINK-PRINTED-BY-BOOTSTRAP"
+        f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}{_list_words(manifest)}\n"
+        f"seats at the start: {', '.join(manifest.admission.seats)}; the first one is this machine's node"
+        f"{OPEN_WORDS.format(manifest.weight.open_share) if manifest.admission.mode == 'open' else ''}",
         err=True,
     )
+
+
+def _check_named(manifest: Manifest) -> None:
+    """Check the name and the seats. Raises: ConfigError."""
+    manifest_from_table(msgspec.to_builtins(manifest), "the new run")
+
+
+def _checked_peer(word: str) -> str:
+    from p2pdiloco.identity import public_of
+
+    if public_of(word) is None:
+        raise UserError(f'--seat "{word}" is not the id of a peer', "a node prints its own when it starts")
+    return word
+
+
+def _own_peer(data_dir: Path | None) -> str:
+    """Find the peer id of this machine's node. Raises: ConfigError, StorageError."""
+    return own_peer(expanded(data_dir or NodeSettings().data_dir), parents=data_dir is None)
 
 
 def _with_model(manifest: Manifest, source: Path | None, architecture: str) -> tuple[Manifest, Arrays | None]:
@@ -269,10 +305,6 @@ def _missing_package(manifest: Manifest) -> str:
     return "" if importlib.util.find_spec(module) else package
 
 
-def _invite_words(manifest: Manifest) -> str:
-    return f"then, there:\n  p2pdiloco invite {manifest.run.name}\n" if _is_by_invite(manifest) else ""
-
-
 def _list_words(manifest: Manifest) -> str:
     if manifest.admission.mode != "list":
         return ""
@@ -282,20 +314,9 @@ def _list_words(manifest: Manifest) -> str:
     )
 
 
-def _way_in(manifest: Manifest) -> str:
-    return "INVITE" if _is_by_invite(manifest) else "LINK-PRINTED-BY-BOOTSTRAP"
-
-
-def _is_by_invite(manifest: Manifest) -> bool:
-    return manifest.admission.mode == "invite"
-
-
-def _with_admission(manifest: Manifest, mode: str | None, listen: tuple[str, ...]) -> Manifest:
-    for address in listen:
-        check_multiaddr(address, "--listen")
-    chosen = mode or ("invite" if any(map(is_public, listen)) else "open")
-    section = msgspec.convert({"mode": chosen}, AdmissionSection)
-    return msgspec.structs.replace(manifest, admission=section)
+def _with_admission(manifest: Manifest, mode: str, seats: list[str]) -> Manifest:
+    section = msgspec.convert({"mode": mode}, AdmissionSection)
+    return with_seats(msgspec.structs.replace(manifest, admission=section), seats)
 
 
 @run_group.command("check", epilog=example("run check"))
@@ -329,6 +350,7 @@ def check(file: Path) -> None:
     )
     click.echo(_data_words(manifest.data))
     click.echo(f"members: {MODES[manifest.admission.mode]}")
+    click.echo(f"seats at the start: {', '.join(manifest.admission.seats) or 'none: nobody makes a version'}")
     click.echo(f"groups: of {manifest.group.size} members, {manifest.group.groups_at_start} at the start")
     click.echo(
         f"outer steps: about {expected_merges(manifest)} of each fragment until the schedule's end, rate "

@@ -35,6 +35,8 @@ DATASET_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{
 folder."""
 TOKENIZER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z"
 SHA256_PATTERN = r"^([0-9a-f]{64})?\Z"
+PEER_PATTERN = r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\Z"
+"""Pattern of the peer id of an Ed25519 key."""
 Value = bool | int | float | str | list[str]
 """Type of a value in a `[model]` table."""
 PositiveInt = Annotated[int, Meta(ge=1, le=65536)]
@@ -302,10 +304,16 @@ class GroupSection(Section, frozen=True, kw_only=True):
         return max(1, -(-self.expected_members // self.size))
 
 
+MAX_SEATS = 1024
+
+
 class AdmissionSection(Section, frozen=True, kw_only=True):
     mode: Literal["open", "invite", "list"] = "open"
     """Condition of being a member: "open", whoever knows the run; "invite", whoever has an invite of
     its owner; "list", whom its owner has put on the list (docs/topics/admission.md)."""
+    seats: Annotated[tuple[Annotated[str, Meta(pattern=PEER_PATTERN)], ...], Meta(max_length=MAX_SEATS)] = ()
+    """Peers that have a seat from version 0 on: they vote and merge (docs/protocol/seats.md). Nobody makes a
+    version while none of them is here. The owner gives later seats (`p2pdiloco seat`)."""
 
 
 class WeightSection(Section, frozen=True, kw_only=True):
@@ -315,6 +323,10 @@ class WeightSection(Section, frozen=True, kw_only=True):
     the others' direction round, from three members on. But an honest learner five times as fast as three
     others is cut, too, which cost 8 % of the loss: so in runs by invite or list H inner steps weigh in full,
     within `most_units`, and in open runs of unlike machines 0.5 or more is better. 1: `most_units` alone."""
+    open_share: Annotated[float, Meta(ge=0, lt=1)] = 0.25
+    """Share of a merge that all learners without a seat have at most, together. Larger: volunteers count for
+    more, and so does whoever comes with a thousand names. Three seats and 1,000 volunteers learn at 0.25 like
+    5 equal learners, at 0.5 like 12, at 0.75 like 47."""
     most_units: Annotated[float, Meta(ge=1, le=16)] = 4.0
     """Weight of one contribution at most, in usual ones, however many members there are. Smaller: a learner
     that was away, or is faster than most, loses more of its work."""
@@ -374,8 +386,8 @@ class Manifest(Section, frozen=True, kw_only=True):
     audit: AuditSection = AuditSection()
     end: EndSection = EndSection()
     export: ExportSection = ExportSection()
-    """The last five, and `data.begin_of_document`, are not in the canonical bytes where they say nothing:
-    runs from before them keep their ids."""
+    """The last five, `data.begin_of_document` and `admission.seats` are not in the canonical bytes where they
+    say nothing: runs from before them keep their ids."""
 
 
 # Canonical bytes: in, out, and rules between keys.
@@ -421,6 +433,10 @@ def broken_rule(manifest: Manifest) -> str | None:
             f"data.begin_of_document is a token of a tokenizer file, and data.tokenizer is {BYTES}",
         ),
         (
+            len(set(manifest.admission.seats)) == len(manifest.admission.seats),
+            "admission.seats must not name a peer twice",
+        ),
+        (
             data.source == "hub" or not (data.dataset or data.heldout_split),
             'data.dataset and data.heldout_split are for data.source = "hub"',
         ),
@@ -445,7 +461,9 @@ def canonical_bytes(manifest: Manifest) -> bytes:
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
     data = _without_quiet(manifest.data, {"begin_of_document": ""})
     export = _without_quiet(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
-    return _encoder.encode(_without_quiet(manifest, _CAME_LATER, data=data, export=export))
+    admission = _without_quiet(manifest.admission, {"seats": ()})
+    told = {"data": data, "admission": admission, "export": export}
+    return _encoder.encode(_without_quiet(manifest, _CAME_LATER, **told))
 
 
 _CAME_LATER: dict[str, Section] = {
@@ -536,6 +554,7 @@ _PATTERNS = {
     DATASET_PATTERN: "a data set's name on the hub (OWNER/NAME), or empty",
     TOKENIZER_PATTERN: "bytes, a file's name without folder, or OWNER/NAME on the hub",
     SHA256_PATTERN: "64 hexadecimal digits, or empty",
+    PEER_PATTERN: "a peer id (12D3KooW...)",
 }
 
 
@@ -710,7 +729,9 @@ COMMENTS = {
     "group.log_versions": "L: outer updates that every peer keeps for stragglers; older ones fetch state.",
     "group.max_base_age_versions": "Contributions against an older base are refused, rebased and sent again.",
     "admission.mode": "open: whoever knows the run; invite: by the owner's invites; list: the owner's list.",
+    "admission.seats": "Peers that vote and merge from version 0 on; its owner seats others: p2pdiloco seat.",
     "weight.largest_share": "Of a merge, one learner's at most, from three on; 1: no limit, among friends.",
+    "weight.open_share": "Of a merge, what all learners without a seat have at most, together.",
     "weight.most_units": "Weight of a contribution at most, in usual ones.",
     "audit.loss_share": "Of learners' time, for measuring single contributions of others; 0: none.",
     "end.learners": "stop: no inner steps beyond schedule_tokens; go-on: at the floor of the learning rate.",

@@ -663,6 +663,17 @@ def for_bytes(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, model=manifest.model | {"vocabulary": BYTE_VALUES})
 
 
+def with_seats(manifest: Manifest, peers: Iterable[str]) -> Manifest:
+    """Give these peers the seats of version 0, each one."""
+    section = msgspec.structs.replace(manifest.admission, seats=tuple(dict.fromkeys(peers)))
+    return msgspec.structs.replace(manifest, admission=section)
+
+
+def begun_by(manifest: Manifest, peer: str) -> Manifest:
+    """Complete a manifest that names no seats, as written by hand: the node that begins the run has one."""
+    return manifest if manifest.admission.seats else with_seats(manifest, [peer])
+
+
 def without_end(manifest: Manifest) -> Manifest:
     """Copy of the manifest whose learners go on when its schedule is over."""
     return msgspec.structs.replace(manifest, end=EndSection(learners="go-on"))

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from p2pdiloco.core.api.evidence import MAX_PROOFS, Accusation, Evidence, Refutation, Verify, fingerprint
+from p2pdiloco.core.api.evidence import MAX_PROOFS, Accusation, Evidence, Refutation, fingerprint
 from p2pdiloco.core.api.reasons import LossFinding
+from p2pdiloco.core.api.types import Verify
 from p2pdiloco.util import BoundedDict
 
 MAX_FOUND = 8

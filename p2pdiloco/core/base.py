@@ -14,17 +14,17 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.events import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Crypto, Reach, Vouch, Wire, signed_bytes
-from p2pdiloco.core.api.versions import Roster
+from p2pdiloco.core.api.versions import MemberList
 from p2pdiloco.core.audit_state import Accusations, Audits, Distrust, Excluded, LossAudits
 from p2pdiloco.core.capacity import OwnUplink, VoteDisk
-from p2pdiloco.core.members import Answers, Claims, Derived, Health, OwnLearner, View
+from p2pdiloco.core.members import Claims, Derived, Health, OwnLearner, View
+from p2pdiloco.core.roster import Papers, Roster
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,6 @@ class Notices:
     """Says that the groups of a fragment changed: there are others to be known."""
     vote_disk: Callable[[str, float], None]
     """Says, with the reason, that our disk takes votes again, or no more."""
-
-
-class WorkRecord(Protocol):
-    """Record of who has worked, by one fragment's chain (`Standing`)."""
-
-    def has(self, peer: str) -> bool:
-        """Tell whether that peer has a mark."""
-
-    def voters(self) -> frozenset[str]:
-        """List the peers that vote."""
-
-    @property
-    def number(self) -> int:
-        """Number of the newest version."""
 
 
 MAX_STEP_S = 3600.0
@@ -82,12 +68,11 @@ class Shared:
         self.notices = notices
         self.out = Outbox()
         self.health = Health()
-        self.excluded = Excluded(config.run, me, crypto.verify, self.has_worked, self.has_vote)
+        self.papers = Papers(config.run, config.owner, crypto.verify)
+        self.excluded = Excluded(config.run, me, crypto.verify, self.takes_part, self.has_seat)
         """Members that are shown to have lied."""
-        self.view = View(me, config.timing, self.has_worked, self.excluded)
+        self.view = View(me, config.timing, self.has_seat, self.excluded)
         self.derived = Derived()
-        self.answers = Answers()
-        """Peers that do not answer when they are asked for their votes."""
         self.guidance = Guidance(self.view, config.timing)
         """Guidance on whom to believe, if we began with nothing."""
         self.confirmed = False
@@ -106,7 +91,7 @@ class Shared:
         come back."""
         self.departed = False
         """True: nothing is offered any more; what is unmerged now is for our next life."""
-        self._listed = self.roster = Roster(())
+        self._listed = self.listing = MemberList(())
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
         self.audits = Audits()
@@ -117,38 +102,27 @@ class Shared:
         drawing = random.Random(rng.random() if config.loss_audits else 0)
         self.loss_audits = LossAudits(config.loss_audits, drawing)
         """Loss audits, and whom they have expelled."""
-        self._records: list[WorkRecord] = []
-        """Records of who has worked, one for each fragment."""
+        self._rosters: list[Roster] = []
+        """One for each fragment."""
         self._answer_times: dict[int, AnswerTime] = {}
         self._paces_at_s = -1e18
         self._median_s = self._fastest_s = 0.0
 
-    def keep(self, record: WorkRecord) -> None:
-        """Ask one more fragment's chain who has worked."""
-        self._records.append(record)
+    def keep(self, roster: Roster) -> None:
+        """Ask one more fragment's chain who has a seat."""
+        self._rosters.append(roster)
 
     def has_mark(self, peer: str) -> bool:
         """Tell whether that peer has a mark in any fragment's chain: something of it was merged."""
-        return any(record.has(peer) for record in self._records)
+        return any(roster.has_worked(peer) for roster in self._rosters)
 
-    def has_worked(self, peer: str) -> bool:
-        """Tell whether that peer counts by its work. Before anybody votes by any chain, everybody does."""
-        return self.has_mark(peer) or not any(record.voters() for record in self._records)
+    def has_seat(self, peer: str) -> bool:
+        """Tell whether that peer has a seat in any fragment, or may have one soon."""
+        return any(peer in roster.known for roster in self._rosters)
 
-    def has_vote(self, peer: str) -> bool:
-        """Tell whether that peer votes by any fragment's chain. Before anybody does, everybody does."""
-        voters = [record.voters() for record in self._records]
-        return any(peer in each for each in voters) or not any(voters)
-
-    @property
-    def newest_number(self) -> int:
-        """Number of the newest version of any fragment: so old is the run."""
-        return max((record.number for record in self._records), default=0)
-
-    def trusts(self, peer: str) -> bool:
-        """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, or was let in
-        by the run's owner."""
-        return (self.config.admits or self.has_worked(peer)) and peer not in self.excluded
+    def takes_part(self, peer: str) -> bool:
+        """Tell whether that peer has a seat, or something of it was merged."""
+        return self.has_seat(peer) or self.has_mark(peer)
 
     def confirm(self) -> None:
         """Count this node as a full member from now on."""
@@ -166,22 +140,21 @@ class Shared:
         """Offer nothing any more: leaving is complete."""
         self.departed = True
 
-    def listed(self, members: Roster) -> None:
+    def listed(self, members: MemberList) -> None:
         """Take in which members are listed."""
         self._listed = members
-        self.roster = self._without_excluded()
+        self.listing = self._without_excluded()
 
-    def _without_excluded(self) -> Roster:
+    def _without_excluded(self) -> MemberList:
         members = self._listed.members
         left = tuple(member for member in members if member[0] not in self.excluded)
-        return self._listed if len(left) == len(members) else Roster(left)
+        return self._listed if len(left) == len(members) else MemberList(left)
 
     def exclude(self, peer: str, now: float) -> None:
         """Let a peer count for nothing any more, for good."""
         self.view.exclude(peer)
         self.claims.heard(peer, (), now)
-        self.answers.came(peer)
-        self.roster = self._without_excluded()
+        self.listing = self._without_excluded()
 
     def reached(self, reach: Reach) -> bool:
         """Take in how others can reach us. Tell whether that is news."""
@@ -255,7 +228,8 @@ class Shared:
         if abs(now - self._paces_at_s) <= self.timing.heartbeat_s / 2:
             return
         self._paces_at_s = now
-        learners = filter(self.has_worked, self.view.live_learners(now))
+        everybody = self.view.live_learners(now)
+        learners = list(filter(self.has_seat, everybody)) or everybody
         said = [progress.step_time_s for peer in learners if (progress := self.view.progress(peer))]
         own = [self.learner.step_s] if self.learning and self.learner.step_s > 0 else []
         times = sorted(t for t in own + said if 0 < t <= MAX_STEP_S)

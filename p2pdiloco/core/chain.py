@@ -13,30 +13,30 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import median_high
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.papers import Admission, Paper, Word
 from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.types import (
     FULL_TRUST,
     LEAST_TRUST,
     MAX_CONTRIBUTORS,
-    MAX_WATERMARKS,
     NEVER,
     NO_LIMITS,
     Contributor,
     Head,
     MergeLimits,
+    Seat,
     Stamp,
     Watermark,
     table_digest,
 )
 from p2pdiloco.core.api.versions import (
-    BEGINS,
     FEWEST_REFERENCES,
     Mean,
     Plan,
@@ -44,7 +44,6 @@ from p2pdiloco.core.api.versions import (
     VersionHeader,
     next_plan,
     plausible_score,
-    references,
     trust_of,
 )
 from p2pdiloco.errors import invariant
@@ -60,7 +59,14 @@ class Chain:
     Rules: docs/protocol/exactly-once.md, section 2.
     """
 
-    def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
+    def __init__(
+        self,
+        log: tuple[SignedVersion, ...],
+        watermarks: Iterable[Watermark],
+        keep: int,
+        founders: Iterable[str] = (),
+    ) -> None:
+        """`founders`: peers that have a seat from version 0 on."""
         invariant(bool(log), "a chain starts with at least one version")
         self._keep = keep
         self._log: dict[int, SignedVersion] = {}
@@ -69,7 +75,9 @@ class Chain:
         for version in log:
             self._remember(version, version.header.digest())
         self.marks = marks_of(watermarks)
-        """Watermarks of the head: the roster of the fragment."""
+        """Watermarks of the head, with the roster of the fragment."""
+        if not self.head.number and not self.marks.table:
+            self.marks = founding(tuple(founders))
         self.replaced = 0
         """Number of times that another chain's state was taken."""
         self.yielded = 0
@@ -119,7 +127,7 @@ class Chain:
 
     def marks_after(self, header: VersionHeader) -> Marks:
         """Compute the watermarks once `header` extends this chain."""
-        return self.marks.after(header.number, header.contributors)
+        return self.marks.after(header.number, header.contributors, header.papers)
 
     def extend(self, version: SignedVersion) -> None:
         """Append a child of the head."""
@@ -144,41 +152,29 @@ class Chain:
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
 then."""
+MAX_SEATLESS = 4096
+"""Marks of learners without a seat in one table: they have places of their own, so that however many come
+never push out a seat's."""
 LATELY_VERSIONS = 32
 """Versions since a learner's newest merged contribution in which it counts as one that takes part."""
 REMEMBERED = 64
 """Tables of children that are remembered for whoever asks next: a version's is worked out before it is
 committed, and in a simulator for thousands of nodes."""
 
-FOUNDING_VERSIONS = 64
-"""Versions at a run's beginning in which everybody votes soon: nobody has been there for long."""
-FOUNDING_MERGES = 2
-"""Merged versions after which a learner votes at the run's beginning. Those in which it is trusted less than
-a newcomer do not count: else zeros and noise would earn a vote."""
-PROBATION_MERGES = 8
-"""Merged versions, likewise, after which a learner may vote later."""
-FEWEST_VOTERS = 3
-"""Voters who decide without others at the run's beginning. One of fewer that gives its versions to nobody
-could never be replaced, as it has half of all votes."""
-NEWCOMERS_VERSIONS = 64
-NEWCOMERS_SHARE = 8
-"""Limit of new voters: one for so many that vote, and one at least, in `NEWCOMERS_VERSIONS`. A crowd of new
-identities needs hundreds of versions of honest-looking work before it outvotes those who were there."""
-
 
 class Marks:
-    """Watermarks of one version: the newest merged contribution of every learner, and who votes.
+    """Watermarks of one version: the newest merged contribution of every learner, and who has a seat.
 
-    The table of a version follows from its parent's and from its contributors, so everybody computes the
-    same, and the header commits to it (`VersionHeader.table`). It is the roster of the fragment: a learner
-    enters by a merged contribution, votes after a probation, and is forgotten when nothing of it was merged
-    for long.
+    The table of a version follows from its parent's, its contributors and its papers, so everybody computes
+    the same, and the header commits to it (`VersionHeader.table`). A learner enters by a merged contribution,
+    and is forgotten when nothing of it was merged for long; a seat begins and ends by papers alone. The seats
+    of a table are the roster that decides on the versions after it.
 
     A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes
     of one process that follow the same chain (the simulator's) share one: it is worked out once for a
     version, however many ask.
 
-    Rules: docs/protocol/trust.md, section 2.
+    Rules: docs/protocol/seats.md.
     """
 
     def __init__(self, table: tuple[Watermark, ...]) -> None:
@@ -192,13 +188,28 @@ class Marks:
         return table_digest(self.table)
 
     @cached_property
-    def voters(self) -> frozenset[str]:
-        """Learners that vote."""
-        return frozenset(mark.learner for mark in self.table if mark.voter)
+    def seats(self) -> frozenset[str]:
+        """Peers whose seat stands: the roster."""
+        return frozenset(mark.learner for mark in self.table if mark.seat and stands(mark.seat))
 
-    def voting_since(self, number: int) -> frozenset[str]:
-        """List the learners that vote and were merged in that version or later."""
-        return frozenset(mark.learner for mark in self.table if mark.voter and mark.number >= number)
+    @cached_property
+    def places(self) -> int:
+        """Places that the chain ever had."""
+        return max((mark.seat.place for mark in self.table if mark.seat), default=0)
+
+    def seat(self, peer: str) -> Seat | None:
+        """Find the seat of that peer, or of an invite's key what ended it; None: it never had one."""
+        mark = self._by.get(peer)
+        return mark.seat if mark else None
+
+    def seated_since(self, number: int) -> frozenset[str]:
+        """List the peers that have a seat and were merged in that version or later."""
+        lately = (mark.learner for mark in self._worked if mark.number >= number)
+        return self.seats.intersection(lately)
+
+    @cached_property
+    def _worked(self) -> tuple[Watermark, ...]:
+        return tuple(mark for mark in self.table if mark.merges)
 
     def often(self, learner: str, number: int, of: int) -> int:
         """Compute in how many of `of` versions up to this table's, version `number`, a learner with a mark
@@ -206,23 +217,10 @@ class Marks:
         mark = self._by[learner]
         return min(of, of * mark.merges // max(1, number - mark.first + 1))
 
-    @cached_property
-    def deciding(self) -> frozenset[str]:
-        """Learners that decide: those that vote. While fewer than `FEWEST_VOTERS` do at a run's beginning,
-        all of which one merged version counts for a vote."""
-        founding = max((mark.number for mark in self.table), default=0) <= FOUNDING_VERSIONS
-        if not founding or not 0 < len(self.voters) < FEWEST_VOTERS:
-            return self.voters
-        return frozenset(mark.learner for mark in self.table if mark.voter or mark.earned)
-
-    def voter_since(self, learner: str) -> int:
-        """Find the version since which that learner votes; 0: it does not."""
-        mark = self._by.get(learner)
-        return mark.voter if mark else 0
-
     def __contains__(self, learner: str) -> bool:
-        """Tell whether that learner has a mark."""
-        return learner in self._by
+        """Tell whether anything of that learner was merged."""
+        mark = self._by.get(learner)
+        return mark is not None and mark.merges > 0
 
     def stamp(self, learner: str) -> Stamp:
         """Find the stamp of that learner's newest contribution."""
@@ -237,22 +235,22 @@ class Marks:
     def first(self, learner: str) -> int | None:
         """Find the version since which that learner has had a mark; None if it has none."""
         mark = self._by.get(learner)
-        return mark.first if mark else None
+        return mark.first if mark and mark.merges else None
 
     def mean(self, learner: str) -> Mean:
         """Find how far that learner's contributions agree with the others'."""
         mark = self._by.get(learner)
-        return Mean(mark.agreement, mark.merges) if mark else Mean()
+        return Mean(mark.agreement, mark.merges) if mark and mark.merges else Mean()
 
     @cached_property
     def _usual_trust(self) -> int:
-        return median_high(trust_of(mark.agreement) for mark in self.table)
+        return median_high(trust_of(mark.agreement) for mark in self._worked)
 
     def weighs(self, learner: str) -> float | None:
         """Compute what that learner's work weighs beside as much of a usual one's, 0 to 1; None: it has no
         mark. For people: nothing follows from it."""
         mark = self._by.get(learner)
-        return min(1.0, trust_of(mark.agreement) / self._usual_trust) if mark else None
+        return min(1.0, trust_of(mark.agreement) / self._usual_trust) if mark and mark.merges else None
 
     @cached_property
     def lasts(self) -> frozenset[bytes]:
@@ -271,58 +269,152 @@ class Marks:
 
     def merged_since(self, number: int) -> int:
         """Count the learners of which something was merged in version `number` or later."""
-        return sum(mark.number >= number for mark in self.table)
+        return sum(mark.number >= number for mark in self._worked)
 
-    def after(self, number: int, contributors: tuple[Contributor, ...]) -> Marks:
-        """Compute the table of a child of ours: version `number`, with these contributors."""
-        for parent, known, parts, marks in _known_tables:
-            if parent is self and parts is contributors and known == number:
+    def after(
+        self, number: int, contributors: tuple[Contributor, ...], papers: tuple[Paper, ...] = ()
+    ) -> Marks:
+        """Compute the table of a child of ours: version `number`, with these contributors and papers."""
+        for parent, known, parts, carried, marks in _known_tables:
+            if parent is self and parts is contributors and known == number and carried == papers:
                 return marks
-        marks = Marks(self._table_after(number, contributors))
-        _known_tables[:] = [*_known_tables[1 - REMEMBERED :], (self, number, contributors, marks)]
+        marks = Marks(self._table_after(number, contributors, papers))
+        _known_tables[:] = [*_known_tables[1 - REMEMBERED :], (self, number, contributors, papers, marks)]
         return marks
 
-    def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
+    def _table_after(
+        self, number: int, contributors: tuple[Contributor, ...], papers: tuple[Paper, ...]
+    ) -> tuple[Watermark, ...]:
         table = dict(self._by)
-        counts = zip(contributors, earned(contributors, self.lasts), unshared(contributors), strict=True)
-        for part, tokens, is_alone in counts:
+        for part in contributors:
             old = table.get(part.learner)
-            old = old or Watermark(part.learner, part.stamp, number, number, 0, earned=0)
-            agreement = self.mean(part.learner).after(part.score)
-            table[part.learner] = replace(
-                old,
-                stamp=part.stamp,
-                number=number,
-                merges=old.merges + 1,
-                agreement=agreement,
-                last=copy_mark(part.payload_digest),
-                earned=old.earned + (tokens > 0 and is_alone and agreement >= BEGINS),
+            begun = old is not None and old.merges
+            table[part.learner] = Watermark(
+                part.learner,
+                part.stamp,
+                number,
+                old.first if old and begun else number,
+                old.merges + 1 if old else 1,
+                old.seat if old else None,
+                self.mean(part.learner).after(part.score),
+                copy_mark(part.payload_digest),
             )
         floor = number - WATERMARK_VERSIONS
-        kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]
-        if len(kept) > MAX_WATERMARKS:
-            ranked = sorted(kept, key=lambda mark: (not mark.voter, -mark.number, mark.learner))
-            kept = sorted(ranked[:MAX_WATERMARKS], key=lambda mark: mark.learner)
-        return _with_new_voters(number, kept)
+        kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor or mark.seat]
+        seatless = [mark for mark in kept if not mark.seat]
+        if len(seatless) > MAX_SEATLESS:
+            seatless.sort(key=lambda mark: (-mark.number, mark.learner))
+            kept = [mark for mark in kept if mark.seat] + seatless[:MAX_SEATLESS]
+            kept.sort(key=lambda mark: mark.learner)
+        if not papers:
+            return tuple(kept)
+        seats = Seating(self, number)
+        for paper in papers:
+            seats.take(paper)
+        return seats.into(kept)
 
 
-def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ...]:
-    founding = number <= FOUNDING_VERSIONS
-    needed = FOUNDING_MERGES if founding else PROBATION_MERGES
-    ready = [mark for mark in table if not mark.voter and mark.earned >= needed]
-    if not ready:
-        return tuple(table)
-    if not founding:
-        voters = [mark.voter for mark in table if mark.voter]
-        since = max(FOUNDING_VERSIONS, number - NEWCOMERS_VERSIONS)
-        room = max(1, len(voters) // NEWCOMERS_SHARE) - sum(voter > since for voter in voters)
-        ready = sorted(ready, key=lambda mark: (mark.first, mark.learner))[: max(0, room)]
-    chosen = {mark.learner for mark in ready}
-    return tuple(replace(mark, voter=number) if mark.learner in chosen else mark for mark in table)
+@lru_cache(REMEMBERED)
+def founding(founders: tuple[str, ...]) -> Marks:
+    """Compute the table of version 0 of a run that begins with these seats."""
+    seats = {peer: Seat(place) for place, peer in enumerate(founders, 1)}
+    return marks_of(Watermark(peer, NEVER, 0, 0, 0, seats[peer]) for peer in sorted(seats))
+
+
+LINK_PLACES = 6
+"""Places that a chain ever has up to which invites fill them; later ones wait for the owner's word: whoever
+holds an invite for several can use all of it alone."""
+LEAP = 1024
+"""Limit by which the number of a word is above the highest before it: numbers end, and a thief of the owner's
+key would else say the last one."""
+ENDS_SHARE, ENDS_VERSIONS = 5, 64
+"""Limit of ends: one seat of so many, and one at least, in that many versions."""
+
+
+class Seating:
+    """Seats of one table while papers change them, in the order in which a version carries these.
+
+    A paper that changes nothing, or is not to count (yet), is not taken, and a version that carries such a
+    one is refused.
+    """
+
+    def __init__(self, marks: Marks, number: int) -> None:
+        """`number`: the version that carries the papers."""
+        self._number = number
+        self._seats = {mark.learner: mark.seat for mark in marks.table if mark.seat}
+        since = max(0, number - ENDS_VERSIONS)
+        ended = sum(seat.ended > since for seat in self._seats.values() if seat.place)
+        self._may_end = max(1, len(marks.seats) // ENDS_SHARE) - ended
+        self._highest = max((seat.word for seat in self._seats.values()), default=0)
+        self._places = marks.places
+        self._by_link = False
+        self._changed: set[str] = set()
+
+    @property
+    def standing(self) -> frozenset[str]:
+        """Peers whose seat stands."""
+        return frozenset(peer for peer, seat in self._seats.items() if stands(seat))
+
+    def take(self, paper: Paper) -> bool:
+        """Let a paper change the seats. False: it does not."""
+        return self._admit(paper) if isinstance(paper, Admission) else self._hear(paper)
+
+    def _admit(self, paper: Admission) -> bool:
+        """Seat somebody by an invite: one in a term, in the first places only, as often as it has uses."""
+        grant, used = paper.grant, sum(seat.key == paper.grant.key for seat in self._seats.values())
+        barred = paper.peer in self._seats or grant.key in self._seats or self._by_link
+        if barred or self._places >= LINK_PLACES or used >= grant.uses:
+            return False
+        self._by_link = True
+        self._give(paper.peer, grant.key, 0)
+        return True
+
+    def _hear(self, word: Word) -> bool:
+        seat = self._seats.get(word.peer)
+        if word.number <= (seat.word if seat else 0) or word.number > self._highest + LEAP:
+            return False
+        replaced = self._seats.get(word.replaces)
+        ends = [seat] if seat and not word.seated else []
+        ends += [replaced] if word.seated and replaced else []
+        ends = [each for each in ends if stands(each)]
+        if ends and len(ends) > self._may_end:
+            return False
+        self._may_end -= len(ends)
+        if word.seated and replaced and stands(replaced):
+            self._set(word.replaces, replace(replaced, ended=self._number))
+        if not word.seated:
+            self._set(word.peer, replace(seat or Seat(0), word=word.number, ended=self._number))
+        elif seat and stands(seat):
+            self._set(word.peer, replace(seat, word=word.number))
+        else:
+            self._give(word.peer, "", word.number)
+        self._highest = max(self._highest, word.number)
+        return True
+
+    def _give(self, peer: str, key: str, word: int) -> None:
+        self._places += 1
+        self._set(peer, Seat(self._places, self._number, key, word))
+
+    def _set(self, peer: str, seat: Seat) -> None:
+        self._seats[peer] = seat
+        self._changed.add(peer)
+
+    def into(self, table: Iterable[Watermark]) -> tuple[Watermark, ...]:
+        """Put what changed into a table."""
+        marks = {mark.learner: mark for mark in table}
+        for peer in self._changed:
+            mark = marks.get(peer) or Watermark(peer, NEVER, 0, 0, 0)
+            marks[peer] = replace(mark, seat=self._seats[peer])
+        return tuple(mark for _, mark in sorted(marks.items()))
+
+
+def stands(seat: Seat) -> bool:
+    """Tell whether a seat stands: it has a place, and has not ended."""
+    return seat.place > 0 and not seat.ended
 
 
 _EMPTY = Marks(())
-_known_tables: list[tuple[Marks, int, tuple[Contributor, ...], Marks]] = []
+_known_tables: list[tuple[Marks, int, tuple[Contributor, ...], tuple[Paper, ...], Marks]] = []
 """Tables and their children. A table does not hold its children itself: all have the empty one, which would
 hold every table since."""
 
@@ -404,7 +496,7 @@ class Witnesses:
 
         Of members of other groups, which do not report to us, that is all that is known.
         """
-        for mark in self._chain.marks.table:
+        for mark in self._chain.marks.table:  # of a seat that was never merged the number is 0
             number = mark.number - 1 - max_base_age
             if number >= 0:
                 self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
@@ -530,8 +622,8 @@ class Scale(Struct, frozen=True):
     - a learner that is not trusted (`core.api.versions.Mean`) counts and measures nothing
 
     The medians of a round's tokens and lengths move unit and reach, by an eighth at most: so fewer than half
-    of a round cannot move them, and of two the smaller counts. Where three or more that are trusted vote,
-    only they are asked (`core.api.versions.references`): identities are free, and votes are not.
+    of a round cannot move them, and of two the smaller counts. Only seats are asked: identities are free.
+    What all others count together is at most the run's `open_share` of what the seats do.
 
     Rules: docs/protocol/weights.md, section 2.
     """
@@ -568,7 +660,7 @@ def _company(chain: Chain, learners: Iterable[str]) -> float:
     little it is trusted. So few of those who vote in the parent's table move the chain by little; each voter
     counts as often as it is in versions."""
     marks, number = chain.marks, chain.header.number
-    voting = marks.voting_since(number - LATELY_VERSIONS)
+    voting = marks.seated_since(number - LATELY_VERSIONS)
     if len(voting) < FEWEST_REFERENCES:
         return 1.0
     here = sum(trust_of(marks.mean(each).agreement) for each in voting.intersection(learners))
@@ -625,7 +717,8 @@ def _counted(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -
 
 
 def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
-    usual: list[tuple[int, bool]] = []
+    measures: list[int] = []
+    strangers = 0
     parent, first = chain.header, config.usual_tokens
     tokens, unit = parent.tokens, unit_of(parent, config)
     most = min(COUNTED_WEIGHTS * limits_after(chain, config).most_tokens, COUNTED_UNITS * unit)
@@ -635,11 +728,15 @@ def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> 
             continue
         last = chain.marks.number(part.learner)
         share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
-        usual.append((earns // share, part.votes))
-        tokens += min(earns, most * share)
-    if not usual:
+        if part.votes:
+            measures.append(earns // share)
+            tokens += min(earns, most * share)
+        else:
+            strangers += min(earns, most * share)
+    tokens += min(strangers, int(config.open_share * (tokens - parent.tokens)))
+    if not measures:
         return tokens + 1, unit  # else it would be no heavier than its parent, and nobody would follow it
-    measures = sorted(each for each, _ in references(usual, [votes for _, votes in usual]))
+    measures.sort()
     median = measures[(len(measures) - 1) // 2]
     way = min(max(median, unit // 2), 2 * unit) - unit
     # Towards zero, so that small units do not creep down.
@@ -663,8 +760,8 @@ def _next_reach(parent: VersionHeader, parts: tuple[Contributor, ...], config: C
 def _usual_length(parts: Sequence[Contributor], period: int) -> float:
     """Find the lower median of the lengths, each as if it was of H inner steps: work of fewer is shorter, by
     about the square root of their number."""
-    trusted = [part for part in parts if part.trust > LEAST_TRUST] or parts
-    trusted = references(trusted, [part.votes for part in trusted])
+    trusted = [part for part in parts if part.trust > LEAST_TRUST] or list(parts)
+    trusted = [part for part in trusted if part.votes]
     whole = [part for part in trusted if SHORT * part.inner_steps >= period] or trusted
     found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in whole)
     return found[(len(found) - 1) // 2] if found else 0.0
@@ -676,7 +773,8 @@ def most_learners(number: int, watermarks: Sequence[Watermark], expected: int = 
 
     At first not all have been merged: as many as are `expected` can be there.
     """
-    found = 2 * sum(mark.number >= number - LATELY_VERSIONS for mark in watermarks) + BEGINNERS
+    lately = (mark.number >= number - LATELY_VERSIONS for mark in watermarks if mark.merges)
+    found = 2 * sum(lately) + BEGINNERS
     return max(found, expected) if number <= LATELY_VERSIONS else found
 
 
@@ -714,19 +812,21 @@ def rightly_stated(chain: Chain, part: Contributor) -> bool:
 
 
 def _votes_so(chain: Chain, part: Contributor) -> bool:
-    """Tell whether a part says rightly whether its learner votes. What comes in a partial merge may be of an
-    earlier table: who has voted since a few versions only may be called one who does not yet."""
-    since = chain.marks.voter_since(part.learner)
-    if part.votes or not since:
-        return part.votes == bool(since)
-    return chain.header.groups > 1 and since + PARTIAL_VERSIONS > chain.header.number
+    """Tell whether a part says rightly whether its learner has a seat. What comes in a partial merge may be
+    of an earlier table: whose seat began or ended a few versions ago may be called otherwise."""
+    if part.votes == (part.learner in chain.marks.seats):
+        return True
+    seat = chain.marks.seat(part.learner)
+    news = max(seat.since, seat.ended) if seat else -PARTIAL_VERSIONS
+    return chain.header.groups > 1 and news + PARTIAL_VERSIONS > chain.header.number
 
 
 # --- what a version states --------------------------------------------------------------------------------
 
 
 def version_fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
-    """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
+    """Say what is wrong with the numbers and papers of a child of the chain's head; None: nothing. Signatures
+    are another question."""
     for part in header.contributors:
         mark = chain.marks.stamp(part.learner)
         if part.after != mark or not stamp_follows(part.stamp, mark):
@@ -737,11 +837,18 @@ def version_fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> Ve
     if not 0.0 <= header.norm <= limits.longest_update or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE
     right = scale_after(chain, header.contributors, config)
-    if not header.contributors or header.tokens != right.tokens:
+    if header.tokens != right.tokens:
         return VersionFault.FALSE_TOKENS
     stated = header.unit, header.reach, header.limits
     if stated != (right.unit, right.reach, limits):
         return VersionFault.FALSE_SCALE
+    if header.papers:
+        seats = Seating(chain.marks, header.number)
+        if header.term == chain.header.term or not all(map(seats.take, header.papers)):
+            return VersionFault.FALSE_PAPERS
+    roster = chain.marks.seats | chain.marks_after(header).seats
+    if roster.isdisjoint(part.learner for part in header.contributors):
+        return VersionFault.SEATLESS
     near = all(entry.by(limits).near(limits) for entry in header.partials)
     made_so = near and header.tree(plan_of(chain.header, config)) is not None
     return None if made_so else VersionFault.FALSE_PARTIALS
@@ -756,13 +863,6 @@ NOT_KNOWN = bytes(32)
 def copy_mark(payload_digest: bytes) -> bytes:
     """Find the bytes by which a copy of that payload is known; empty: it is not named."""
     return b"" if payload_digest == NOT_KNOWN else payload_digest[:LAST_BYTES]
-
-
-def unshared(parts: Sequence[Contributor]) -> list[bool]:
-    """Tell of each contribution whether no other of the version has the same payload: only such work earns a
-    vote. One payload in many names would else earn one for each."""
-    alike = Counter(filter(None, (copy_mark(part.payload_digest) for part in parts)))
-    return [alike[copy_mark(part.payload_digest)] <= 1 for part in parts]
 
 
 def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
@@ -786,7 +886,8 @@ def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
 
 
 LATELY_TERMS = 2
-"""Terms in whose versions a learner was merged to be counted: who works, not who is listed, makes groups."""
+"""Terms in whose versions a seat's work was merged to be counted: who works, not who is listed, makes
+groups."""
 
 
 def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreConfig) -> tuple[int, int]:
@@ -794,5 +895,5 @@ def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreCon
 
     Rules: docs/protocol/groups.md, section 1.
     """
-    members = marks.merged_since(number - LATELY_TERMS * config.term_versions)
+    members = len(marks.seated_since(number - LATELY_TERMS * config.term_versions))
     return next_plan(parent.epoch, parent.groups, number, members, config.group_size, config.term_versions)

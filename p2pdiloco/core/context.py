@@ -1,7 +1,7 @@
 """Context of one fragment: what its parts on one node share.
 
 `FragmentContext` has the chain, the `Spare` copy, our votes (`Ballots`), what was found false (`FalseStates`,
-`Repairs`) and the seats in groups, whose members an `Electorate` knows.
+`Repairs`) and the posts in groups, whose members an `Electorate` knows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from p2pdiloco.core.api.types import Certificate, Reach
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.standing import Standing
+from p2pdiloco.core.roster import Roster
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
 
@@ -54,8 +54,8 @@ class Tenure(Protocol):
         """Stop counting on the syncer."""
 
 
-class OwnSeat(Protocol):
-    """Questions that the parts of a fragment ask of a seat of theirs (`Seat`)."""
+class OwnPost(Protocol):
+    """Questions that the parts of a fragment ask of a post of theirs (`GroupPost`)."""
 
     name: str
     """Name of the group."""
@@ -67,11 +67,11 @@ class OwnSeat(Protocol):
 
 
 class FragmentContext:
-    """Chain, spare copy, votes and present seats of one fragment.
+    """Chain, spare copy, votes and present posts of one fragment.
 
     Args:
-        seats: our leaf group's first, then one more per level while we hold the office below it; taken and
-            given up by `Seats`.
+        posts: our leaf group's first, then one more per level while we hold the office below it; taken and
+            given up by `Posts`.
         needs_syncer: question of a node that leaves: whether something of ours is not merged yet.
     """
 
@@ -81,28 +81,28 @@ class FragmentContext:
         index: int,
         chain: Chain,
         votes: Iterable[VoteRecord],
-        seats: Sequence[OwnSeat],
+        posts: Sequence[OwnPost],
         needs_syncer: Callable[[], bool],
     ) -> None:
         self.shared = shared
         self.index = index
         self.chain = chain
-        self.standing = Standing(shared, chain)
-        shared.keep(self.standing)
+        self.roster = Roster(shared.papers, chain)
+        shared.keep(self.roster)
         self.spare = Spare()
         self.repairs = Repairs(shared, chain)
         self.false_states = FalseStates(shared, chain)
         self.ballots = Ballots(votes)
-        self.seats = seats
+        self.posts = posts
         self.moved_s = -math.inf
         """Time at which the newest version was made, or became ours."""
         self.needs_syncer = needs_syncer
         self._attempts = 0
 
     @property
-    def leaf(self) -> OwnSeat:
-        """Seat in the group in which our learner takes part."""
-        return self.seats[0]
+    def leaf(self) -> OwnPost:
+        """Post in the group in which our learner takes part."""
+        return self.posts[0]
 
     @property
     def grouped(self) -> bool:
@@ -149,19 +149,15 @@ class Electorate:
     a majority counts those that are listed but unheard too: else each would be a majority of one.
     """
 
-    def __init__(self, shared: Shared, fragment: int, standing: Standing) -> None:
+    def __init__(self, shared: Shared, fragment: int, roster: Roster) -> None:
         self._shared = shared
         self._fragment = fragment
-        self._standing = standing
+        self._roster = roster
 
     def voters(self, now: float) -> list[str]:
         """List everyone that counts in a majority and has been heard, oneself included with a vote.
         Sorted."""
-        return self._standing.answering(self._entitled(now))
-
-    def _entitled(self, now: float) -> list[str]:
-        """List everyone that would count, if it answers."""
-        return self._standing.deciding("voters", self._shared.voters(now))
+        return self._roster.of("voters", self._shared.voters(now))
 
     def size(self, now: float) -> int:
         """Count the members of which a majority is needed."""
@@ -189,7 +185,7 @@ class Electorate:
 
     def asked(self, now: float) -> list[str]:
         """List the peers that a candidate asks for votes."""
-        return [peer for peer in self._entitled(now) if peer != self._shared.me]
+        return [peer for peer in self.voters(now) if peer != self._shared.me]
 
     def candidates(self, now: float) -> list[str]:
         """List everyone that would stand now, oneself first: ranked to decide who does. Only the fittest of
@@ -235,9 +231,8 @@ class Electorate:
         if shared.reach in (Reach.DIRECT, Reach.UNKNOWN):
             return 0
         unknown = set(peers).difference(self.voters(now), shared.view.confirmed(now), [shared.me])
-        known = [peer for peer in unknown if shared.roster.incarnation(peer) is not None]
-        listed = self._standing.listed(known)
-        return sum(self.admits(peer, now) for peer in listed)
+        known = [peer for peer in unknown if shared.listing.incarnation(peer) is not None]
+        return sum(self.admits(peer, now) for peer in self._roster.seats.intersection(known))
 
     def had_votes(self, peers: Iterable[str], now: float) -> int:
         """Count those of these that are members without a vote now. What they gave when they had one
@@ -247,8 +242,7 @@ class Electorate:
         if everybody and shared.votes == shared.confirmed:
             return 0  # asked at every heartbeat
         confirmed = {*shared.view.confirmed(now), *([shared.me] if shared.confirmed else [])}
-        deciding = self._standing.deciding("with-mute", sorted(confirmed))
-        mute = set(deciding).intersection(peers).difference(self.voters(now))
+        mute = confirmed.intersection(peers, self._roster.seats).difference(self.voters(now))
         return sum(self.admits(peer, now) for peer in mute)
 
     def live(self, now: float) -> list[str]:
@@ -262,13 +256,13 @@ class Electorate:
     def reachable(self, now: float) -> int:
         """Count those of these of which a quorum may be asked for. Where they are all newcomers to a chain of
         others, nothing is known of any but oneself."""
-        if self._standing.none_attends(self.expected(now)):
+        if self._roster.none_attends(self.expected(now)):
             return 1
-        return len(self._standing.attending("learners", self.expected(now)))
+        return len(self._roster.attending("learners", self.expected(now)))
 
     def newcomer(self, child: str) -> bool:
         """Tell whether nothing of that child was merged lately: all that is known of it is its own word."""
-        return not self._standing.attends(child)
+        return not self._roster.attends(child)
 
     def peer_of(self, child: str, now: float) -> str:
         """Find the peer that sends for that child; empty if none is known."""
@@ -406,17 +400,17 @@ class FalseStates:
             return VersionFault.OUT_OF_SCALE
         if applied.state_digest == header.state_digest and self._chain.is_child(header):
             return None
-        if not applied.certain or self._accepted_by_most(header, holders(header.digest())):
+        if not applied.certain or self._accepted_by_most(header, holders(header.digest()), now):
             return VersionFault.DIGEST_DIFFERS
         self._accuse(version, now)
         return VersionFault.FALSE_STATE
 
-    def _accepted_by_most(self, header: VersionHeader, holders: Iterable[str]) -> bool:
-        """Tell whether most who vote, and we, stand on that version, its syncer and who is excluded aside:
-        then it is we who are wrong. We count without a vote as well: one member of two that vote may be
-        its syncer's friend."""
+    def _accepted_by_most(self, header: VersionHeader, holders: Iterable[str], now: float) -> bool:
+        """Tell whether most seats that are here, and we, stand on that version, its syncer aside: then it is
+        we who are wrong. We count without a seat as well: one of two seats may be its syncer's friend."""
         shared = self._shared
-        voters = self._chain.marks.voters.difference(shared.excluded.peers, (header.syncer,)) | {shared.me}
+        here = self._chain.marks.seats.intersection(shared.view.confirmed(now))
+        voters = here.difference((header.syncer,)) | {shared.me}
         return 2 * len(voters.intersection(holders)) > len(voters)
 
     def _accuse(self, version: SignedVersion, now: float) -> None:

@@ -48,7 +48,7 @@ from p2pdiloco.core.chain import limits_after, plan_of, rightly_stated, stamp_fo
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.core.members import Derived
 from p2pdiloco.core.pending import SendState, Underway, signed_by_learners, signed_by_syncer
-from p2pdiloco.core.standing import Standing
+from p2pdiloco.core.roster import Roster
 from p2pdiloco.core.syncer import Held, Hierarchy, Inbox, Job, MergedParts
 from p2pdiloco.util import BoundedDict, MovingAverage
 
@@ -481,7 +481,7 @@ class Seeking:
         run, span = shared.config.run, self._electorate.children[child]
         turn = tries // TRIES_EACH
         leaf = span[turn % len(span)]
-        mates = shared.roster.leaves(run, fragment, self._epoch, self._groups)[leaf]
+        mates = shared.listing.leaves(run, fragment, self._epoch, self._groups)[leaf]
         if not mates:
             return ""
         name = group_name(self._epoch, self._groups, 0, leaf)
@@ -505,12 +505,12 @@ class LeafElectorate(Electorate):
         self,
         shared: Shared,
         fragment: int,
-        standing: Standing,
+        roster: Roster,
         plan: tuple[int, int],
         index: int,
         since_s: float,
     ) -> None:
-        super().__init__(shared, fragment, standing)
+        super().__init__(shared, fragment, roster)
         self._epoch, self._groups = plan
         self._index = index
         self._since_s = since_s
@@ -534,7 +534,7 @@ class LeafElectorate(Electorate):
     def mates(self) -> tuple[str, ...]:
         """List everybody who is listed here."""
         shared = self._shared
-        leaves = shared.roster.leaves(shared.config.run, self._fragment, self._epoch, self._groups)
+        leaves = shared.listing.leaves(shared.config.run, self._fragment, self._epoch, self._groups)
         return leaves[self._index]
 
     def _unheard(self, now: float) -> list[str]:
@@ -543,11 +543,11 @@ class LeafElectorate(Electorate):
         if now >= self._since_s + self._shared.timing.suspect_s:
             return []
         shared = self._shared
-        known = self._derived.of("known", self._standing.listed, self.mates(), self._standing.marks)
-        return [p for p in known if p != shared.me and shared.view.may_come(p, now)]
+        seats = self._roster.seats
+        return [p for p in self.mates() if p in seats and p != shared.me and shared.view.may_come(p, now)]
 
-    def _entitled(self, now: float) -> list[str]:
-        return self._standing.deciding("voters", self._ours("voters", self._shared.voters(now)))
+    def voters(self, now: float) -> list[str]:
+        return self._roster.of("voters", self._ours("voters", self._shared.voters(now)))
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._unheard(now))
@@ -592,13 +592,13 @@ class UpperElectorate(Electorate):
         self,
         shared: Shared,
         fragment: int,
-        standing: Standing,
+        roster: Roster,
         plan: tuple[int, int],
         place: tuple[int, int],
         own_child: str,
         since_s: float,
     ) -> None:
-        super().__init__(shared, fragment, standing)
+        super().__init__(shared, fragment, roster)
         epoch, groups = self._plan = plan
         self._own_child = own_child
         self._since_s = since_s
@@ -647,7 +647,7 @@ class UpperElectorate(Electorate):
         return {p: term for p, term in claims.items() if self.all_below(child, [p])}
 
     def _counts(self, peer: str) -> bool:
-        return self._standing.may_count(peer) or self._shared.has_worked(peer)
+        return peer in self._roster.seats
 
     def _peers(self, now: float, among: list[str]) -> list[str]:
         holders = set(self.holders(now).values())
@@ -655,7 +655,7 @@ class UpperElectorate(Electorate):
 
     def _listed(self, child: str) -> Iterable[str]:
         shared = self._shared
-        leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
+        leaves = shared.listing.leaves(shared.config.run, self._fragment, *self._plan)
         return (peer for leaf in self._children[child] for peer in leaves[leaf])
 
     def unknown(self, now: float) -> list[str]:
@@ -666,13 +666,12 @@ class UpperElectorate(Electorate):
         """List the unknown ones in which somebody is that has worked: the others may be names only."""
         if now >= self._since_s + BELIEF * self._shared.timing.suspect_s:
             return []
-        worked = self._standing.may_count
-        return [child for child in self.unknown(now) if any(map(worked, self._listed(child)))]
+        return [child for child in self.unknown(now) if any(map(self._counts, self._listed(child)))]
 
-    def _entitled(self, now: float) -> list[str]:
+    def voters(self, now: float) -> list[str]:
         others = self._peers(now, self._shared.view.voters(now))
         peers = sorted([*others, self._shared.me]) if self._shared.votes else others
-        return self._standing.deciding("voters", peers)
+        return self._roster.of("voters", peers)
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._believed(now))
@@ -682,7 +681,7 @@ class UpperElectorate(Electorate):
         to us."""
         given, voters = set(peers), set(self.voters(now))
         unknown = given.difference(voters, self.holders(now).values())
-        strangers = self._standing.listed(unknown)
+        strangers = self._roster.seats & unknown
         return len(given & voters) + min(len(strangers), len(self._believed(now)))
 
     def admits(self, peer: str, now: float) -> bool:
@@ -708,7 +707,7 @@ class UpperElectorate(Electorate):
         return len(self.live(now)) + 1
 
     def newcomer(self, child: str) -> bool:
-        return not self._standing.may_count(self._holders.get(child, self._shared.me))
+        return not self._counts(self._holders.get(child, self._shared.me))
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
         run, span = self._shared.config.run, self._children.get(child, range(0))

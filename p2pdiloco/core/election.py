@@ -225,7 +225,6 @@ class Office:
         self._turn.unknown()
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
-                self._shared.answers.lacking(self._candidacy.silent if self._candidacy else ())
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
             elif self._candidacy is not None and self._candidacy.won(now):
                 self._won(self._candidacy, now)  # some have no vote any more: the rest are a majority
@@ -291,7 +290,6 @@ class Office:
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
         request = self._candidacy.request()
         asked = self._electorate.asked(now)
-        self._candidacy.asks(asked)
         sends = tuple(Send(peer, request) for peer in asked)
         own = self._voter.sign(shared.me, term)
         self._give_vote(shared.me, term, sends, lambda t: self._count(own, t))
@@ -348,7 +346,6 @@ class Office:
         """Count a vote for us. Returns what is wrong with a false one."""
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
-        self._shared.answers.came(sender)
         if vote.body.term != (self.term if self.holding else self._candidate_term):
             return None
         fault = why_not_for(self._context, self._group, vote)
@@ -391,7 +388,6 @@ class Office:
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """Learn from a voter that said no what it knows."""
-        self._shared.answers.came(sender)
         self._terms.said(refused.known_term)
         candidacy = self._candidacy
         if candidacy is None or refused.term != candidacy.term:

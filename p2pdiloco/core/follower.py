@@ -335,6 +335,8 @@ class Follower:
         wrong = version_fault(self._chain, header, config) or self._context.repairs.fault(header)
         if wrong is not None:
             return wrong
+        if not all(map(self._shared.papers.signed, header.papers)):
+            return VersionFault.FALSE_PAPERS
         before, marks = self._chain.header, self._chain.marks_after(header)
         if header.table != marks.digest:
             return VersionFault.FALSE_TABLE

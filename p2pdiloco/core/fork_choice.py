@@ -20,9 +20,10 @@ from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Count, Head
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.base import Shared
-from p2pdiloco.core.chain import FOUNDING_VERSIONS, Chain
+from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.members import Derived
+from p2pdiloco.core.roster import Roster
 from p2pdiloco.util import BoundedDict
 
 YIELD_S = 60.0
@@ -33,22 +34,21 @@ LONG_AGO_S = -1e18
 class NamedHeads:
     """Heads that other members name and that are not in our chain.
 
-    A head is a claim. It counts if the member that names it has a mark in our chain (`Standing`), or holds an
-    office by a certificate that we hold. What others name is unproven, whatever it weighs: it is asked for
-    only where nothing else is to be followed, and taken only if somebody with a mark has made it. So a
-    stranger moves no parameter.
+    A head is a claim. It counts if the member that names it has a seat (`Roster.known`), or holds an office
+    by a certificate that we hold. What others name is unproven, whatever it weighs: it is asked for only
+    where nothing else is to be followed, and taken only if a seat has made it. So a stranger moves no
+    parameter.
 
-    A side that was cut off may have gone on with newcomers only, of whom the other side's chain has no marks.
-    If it is the heavier one, neither side would follow. So a member that finds its versions unproven says so
-    (`Unbacked`). There those yield whose marks are all younger than that of the member that says it, or whom
-    more than a third would not follow (`Support`).
+    The heavier one of two sides may be one of few seats. Then neither side would follow. So a member that
+    finds too few on a side says so (`Unbacked`), and there those yield whom more than a third of the seats
+    would not follow (`Support`).
     """
 
     def __init__(self, context: FragmentContext) -> None:
         self._context = context
         self._shared = context.shared
         self._chain = context.chain
-        self.beginning = Beginning(self._shared, context.index, context.chain)
+        self.beginning = Beginning(self._shared, context.index, context.chain, context.roster)
         """Beginning with nothing, and what is followed until that is over."""
         self.support = Support(context)
         self._named: dict[str, Head] = {}
@@ -59,7 +59,7 @@ class NamedHeads:
         self.unproven: dict[str, Head] = {}
         """Heavier heads that do not count, where nothing else is to be followed."""
         self._proved: dict[str, bytes] = {}
-        """Peers whose head is of a fork that somebody with a mark has made; for one head of ours."""
+        """Peers whose head is of a fork that a seat has made; for one head of ours."""
         self._yields: dict[str, float] = {}
         """Members to whose lighter chain we yield, and until when."""
         self._freely = False
@@ -80,11 +80,9 @@ class NamedHeads:
         """Tell whether that peer is believed."""
         if peer in self._shared.excluded:
             return False
-        if peer in self._unsure:
-            return self._shared.has_worked(peer)
-        if self._context.standing.believes(peer, now):
+        if peer in self._context.roster.known:
             return True
-        certificates = (seat.office.certificate for seat in self._context.seats)
+        certificates = (post.office.certificate for post in self._context.posts)
         return any(c is not None and c.syncer == peer for c in certificates)
 
     def look(self, now: float) -> dict[str, Head]:
@@ -113,7 +111,7 @@ class NamedHeads:
         return [peer for peer, head in found.items() if head.number >= number]
 
     def proven(self, header: VersionHeader, giver: str, now: float) -> bool:
-        """Tell whether a version is to be taken: who gave it counts, or who made it has worked. With nothing
+        """Tell whether a version is to be taken: who gave it counts, or who made it. With nothing
         we take, for the time being, what somebody gives who stands on what is to be followed."""
         self._starts = self.beginning.look(now)  # the owner may have vouched while it was on its way
         if self._starts:
@@ -121,7 +119,7 @@ class NamedHeads:
         return self.counts(giver, now) or self.counts(header.syncer, now)
 
     def is_of_a_fork(self, peer: str) -> None:
-        """Note that somebody with a mark has made the other chain of which that peer has a version."""
+        """Note that a seat has made the other chain of which that peer has a version."""
         self._proved[peer] = self._chain.head.digest
 
     def yields_to(self, peer: str, now: float) -> bool:
@@ -214,36 +212,23 @@ class NamedHeads:
     # --- sides that know each other only one way -----------------------------------------------------------
 
     def told_unbacked(self, sender: str, standing_here: Sequence[str], now: float) -> bool:
-        """Yield, if so many would not follow our chain that it has no support, or if the sender's is older
-        than all of us: what was made since then can be sent again. Tell whether we do.
+        """Yield, if so many would not follow our chain that it has no support: what was made since then can
+        be sent again. Tell whether we do.
 
         `standing_here`: live members whose head is in our chain, and we.
         """
         against = self.support.against(sender, standing_here, now)
-        if not against and not self._is_oldest(sender, standing_here):
+        if not against:
             return False
         backed = [peer for peer in against if self._is_backed(peer, now)]
         self._freely = not backed
-        self._yields = dict.fromkeys(backed or [sender], now + YIELD_S)
+        self._yields = dict.fromkeys(backed or against, now + YIELD_S)
         self.look(now)
         return True
 
     def _is_backed(self, peer: str, now: float) -> bool:
         head = self._shared.view.head(peer, self._context.index)
         return head is not None and self.support.has(head, now)
-
-    def _is_oldest(self, sender: str, standing_here: Sequence[str]) -> bool:
-        """Tell whether that member has worked for longer than everybody who stands here, and took part here
-        lately; in a run that is no longer young only if nobody votes here."""
-        marks = self._chain.marks
-        oldest = marks.first(sender)
-        if oldest is None or not self._context.standing.attends(sender):
-            return False
-        others = [peer for peer in standing_here if peer != sender]
-        if self.support.needed and not marks.voters.isdisjoint(others):
-            return False  # those who vote can be known to others: then more than half count
-        firsts = (marks.first(peer) for peer in others)
-        return not any(first is not None and first <= oldest for first in firsts)
 
 
 MAX_BACKED = 256
@@ -283,8 +268,9 @@ class Beginning:
     Rules: docs/protocol/trust.md, section 5.
     """
 
-    def __init__(self, shared: Shared, index: int, chain: Chain) -> None:
+    def __init__(self, shared: Shared, index: int, chain: Chain, roster: Roster) -> None:
         self._shared = shared
+        self._roster = roster
         self._guidance = shared.guidance
         self._index = index
         self._chain = chain
@@ -413,7 +399,7 @@ class Beginning:
             return [peer for peer in confirmed if peer in self._guidance.witnesses]
         if basis is Basis.JOINED:
             return [peer for peer in confirmed if peer in self._guidance.anchors]
-        return confirmed
+        return [peer for peer in confirmed if peer in self._roster.known] or confirmed
 
     def _can_be(self, basis: Basis, head: Head) -> bool:
         """Tell whether that head can be after what the owner vouched for."""
@@ -434,7 +420,8 @@ class Support:
     """Support of heads that are not, or not yet, in our chain: how many of those who decide stand on them.
 
     An update shows how a state was made, and a state does not. So a full member copies one only if more than
-    a third of those who decide stand on it (`Stances`): a liar alone, or a few, show theirs to nobody. And a
+    a third of the seats that are here stand on it (`Stances`): a liar alone, or a few, show theirs to nobody.
+    Seats are one fragment's: somebody with a seat in another one supports nothing in this. And a
     member that has more than a third against it, and fewer with it, yields, though its chain be the heavier
     one: else a few who were cut off, and the others, would stay apart. More than a half would be too many to
     ask for: those who lie say nothing.
@@ -452,17 +439,9 @@ class Support:
         self._against: dict[str, float] = {}
         """Times at which members last said that our head counts for nobody there."""
 
-    @property
-    def needed(self) -> bool:
-        """True: the run is old enough. At its beginning votes come so fast that two sides of a split soon
-        differ about who decides, and each would refuse the other. Who was killed while it began with nothing
-        has some fragments, and of the others nothing: by the first the run is old."""
-        number = self._context.chain.head.number
-        return (number or self._shared.newest_number) > FOUNDING_VERSIONS
-
     def named(self, peer: str, head: Head, now: float) -> None:
         """Take in the head of a confirmed member. Who does not count supports nothing."""
-        if any(peer in of for of in self.counted(now)) and self._stances.named(peer, head):
+        if peer in self.counted(now) and self._stances.named(peer, head):
             self._look(head, now)
 
     def gone(self, peer: str) -> None:
@@ -473,36 +452,32 @@ class Support:
     def has(self, head: Head, now: float) -> bool:
         """Tell whether enough of those who decide stand on that head, or did. Who comes back hears first who
         else is here: the one that it hears first may be a liar."""
-        if not self.needed or self._look(head, now):
+        if self._look(head, now):
             return True
-        return self._has_heard(now) and len(self.counted(now)[0]) < FEWEST
+        return self._has_heard(now) and len(self.counted(now)) < FEWEST
 
     def against(self, peer: str, standing_here: Sequence[str], now: float) -> list[str]:
         """Take in that our chain counts for nothing with that member. List those with whom it is so, if they
         are more than a third of those who decide, and more of them than stand on our chain."""
         counted = self.counted(now)
-        if any(peer in of for of in counted):
+        if peer in counted:
             self._against[peer] = now
         lately = [p for p, at_s in self._against.items() if now - at_s < AGAINST_S and p not in standing_here]
-        enough = any(_outnumber({*lately}, standing_here, of) for of in counted)
-        return lately if enough and self.needed else []
+        fewest = FEWEST if self._shared.me in self._context.roster.known else 1
+        return lately if _outnumber({*lately}, standing_here, counted, fewest) else []
 
-    def counted(self, now: float) -> tuple[list[str], list[str]]:
-        """List who decides, and who votes by the chain of any fragment: of two sides that went apart here,
-        each may have voters of its own only."""
-        voters, standing = self._shared.voters(now), self._context.standing
-        deciding = standing.deciding("voters", voters)
-        return deciding, self._derived.of("voting", self._voting, voters, standing.marks)
+    def counted(self, now: float) -> list[str]:
+        """List the seats that are here, those too that this chain does not know yet."""
+        return self._derived.of("counted", self._among, self._shared.voters(now), self._context.roster.known)
 
-    def _voting(self, peers: list[str], _marks: object) -> list[str]:
-        return [peer for peer in peers if self._shared.has_vote(peer)]
+    def _among(self, peers: list[str], seats: AbstractSet[str]) -> list[str]:
+        return [peer for peer in peers if peer in seats]
 
     def _look(self, head: Head, now: float) -> bool:
         if head in self._supported:
             return True
-        on = self._stances.on(head)
-        counted = [of for of in self.counted(now) if 3 * len(on) > len(of) >= FEWEST]
-        third = any(3 * len(on & {*of}) > len(of) for of in counted)
+        on, counted = self._stances.on(head), self.counted(now)
+        third = 3 * len(on & {*counted}) > len(counted) >= FEWEST
         enough = third and self._has_heard(now)
         if enough:
             self._supported[head] = None
@@ -566,6 +541,6 @@ class Stances:
             del self._on[head]
 
 
-def _outnumber(against: set[str], ours: Sequence[str], of: list[str]) -> bool:
+def _outnumber(against: set[str], ours: Sequence[str], of: list[str], fewest: int) -> bool:
     voices = len(against.intersection(of))
-    return 3 * voices > len(of) >= FEWEST and voices > len({*of}.intersection(ours))
+    return 3 * voices > len(of) >= fewest and voices > len({*of}.intersection(ours))

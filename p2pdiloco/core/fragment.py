@@ -25,8 +25,8 @@ from p2pdiloco.core.election import Office
 from p2pdiloco.core.follower import Follower, ShownVersions
 from p2pdiloco.core.members import MAX_WITNESSES
 from p2pdiloco.core.pending import Pending
+from p2pdiloco.core.posts import GroupPost, Posts
 from p2pdiloco.core.round import Round, RoundState
-from p2pdiloco.core.seats import Seat, Seats
 
 
 class Fragment:
@@ -39,13 +39,13 @@ class Fragment:
         keep = max(config.log_versions, config.max_base_age_versions)
         self._shared = shared
         self.index = index
-        self.chain = Chain(restored.log, restored.watermarks, keep)
-        seats: list[Seat] = []
-        self.context = FragmentContext(shared, index, self.chain, votes, seats, self._needs_syncer)
+        self.chain = Chain(restored.log, restored.watermarks, keep, config.seats)
+        posts: list[GroupPost] = []
+        self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer)
         self.witnesses = Witnesses(self.chain, shared.timing.durable_s)
         self.own = ContributionQueue(self.context, lambda now: self.follower.behind(now))
-        self.seats = Seats(self.context, self.own, seats, self._request, now)
-        self.publisher = self.seats.publisher
+        self.posts = Posts(self.context, self.own, posts, self._request, now)
+        self.publisher = self.posts.publisher
         self.siblings = ShownVersions(shared, self.chain)
         self.auditor = Auditor(self.context, self.own)
         self.follower = Follower(self.context, self.own, self.siblings, self.auditor, self._moved)
@@ -69,12 +69,12 @@ class Fragment:
     @property
     def office(self) -> Office:
         """Office of the group in which our learner takes part."""
-        return self.seats.leaf.office
+        return self.posts.leaf.office
 
     @property
     def round(self) -> Round:
         """Round of the group in which our learner takes part."""
-        return self.seats.leaf.round
+        return self.posts.leaf.round
 
     def touch(self) -> None:
         """Note that something happened here: the deadline is to be worked out anew."""
@@ -83,7 +83,7 @@ class Fragment:
     def poll(self, now: float) -> None:
         """Let every part look at the clock and at each other."""
         self.touch()
-        self.seats.poll_offices(now)
+        self.posts.poll_offices(now)
         self.follower.poll(now)
         self.auditor.poll(now)
         if self._flushes and self.own.idle:
@@ -96,8 +96,8 @@ class Fragment:
                 self._offer_own(pending, now)
             else:
                 self.own.send(pending, syncer, now)
-        self.seats.poll_rounds(now)
-        if self.seats.changed:
+        self.posts.poll_rounds(now)
+        if self.posts.changed:
             self.poll(now)
 
     def _offer_own(self, pending: Pending, now: float) -> None:
@@ -115,7 +115,7 @@ class Fragment:
     def _moved(self, now: float) -> None:
         self.context.moved(now)
         merged = self.own.idle or self.chain.marks.number(self._shared.me) == self.chain.head.number
-        self.seats.chain_moved(now, merged)
+        self.posts.chain_moved(now, merged)
         early, self._called_early = self._called_early, None
         if early is not None:
             sender, call = early
@@ -127,14 +127,16 @@ class Fragment:
         events concern one fragment of many."""
         if self._touched:
             self._touched = False
-            self._due_s = earliest((self.seats.deadline(), self.own.deadline(), self.follower.deadline()))
+            self._due_s = earliest((self.posts.deadline(), self.own.deadline(), self.follower.deadline()))
         return self._due_s
 
     def words(self, now: float) -> str:
         """Say for people, in one short phrase, what this fragment is doing or waiting for."""
-        for seat in reversed(self.seats.taken):
-            if seat.round.state is not RoundState.IDLE:
-                return seat.round.words(now)
+        for post in reversed(self.posts.taken):
+            if post.round.state is not RoundState.IDLE:
+                return post.round.words(now)
+        if self._shared.confirmed and not self.posts.leaf.electorate.voters(now):
+            return "no node with a seat is here: learners go on alone, and keep their work"
         return self.follower.words() or self.own.words() or self.office.why_open(now)
 
     # --- closing calls -------------------------------------------------------------------------------
@@ -143,10 +145,10 @@ class Fragment:
         """Answer the syncer, which closes a round: send what we have, or pass at once so that nobody waits
         for us."""
         shared = self._shared
-        if self.seats.on_closing(sender, call, now):
+        if self.posts.on_closing(sender, call, now):
             return
         right = (call.group, sender, call.term)
-        if right != (self.seats.leaf.name, self.office.syncer, self.office.term):
+        if right != (self.posts.leaf.name, self.office.syncer, self.office.term):
             shared.out.send(sender, _pass(call))
         elif call.number <= self.chain.head.number:
             return  # it comes late: that round is over
@@ -214,7 +216,7 @@ class Fragment:
             self.heard(event.offer.peer, event.head, True, now)
         if isinstance(header, ContributionHeader):
             self.own.answered(event, now)
-        elif (delegate := self.seats.delegate_of(header.group)) is not None:
+        elif (delegate := self.posts.delegate_of(header.group)) is not None:
             delegate.answered(event, now)
 
     def undelivered(self, offer: Offer, now: float) -> None:
@@ -222,14 +224,14 @@ class Fragment:
         header = offer.signed.header
         if isinstance(header, ContributionHeader):
             self.own.undelivered(offer, now)
-        elif (delegate := self.seats.delegate_of(header.group)) is not None:
+        elif (delegate := self.posts.delegate_of(header.group)) is not None:
             delegate.undelivered(offer, now)
 
     def round_for(self, header: ContributionHeader | PartialHeader) -> Round | None:
         """Find which of our rounds an offer is for; None: of no group in which we have a seat now."""
         if isinstance(header, PartialHeader):
-            return self.seats.round_for(header.group)
-        return self.round if header.group == self.seats.leaf.name else None
+            return self.posts.round_for(header.group)
+        return self.round if header.group == self.posts.leaf.name else None
 
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """Take in which head a member holds."""
@@ -246,7 +248,7 @@ class Fragment:
         seen = (self.chain.replaced, len(table))
         if seen != self._remembered or (grouped and self.own.keeps):
             self._remembered = seen
-            self._shared.view.remember((mark.learner for mark in table), now)
+            self._shared.view.remember((mark.learner for mark in table if mark.merges), now)
         if self.own.keeps:
             if grouped:
                 self.witnesses.count_merged(self._shared.config.max_base_age_versions, now)
@@ -264,7 +266,7 @@ class Fragment:
         """
         if self._over and not self.office.holding:  # a candidacy of ours may be won late
             return True
-        at_work = any(seat.at_work for seat in self.seats.taken)
+        at_work = any(post.at_work for post in self.posts.taken)
         if at_work or not self._all_merged() or self.round.last_call(now):
             return False
         self._over = True

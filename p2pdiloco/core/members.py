@@ -11,8 +11,8 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.events import LearnerStatus
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
-from p2pdiloco.core.api.versions import Roster
-from p2pdiloco.util import BoundedDict, MovingAverage
+from p2pdiloco.core.api.versions import MemberList
+from p2pdiloco.util import MovingAverage
 
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
@@ -83,12 +83,12 @@ class View:
         self,
         me: str,
         timing: Timing,
-        has_worked: Callable[[str], bool] = lambda peer: True,
+        has_seat: Callable[[str], bool] = lambda peer: True,
         excluded: Container[str] = (),
     ) -> None:
         self._me = me
         self._timing = timing
-        self._has_worked = has_worked
+        self._has_seat = has_seat
         self._excluded = excluded
         self._displaced: list[str] = []
         """Peers that gave way to others since `forget_stale`."""
@@ -111,15 +111,15 @@ class View:
             member.incarnation = max(member.incarnation, incarnation)
 
     def _has_room(self, peer: str) -> bool:
-        """Tell whether that peer can be known. In a full table one that has never worked gives way, the
-        longest silent first, to one that has."""
+        """Tell whether that peer can be known. In a full table one without a seat gives way, the longest
+        silent first, to one that has one."""
         if peer in self._excluded:
             return False
         if peer in self._members or len(self._members) < MAX_KNOWN:
             return True
-        if not self._has_worked(peer):
+        if not self._has_seat(peer):
             return False
-        others = [(m.heard_s, m.listed_s, p) for p, m in self._members.items() if not self._has_worked(p)]
+        others = [(m.heard_s, m.listed_s, p) for p, m in self._members.items() if not self._has_seat(p)]
         if not others:
             return False
         *_, silent = min(others)
@@ -344,7 +344,7 @@ class View:
             gone = member.left_incarnation >= member.incarnation > 0
             if gone or not waited or not (fresh or listed or recent):
                 continue
-            if self._has_worked(peer):
+            if self._has_seat(peer):
                 greet.append(peer)
             elif member.progress is None:
                 names.append((member.tried_s, peer))
@@ -370,7 +370,7 @@ class View:
             if peer != self._me and new and peer not in self._excluded:
                 self._vanished.add(peer, now)
 
-    def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
+    def may_fork(self, now: float, roster: MemberList, neighbours: set[str] | None) -> list[str]:
         """List the peers that may hold, or come back with, another chain than ours: also those that left. In
         a run of many members, those listed elsewhere than beside us do not report to us, and are not waited
         for."""
@@ -437,7 +437,7 @@ class Vanished:
         self._since_s: dict[str, float] = {}
         self._oldest_s = math.inf
         """Lower bound of the times since when they are silent."""
-        self._asked: tuple[Roster, set[str]] | None = None
+        self._asked: tuple[MemberList, set[str]] | None = None
         """Question to which `_counting` is the answer; None after a change."""
         self._counting: list[str] = []
 
@@ -482,7 +482,7 @@ class Vanished:
             del self._since_s[next(iter(self._since_s))]
             self._asked = None
 
-    def counting(self, roster: Roster, neighbours: set[str]) -> list[str]:
+    def counting(self, roster: MemberList, neighbours: set[str]) -> list[str]:
         """List those of them that are among these neighbours, or that nobody lists."""
         if self._asked is None or self._asked[0] is not roster or self._asked[1] != neighbours:
             self._asked = roster, neighbours
@@ -613,33 +613,3 @@ class Health:
         self._counted_s = now
         self.listens_until_s = now + LISTEN_S
         return late_s
-
-
-IN_VAIN = 3
-"""Questions in a row that a peer leaves unanswered, before it counts for nothing until it answers one."""
-MOST = 512
-
-
-class Answers:
-    """Peers that left questions of ours unanswered.
-
-    A peer that let several of them go is not waited for, where nothing else tells a member from a name.
-
-    Rules: docs/protocol/trust.md, section 3.
-    """
-
-    def __init__(self) -> None:
-        self._in_vain: BoundedDict[str, int] = BoundedDict(MOST)
-
-    def lacking(self, peers: Iterable[str]) -> None:
-        """Note that none came from these, in the time that there was."""
-        for peer in peers:
-            self._in_vain[peer] = self._in_vain.get(peer, 0) + 1
-
-    def came(self, peer: str) -> None:
-        """Note that this peer answered."""
-        self._in_vain.pop(peer, None)
-
-    def silent(self, peer: str) -> bool:
-        """Tell whether that peer counts for nothing."""
-        return self._in_vain.get(peer, 0) >= IN_VAIN

@@ -23,7 +23,7 @@ from p2pdiloco.core.api.events import (
 from p2pdiloco.core.api.messages import Leaving, Progress
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion
 from p2pdiloco.core.api.types import REACH_WORDS, WHOLE_RUN, Head
-from p2pdiloco.core.api.versions import Roster, is_group, leaf_index
+from p2pdiloco.core.api.versions import MemberList, is_group, leaf_index
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.capacity import HEARD_S, asked_bits_per_s
@@ -31,8 +31,6 @@ from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
 
-UNPROVEN_OFFICES = 64
-"""Limit of offices that a peer without a mark may claim: they are kept for as long as it is heard."""
 REVIEW_EVERY_S = 2.0
 """Interval at which merged contributions that everybody has are looked for."""
 
@@ -45,7 +43,7 @@ class Heartbeats:
     ) -> None:
         self._shared = shared
         self._genesis = genesis
-        self._sampled: Roster | None = None
+        self._sampled: MemberList | None = None
         self._sample: set[str] = set()
         self._fragments = fragments
         self._joining = joining
@@ -69,10 +67,10 @@ class Heartbeats:
         if now >= self._review_at_s:
             self._review_at_s = now + REVIEW_EVERY_S
             self._look_at_uplink(now)
-            peers = shared.view.may_fork(now, shared.roster, neighbours)
-            strangers = [peer for peer in peers if not shared.trusts(peer)]
+            peers = shared.view.may_fork(now, shared.listing, neighbours)
+            strangers = [peer for peer in peers if not shared.has_seat(peer)]
             if strangers:
-                peers = [peer for peer in peers if shared.trusts(peer)]
+                peers = [peer for peer in peers if shared.has_seat(peer)]
             for fragment in self._fragments:
                 fragment.review(peers, strangers, now)
         for peer in shared.view.newly_silent(now, neighbours):
@@ -82,7 +80,7 @@ class Heartbeats:
             brief = replace(whole, heads=self._news.beat()) if shared.confirmed else whole
             greeted = neighbours
             if neighbours is not None:
-                greeted = neighbours.union(*(fragment.seats.contacts(now) for fragment in self._fragments))
+                greeted = neighbours.union(*(fragment.posts.contacts(now) for fragment in self._fragments))
             for peer in shared.view.to_greet(now, greeted):
                 shared.out.send(peer, brief if shared.view.alive(peer, now) else whole)
 
@@ -91,7 +89,7 @@ class Heartbeats:
         group."""
         found: set[str] = set()
         for fragment in self._fragments:
-            some = fragment.seats.neighbours(now)
+            some = fragment.posts.neighbours(now)
             if some is None:
                 return self._first_contacts()
             found |= some
@@ -104,11 +102,11 @@ class Heartbeats:
         """
         shared = self._shared
         room = 2 * shared.config.group_size
-        if shared.confirmed or self._genesis or len(shared.roster) <= 2 * room:
+        if shared.confirmed or self._genesis or len(shared.listing) <= 2 * room:
             return None
-        if self._sampled is not shared.roster:
-            self._sampled = shared.roster
-            others = [peer for peer, _ in shared.roster.members if peer != shared.me]
+        if self._sampled is not shared.listing:
+            self._sampled = shared.listing
+            others = [peer for peer, _ in shared.listing.members if peer != shared.me]
             order = ranking(shared.config.run, WHOLE_RUN, 0, 0, others)
             start = leaf_index(shared.config.run, 0, 0, max(1, len(order)), shared.me)
             self._sample = {order[(start + i) % len(order)] for i in range(room)}
@@ -128,11 +126,11 @@ class Heartbeats:
         """Let the view know of the listed members that we have to do with."""
         shared, neighbours = self._shared, self._neighbours(now)
         if neighbours is None:
-            for peer, incarnation in shared.roster.members:
+            for peer, incarnation in shared.listing.members:
                 shared.view.listed(peer, incarnation, now)
             return
         for peer in sorted(neighbours):
-            known = shared.roster.incarnation(peer)
+            known = shared.listing.incarnation(peer)
             if known is not None:
                 shared.view.listed(peer, known, now)
 
@@ -157,10 +155,10 @@ class Heartbeats:
             proofs=shared.excluded.mark,
             offices=tuple(
                 [
-                    (seat.name, f.index, seat.office.term)
+                    (post.name, f.index, post.office.term)
                     for f in self._fragments
-                    for seat in f.seats.taken
-                    if seat.office.holding
+                    for post in f.posts.taken
+                    if post.office.holding
                 ]
             ),
         )
@@ -178,8 +176,8 @@ class Heartbeats:
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
             fragment.touch()
-            for seat in fragment.seats.taken:
-                seat.office.stand_later(now + HEARD_S)
+            for post in fragment.posts.taken:
+                post.office.stand_later(now + HEARD_S)
         self.tell_neighbours(now)
 
     def miscalculates(self, _event: Miscalculates, now: float) -> None:
@@ -189,8 +187,8 @@ class Heartbeats:
         self._shared.out.record("office", None, reason)
         for fragment in self._fragments:
             fragment.touch()
-            for seat in fragment.seats.taken:
-                seat.office.lay_down("this machine calculates otherwise than all others")
+            for post in fragment.posts.taken:
+                post.office.lay_down("this machine calculates otherwise than all others")
         self.tell_neighbours(now)
 
     def tell_all(self, now: float) -> None:
@@ -288,9 +286,9 @@ class Heartbeats:
             self.greet(sender)
             for fragment in self._fragments:
                 fragment.witnesses.restarted(sender)
-                for seat in fragment.seats.taken:
-                    if seat.office.syncer == sender:
-                        seat.office.suspect(Suspicion.RESTARTED)
+                for post in fragment.posts.taken:
+                    if post.office.syncer == sender:
+                        post.office.suspect(Suspicion.RESTARTED)
         claimed = shared.claims.heard(sender, message.offices, now)
         if before is not None and (
             (claimed and self._beside(message)) or self._stranger(sender, message, now)
@@ -306,7 +304,7 @@ class Heartbeats:
                 moved.append(fragment)
         for group, index, term in message.offices:
             if index < len(self._fragments):
-                self._fragments[index].seats.on_claim(sender, group, term, now)
+                self._fragments[index].posts.on_claim(sender, group, term, now)
         if claimed or (before is not None and before.votes != message.votes):
             moved = list(self._fragments)
         self._joining.poll(now)
@@ -314,16 +312,15 @@ class Heartbeats:
             fragment.poll(now)
 
     def _without_false_offices(self, sender: str, message: Progress) -> Progress:
-        """Leave out of a heartbeat the offices that there cannot be, and of a stranger's those beyond the
-        limit."""
-        most = len(message.offices) if self._shared.has_worked(sender) else UNPROVEN_OFFICES
-        real = [o for o in message.offices[:most] if is_group(o[0]) and o[1] < len(self._fragments)]
+        """Leave out of a heartbeat the offices that there cannot be, and all of whoever can have none."""
+        said = message.offices if self._shared.has_seat(sender) else ()
+        real = [o for o in said if is_group(o[0]) and o[1] < len(self._fragments)]
         return message if len(real) == len(message.offices) else replace(message, offices=tuple(real))
 
     def _beside(self, message: Progress) -> bool:
         """Tell whether the sender holds an office beside one of ours: then it is to know of ours."""
         return any(
-            index < len(self._fragments) and self._fragments[index].seats.beside(group)
+            index < len(self._fragments) and self._fragments[index].posts.beside(group)
             for group, index, _ in message.offices
         )
 
@@ -406,7 +403,9 @@ class Joining:
             mark.learner
             for found in restored.fragments
             for mark in found.watermarks
-            if mark.learner != shared.me and mark.number > found.log[-1].header.number - LATELY_VERSIONS
+            if mark.learner != shared.me
+            and mark.merges
+            and mark.number > found.log[-1].header.number - LATELY_VERSIONS
         }
         self._started_s = now
         self._presence_seen = False
@@ -427,44 +426,22 @@ class Joining:
         return self.saved and not shared.confirmed and not self._believed(now)
 
     def _believed(self, now: float) -> list[str]:
-        """List the confirmed members whose word about heads counts, by any fragment's chain."""
+        """List the confirmed members whose word about heads counts in a fragment that still waits for it:
+        seats of another one will not tell of this."""
+        open_ = [f for f in self._fragments if not f.follower.heads.verified] or self._fragments
+        rosters = [fragment.context.roster.known for fragment in open_]
         confirmed = self._shared.view.confirmed(now)
-        standings = [fragment.context.standing for fragment in self._fragments]
-        return [peer for peer in confirmed if any(standing.believes(peer, now) for standing in standings)]
-
-    def _look_for_known(self, now: float) -> None:
-        """Believe anybody, if after the longest wait nobody is here whom our chain knows; no more after
-        twice that time: they give nothing."""
-        wait_s = self._shared.timing.strangers_s
-        late = wait_s <= now - self._started_s < 2 * wait_s
-        here = [*self._shared.view.confirmed(now), *self._returned(now)]
-        for fragment in self._fragments:
-            standing = fragment.context.standing
-            standing.believe_all(late and bool(here) and standing.strangers_only(here))
-
-    def _strangers_ahead(self, now: float) -> bool:
-        """Tell whether only strangers are here, and say that they have more than we: who goes on alone may
-        leave the run, and who believes them may have made it theirs. Somebody whom our chain knows will
-        tell."""
-        if not self.saved or now - self._started_s >= self._shared.timing.strangers_s:
-            return False
-        confirmed = self._shared.view.confirmed(now)
-        return any(
-            f.context.standing.strangers_only(confirmed) and f.follower.heads.unproven.keys() & set(confirmed)
-            for f in self._fragments
-        )
+        return [peer for peer in confirmed if any(peer in known for known in rosters)]
 
     def poll(self, now: float) -> None:
         """Look whether we may count as a full member now."""
         shared = self._shared
         if shared.confirmed:
             return
-        if self.saved:
-            self._look_for_known(now)
         self.serves_saved = self.returning(now)
         if all(f.follower.heads.verified for f in self._fragments):
             self._confirm("every fragment's version is confirmed by peers", now)
-        elif self._presence_seen and not self._believed(now) and not self._strangers_ahead(now):
+        elif self._presence_seen and not self._believed(now):
             self._poll_alone(now)
 
     def _poll_alone(self, now: float) -> None:
@@ -485,8 +462,6 @@ class Joining:
 
     def _confirm(self, reason: str, now: float) -> None:
         self._shared.confirm()
-        for fragment in self._fragments:
-            fragment.context.standing.believe_all(False)
         self.serves_saved = False
         self._shared.out.record("join", None, f"full member: {reason}")
         if (grounds := self.grounds) is not None:
@@ -534,8 +509,6 @@ class Joining:
             return f"one of the {of} members that the run's owner vouched for; {here} others are here"
         if self._believed(now):
             return "the state of the members"
-        if self._strangers_ahead(now):
-            return "a member whom this node's chain knows; those who are here may be strangers"
         if self.saved:
             if any(f.follower.behind(now) for f in self._fragments):
                 return "a heavier saved state of others that return"
@@ -587,7 +560,7 @@ class Departure:
         us."""
         shared, view = self._shared, self._shared.view
         others = [peer for peer in view.live(now) if (p := view.progress(peer)) and p.confirmed]
-        others = [peer for peer in others if shared.has_worked(peer)] or others
+        others = [peer for peer in others if shared.has_seat(peer)] or others
         made = [f for f in self._fragments if f.chain.signed.header.syncer == shared.me]
         return not others or all(
             any((h := view.head(peer, f.index)) and h.number >= f.chain.head.number for peer in others)
@@ -603,9 +576,9 @@ class Departure:
         waits = any(helped or f.office.holding for f in remaining) or not self._handed_over(now)
         if now < self._leave_by_s and waits:
             return
-        making = any(seat.round.busy for f in self._fragments for seat in f.seats.taken)
+        making = any(post.round.busy for f in self._fragments for post in f.posts.taken)
         for fragment in self._fragments:
-            fragment.seats.leave(now, "leaving")
+            fragment.posts.leave(now, "leaving")
         heads = () if making else tuple(f.chain.head for f in self._fragments)
         for peer in self._shared.view.members(now):
             self._shared.out.send(peer, Leaving(self._shared.incarnation, heads))

@@ -32,8 +32,8 @@ PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
     ev.CombineFailed: lambda f, e, t: f.own.combine_failed(e),
     ev.Merged: lambda f, e, t: f.publisher.merged(e, t),
     ev.MergeFailed: lambda f, e, t: f.publisher.failed(e, t),
-    ev.PartialMerged: lambda f, e, t: f.seats.partial_merged(e, t),
-    ev.PartialFailed: lambda f, e, t: f.seats.partial_failed(e, t),
+    ev.PartialMerged: lambda f, e, t: f.posts.partial_merged(e, t),
+    ev.PartialFailed: lambda f, e, t: f.posts.partial_failed(e, t),
     ev.UpdateFetched: lambda f, e, t: f.follower.update_fetched(e, t),
     ev.FetchFailed: lambda f, e, t: f.follower.fetch_failed(e, t),
     ev.UpdateApplied: lambda f, e, t: f.follower.update_applied(e, t),
@@ -113,14 +113,14 @@ class Core:
             msg.Progress: self._on_progress,
             msg.Leaving: self._on_leaving,
             msg.Closing: lambda s, m, t: self._at(m.fragment).on_closing(s, m, t),
-            msg.Pass: lambda s, m, t: self._at(m.fragment).seats.on_pass(s, m, t),
+            msg.Pass: lambda s, m, t: self._at(m.fragment).posts.on_pass(s, m, t),
             msg.Announce: self._on_announce,
-            msg.VoteRequest: lambda s, m, t: self._at(m.fragment).seats.on_vote_request(s, m, t),
+            msg.VoteRequest: lambda s, m, t: self._at(m.fragment).posts.on_vote_request(s, m, t),
             msg.VoteGranted: self._on_vote,
             msg.VoteRefused: self._on_vote_refused,
             msg.Elected: self._on_elected,
             msg.Unbacked: self._on_unbacked,
-            msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).seats.on_query(s, m),
+            msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).posts.on_query(s, m),
             msg.Proven: self._gossip.on_proven,
             msg.Sibling: self._gossip.on_sibling,
             msg.Stated: self._hearing.on_stated,
@@ -139,12 +139,9 @@ class Core:
         """True: others may pull updates and states from us."""
         return self._shared.confirmed or self._joining.serves_saved
 
-    def is_member(self, peer: str, now: float) -> bool:
-        """Tell whether the peer is a member by its work. As long as nobody votes by that, those are members
-        that say that they are confirmed."""
-        shared = self._shared
-        confirmed = peer in shared.view.confirmed(now)
-        return shared.has_mark(peer) or (confirmed and shared.has_worked(peer))
+    def is_member(self, peer: str) -> bool:
+        """Tell whether the peer takes part: it has a seat, or something of it was merged."""
+        return self._shared.takes_part(peer)
 
     @property
     def came_with_run(self) -> bool:
@@ -235,6 +232,7 @@ class Core:
         shared = self._shared
         new = set(event.anchors) - shared.guidance.anchors
         shared.guidance.told(event.anchors, event.vouches)
+        shared.papers.take(event.papers)
         for peer in sorted(new - {shared.me}):
             if shared.guidance.fresh and shared.view.progress(peer) is None:
                 self._heartbeats.greet(peer)
@@ -286,7 +284,7 @@ class Core:
             self._refuse(sender, None, MessageFault.UNKNOWN_FRAGMENT)
             return
         fragment = self._at(body.fragment)
-        fault = fragment.seats.on_vote(sender, message, now)
+        fault = fragment.posts.on_vote(sender, message, now)
         if fault is not None:
             self._refuse(sender, fragment.index, fault)
         fragment.poll(now)
@@ -296,7 +294,7 @@ class Core:
         progress = self._shared.view.progress(sender)
         if message.head is not None and progress is not None:
             fragment.follower.heads.heard(sender, message.head, progress.confirmed, False, now)
-        fragment.seats.on_refused(sender, message, now)
+        fragment.posts.on_refused(sender, message, now)
         fragment.poll(now)
 
     def _on_elected(self, sender: str, message: msg.Elected, now: float) -> None:
@@ -305,7 +303,7 @@ class Core:
             self._refuse(sender, None, MessageFault.UNKNOWN_FRAGMENT)
             return
         fragment = self._at(certificate.fragment)
-        fault = fragment.seats.on_elected(sender, message, now)
+        fault = fragment.posts.on_elected(sender, message, now)
         if fault is not None:
             self._refuse(sender, fragment.index, fault)
         fragment.poll(now)
@@ -355,7 +353,7 @@ class Core:
             fragment = self._at(header.fragment)
             whose = fragment.round_for(header)
             if whose is None:
-                self._refuse_offer(event, header.fragment, fragment.seats.unseated(header.group))
+                self._refuse_offer(event, header.fragment, fragment.posts.without_post(header.group))
             elif whose.offered(event.transfer, event.sender, event.signed, now):
                 self._transfers[event.transfer] = (fragment, whose)
 

@@ -202,8 +202,8 @@ class Hearing:
         return (
             author != shared.me
             and author not in shared.excluded
-            and all(map(shared.has_worked, (author, sender)))
-            and all(peer == shared.me or shared.has_worked(peer) for peer in about)
+            and all(map(shared.has_seat, (author, sender)))
+            and all(peer == shared.me or shared.takes_part(peer) for peer in about)
             and not shared.accusations.ignores(sender, now)
         )
 
@@ -217,10 +217,10 @@ class Hearing:
     def _voters(self, statement: Statement) -> frozenset[str]:
         """List who votes and has a say in this: not who is accused, nor who is excluded."""
         marks = self._fragments[statement.accusation.subject.fragment].chain.marks
-        return marks.voters.difference(self._shared.excluded.peers, (statement.culprit(),))
+        return marks.seats.difference(self._shared.excluded.peers, (statement.culprit(),))
 
     def _most_agree(self, statement: Statement, now: float) -> bool:
-        here = frozenset(filter(self._shared.has_worked, self._shared.view.confirmed(now)))
+        here = frozenset(filter(self._shared.has_seat, self._shared.view.confirmed(now)))
         here = here.difference((statement.culprit(),))
         return self._agreement.most(statement, self._voters(statement), here)
 
@@ -247,12 +247,12 @@ class Hearing:
         shared, subject, accuser = self._shared, accusation.subject, accusation.accuser
         fragment = self._fragments[subject.fragment]
         known = isinstance(shared.excluded.proof_of(subject.maker()), Accusation)
-        if known or accuser in shared.excluded or accuser == shared.me or not shared.has_worked(accuser):
+        if known or accuser in shared.excluded or accuser == shared.me or not shared.has_seat(accuser):
             return False
         ahead = subject.number - fragment.chain.head.number
         here = ahead > 0 or fragment.chain.knows(subject.number, subject.version_digest())
         news = here and abs(ahead) <= NEAR and not fragment.auditor.found_false(subject)
-        return news and shared.accusations.hears(accuser, shared.has_vote(accuser), now)
+        return news and shared.accusations.hears(accuser, shared.has_seat(accuser), now)
 
 
 MAX_CULPRITS = 16
@@ -295,7 +295,7 @@ def audience(shared: Shared, now: float) -> list[str]:
     the only one between our group and theirs."""
     near = shared.view.members(now)
     known = {*near, shared.me}
-    far = [peer for peer, _ in shared.roster.members if peer not in known]
+    far = [peer for peer, _ in shared.listing.members if peer not in known]
     return [*near, *shared.rng.sample(far, min(TOLD_AFAR, len(far)))]
 
 

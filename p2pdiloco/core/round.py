@@ -283,6 +283,10 @@ class Round:
         here = len(ready) + len(coming)
         if not here:
             return
+        if not self._has_seat([*ready, *coming]):
+            if any(part.learner in self._context.roster.entering for held in ready for part in held.parts):
+                self._office.lay_down("those who are to have a seat wait for a term to begin")
+            return
         oldest_s = min((held.arrived_s for held in ready), default=now)
         patient = now < oldest_s + self._attendance.patience_s(now)
         if here < self._attendance.quorum(now) and (patient or self._level == 0):
@@ -301,6 +305,13 @@ class Round:
         self._calls.end_last(now)
         grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
         self._call(f"quorum {here}", grace_s, now)
+
+    def _has_seat(self, held: Iterable[Held]) -> bool:
+        """Tell whether a seat's work is among these: without any there is no merge."""
+        seats, begins = self._chain.marks.seats, self._office.term > self._chain.header.term
+        if begins:
+            seats = seats | self._context.roster.entering
+        return any(part.learner in seats for each in held for part in each.parts)
 
     def on_called(self, sender: str, call: Closing, now: float) -> None:
         """Close our round in good time: the syncer above closes its own."""
@@ -357,7 +368,7 @@ class Round:
 
     def _close(self, now: float, missing: list[str]) -> None:
         held = tuple(self.inbox.ready())
-        short = self._window.short(len(held), now)
+        short = self._window.short(len(held), now) or not self._has_seat(held)
         called = self._window.take_caller()
         self._attendance.begin()
         if not held or short:

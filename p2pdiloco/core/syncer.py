@@ -30,6 +30,7 @@ from p2pdiloco.core.api.events import (
     UpdateRecord,
 )
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
+from p2pdiloco.core.api.papers import Paper
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     WHOLE_RUN,
@@ -59,7 +60,7 @@ from p2pdiloco.util import BoundedDict
 
 ROOM = 4
 """Room of an inbox, as a multiple of `group_size`, which is what a group has on average. Half of it is for
-learners that have worked: headers cost strangers nothing."""
+seats: headers cost strangers nothing."""
 MAX_NOTED = 512
 """Children of which an inbox remembers what was wrong last."""
 
@@ -162,7 +163,7 @@ class Merger(Protocol):
 
 
 class Hierarchy(Protocol):
-    """Seats of this node above and below a level (`Seats`). Level 0: the leaf group."""
+    """Posts of this node above and below a level (`Posts`). Level 0: the leaf group."""
 
     def call_own(self, level: int, call: Closing, now: float) -> None:
         """Call this node as a child of its own group on that level: its learner, or the group below."""
@@ -364,10 +365,10 @@ class LearnerInbox(Inbox):
         return Verdict.BEHIND if held.header.stamp < header.stamp else Verdict.OVERLAP
 
     def _has_room(self, learner: str) -> bool:
-        room, has_worked = ROOM * self._shared.config.group_size, self._shared.has_worked
-        if has_worked(learner):
+        room, seats = ROOM * self._shared.config.group_size, self._context.roster.known
+        if learner in seats:
             return len(self._held) < room
-        return 2 * sum(not has_worked(child) for child in self._held) < room
+        return 2 * sum(child not in seats for child in self._held) < room
 
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         assert isinstance(signed, SignedContribution)
@@ -557,7 +558,11 @@ class Publisher:
         config, head = self._shared.config, self._chain.head
         parts = self._parts.listed(event.measured)
         now_usual = scale_after(self._chain, parts, config)
+        papers: tuple[Paper, ...] = ()
         marks = self._chain.marks.after(event.number, parts)
+        if event.term != self._chain.header.term:
+            papers = self._context.roster.to_carry(event.number, marks)
+            marks = self._chain.marks.after(event.number, parts, papers)
         epoch, groups = plan_after(self._chain.header, marks, event.number, config)
         limits = limits_after(self._chain, config, [part.learner for part in parts])
         header = VersionHeader(
@@ -583,6 +588,7 @@ class Publisher:
             limits=limits,
             partials=in_a_version(limits, self._parts.merged),
             repairs=self._repaired(event),
+            papers=papers,
         )
         if event.term != self._term:
             self._term, self._parents = event.term, set()
@@ -603,9 +609,9 @@ class Publisher:
         """List what may happen once the version is durable: it becomes ours, and those around us may know."""
         announce = Announce(self._fragment, version.header.head(), self._shared.me)
         told: dict[str, None] = {}
-        for seat in self._context.seats:
-            if seat.office.holding:
-                told.update(dict.fromkeys(seat.electorate.others(now)))
+        for post in self._context.posts:
+            if post.office.holding:
+                told.update(dict.fromkeys(post.electorate.others(now)))
         sends = tuple(Send(peer, announce) for peer in told)
         return (commit_effect(self._shared, self._chain, self._own, version, update), *sends)
 
@@ -666,7 +672,7 @@ class MergedParts:
             if held.ticket is None:
                 continue
             if isinstance(held.header, ContributionHeader):
-                part = replace(held.parts[0], votes=held.parts[0].learner in marks.voters)
+                part = replace(held.parts[0], votes=held.parts[0].learner in marks.seats)
                 inputs.append(MergeInput(part, held.ticket, marks.mean(part.learner)))
             else:
                 partials.append(PartialInput(held.ticket, held.header.payload_digest))
@@ -723,7 +729,7 @@ class Laggards:
 
     def waits_for(self, peer: str, named: Head | None, chain: Chain) -> bool:
         """Tell whether the version after the chain's head waits for that peer, which named this head."""
-        if self._shared.has_worked(peer):
+        if self._shared.has_seat(peer):
             self._lags.pop(peer, None)
             return True
         lag = self._lags.setdefault(peer, _Lag())

@@ -5,7 +5,7 @@ Rules: docs/protocol/election.md, sections 4, 5 and 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -125,8 +125,6 @@ class Candidacy:
         self._starts = context.chain.head.number
         self._reason = reason
         self.votes: dict[str, Vote] = {}
-        self._asked: set[str] = set()
-        """Voters that have not said a word yet."""
         self._refused: set[str] = set()
         self._again: set[str] = set()
         """Voters that could not judge our candidacy yet."""
@@ -140,7 +138,6 @@ class Candidacy:
 
     def count(self, vote: Vote, now: float) -> bool:
         """Take one vote in. Tell whether a majority is reached."""
-        self._asked.discard(vote.body.voter)
         if self._electorate.count([vote.body.voter], now):
             self.votes[vote.body.voter] = vote
         return self.won(now)
@@ -149,25 +146,14 @@ class Candidacy:
         """Tell whether it is a majority, of those who have a vote now."""
         return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
 
-    def asks(self, voters: Iterable[str]) -> None:
-        """Note who was asked."""
-        self._asked.update(voters)
-
-    @property
-    def silent(self) -> frozenset[str]:
-        """Voters that were asked and have said nothing."""
-        return frozenset(self._asked)
-
     def refused(self, voter: str, now: float) -> bool:
         """Note that this voter says no. Tell whether a majority is impossible now."""
-        self._asked.discard(voter)
         self._refused.add(voter)
         size = self._electorate.size(now)
         return 2 * (size - self._electorate.count(self._refused, now)) <= size
 
     def later(self, voter: str, now: float) -> None:
         """Note that this voter is to be asked again."""
-        self._asked.discard(voter)
         self._again.add(voter)
         if self.again_s is None:
             self.again_s = now + self._shared.timing.retry_s
@@ -451,7 +437,7 @@ def why_not_certified(
 ) -> MessageFault | None:
     """Say why a certificate puts no one in office, in the view that we have ourselves; None if it does.
 
-    A member that is not confirmed yet cannot count a majority: for it the syncer must have worked, and have
+    A member that is not confirmed yet cannot count a majority: for it the syncer must have a seat, and have
     signed one of the votes.
     """
     shared = context.shared
@@ -466,10 +452,10 @@ def why_not_certified(
         unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
         if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
             return MessageFault.CERTIFICATE_MINORITY
-    elif certificate.syncer not in named or not shared.trusts(certificate.syncer):
+    elif certificate.syncer not in named or not shared.has_seat(certificate.syncer):
         return MessageFault.CERTIFICATE_MINORITY
     # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
-    for vote in sorted(certificate.votes, key=lambda vote: not shared.has_worked(vote.body.voter)):
+    for vote in sorted(certificate.votes, key=lambda vote: not shared.has_seat(vote.body.voter)):
         body = vote.body
         expected = VoteBody(
             shared.config.run,

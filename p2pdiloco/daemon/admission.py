@@ -30,22 +30,18 @@ from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.config.values import expanded
 from p2pdiloco.core.api.evidence import Evidence
-from p2pdiloco.core.api.reasons import Unheard
+from p2pdiloco.core.api.papers import MAX_USES, Admission, Grant, admission_fault, grant_fault
+from p2pdiloco.core.api.reasons import AdmissionFault, Unheard
 from p2pdiloco.core.api.types import PeerId, Signature, Wire
+from p2pdiloco.core.chain import LEAP
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, Budget, Enough
-from p2pdiloco.daemon.papers import (
-    MAX_USES,
+from p2pdiloco.daemon.notice import (
     NOTICE_WORDS,
-    Admission,
-    AdmissionFault,
-    Grant,
     Notice,
     admission,
-    admission_fault,
     encode_notice,
     grant,
-    grant_fault,
     is_true_notice,
     load_notice,
     notice_figures,
@@ -125,12 +121,12 @@ class Membership:
         data_dir: Path,
         worked: Callable[[str], bool],
         settled: Callable[[], bool],
-        on_notice: Callable[[], None] = lambda: None,
+        on_news: Callable[[], None] = lambda: None,
         proof_of: Callable[[str], Evidence | None] = lambda _peer: None,
         proven: Callable[[str, Evidence], None] = lambda _peer, _proof: None,
     ) -> None:
-        """`worked`, `settled`, `proof_of`: see `Register`. `on_notice` is called when there is a newer
-        notice; `proven` when a peer shows why it excludes us.
+        """`worked`, `settled`, `proof_of`: see `Register`. `on_news` is called when there is a newer notice,
+        or somebody else was admitted; `proven` when a peer shows why it excludes us.
 
         Raises: StorageError, UserError (this node has no invite where one is needed).
         """
@@ -141,7 +137,7 @@ class Membership:
         """Saving of the newest notice."""
         self._notice_is_new = self._register_is_new = False
         self._me, self._name = transport.peer_id, run.name
-        self._on_notice = on_notice
+        self._on_news = on_news
         owner = run.signed.owner
         charter = Charter(run.id, owner, run.manifest.admission.mode)
         self.register = Register(charter, worked, settled, proof_of=proof_of)
@@ -173,9 +169,9 @@ class Membership:
             self._notice_is_new = True
             self._say_notice()
             self._saving = asyncio.ensure_future(self._save_notice())  # at once: it must never go back
-            self._on_notice()
         else:
             self._register_is_new = True
+        self._on_news()
         self._news.set()
 
     def _say_notice(self) -> None:
@@ -373,10 +369,14 @@ class Register:
     def take_notice(self, notice: Notice) -> bool:
         """Take the owner's notice if it is newer than ours; tell whether it was.
 
-        Raises: RemoteError ("notice-signature").
+        Numbers end: a thief of the owner's key would else say the last one, and the owner nothing any more.
+
+        Raises: RemoteError ("notice-signature", "notice-leap").
         """
         if notice.sequence <= self.sequence:
             return False
+        if self.notice is not None and notice.sequence > self.sequence + LEAP:
+            raise RemoteError("notice-leap", f"number {notice.sequence} after {self.sequence}")
         if not is_true_notice(notice, self.charter.run, self.charter.owner, verify):
             raise RemoteError("notice-signature", "not made by this run's owner")
         self.notice = notice

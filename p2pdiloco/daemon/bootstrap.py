@@ -23,6 +23,7 @@ from p2pdiloco.config.values import parse_web
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
 from p2pdiloco.daemon.network.reach import DialBack
+from p2pdiloco.daemon.notice import Invite
 from p2pdiloco.daemon.program import (
     begin,
     data_folder,
@@ -36,6 +37,8 @@ from p2pdiloco.daemon.program import (
     unless_stopped,
 )
 from p2pdiloco.daemon.run_files.known_runs import (
+    LINK_USES,
+    Ownership,
     PublishedRun,
     is_beginning,
     peers_of,
@@ -43,6 +46,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     saved_runs,
 )
 from p2pdiloco.daemon.run_files.served_runs import (
+    OWNER_KEY,
     Mirror,
     check_key_is_here,
     is_kept_run_toml,
@@ -149,7 +153,7 @@ class _Bootstrap:
         addresses = self._transport.addresses()
         print_addresses(addresses, "bootstrap")
         save_own_addresses(self._settings.data_dir, addresses)
-        print_join(addresses, served)
+        print_join(addresses, served, invites_here(self._settings.data_dir, served, addresses))
         async with asyncio.TaskGroup() as group:
             group.create_task(publish_runs(self._transport, self._door.runs))
             group.create_task(announce_runs(self._transport, self._door.runs, self._settings.lan))
@@ -202,7 +206,19 @@ class _Bootstrap:
         self._door.add_run(run, where)
         logger.info("serving run %(run_name)s (%(run).12s)", {"run_name": run.name, "run": run.id})
         if run.manifest.admission.mode == "invite" and run.signed.owner == owner_here(where):
-            logger.info("who is to join needs an invite: p2pdiloco invite %s --data-dir %s", run.name, where)
+            words = "the link admits %d nodes; for more: p2pdiloco invite %s --data-dir %s"
+            logger.info(words, LINK_USES, run.name, where)
+
+
+def invites_here(data_dir: Path, runs: Sequence[PublishedRun], addresses: Sequence[str]) -> dict[str, Invite]:
+    """Find or make, by run, the invites that the links of this folder's own runs carry.
+
+    Raises: UserError, StorageError (as `Ownership.standing_invite`).
+    """
+    owner = owner_here(data_dir)
+    ours = [run for run in runs if run.manifest.admission.mode == "invite" and run.signed.owner == owner]
+    key = Identity.load_or_create(data_dir / OWNER_KEY) if ours else None
+    return {run.id: Ownership(data_dir, run.id, key).standing_invite(addresses) for run in ours if key}
 
 
 def _warn_of_namesakes(

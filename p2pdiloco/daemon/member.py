@@ -196,13 +196,13 @@ class Member:
         return fragments[fragment].chain.logged_all() if 0 <= fragment < len(fragments) else ()
 
     def _guide(self) -> None:
-        notice = self.membership.register.notice
-        self.post.put(ev.Guided(self._anchors, notice.vouch if notice is not None else ()))
+        register = self.membership.register
+        vouches, words = (notice.vouch, notice.seats) if (notice := register.notice) is not None else ((), ())
+        self.post.put(ev.Guided(self._anchors, vouches, (*words, *register.admissions)))
 
     def _counts(self, peer: str) -> bool:
-        """Tell whether to listen to what a peer says of the world: it is not banned, and was let in or has
-        worked."""
-        return self.membership.introductions.admits(peer) and self.core.shared.trusts(peer)
+        """Tell whether to listen to what a peer says of the world: it is not banned, and has a seat."""
+        return self.membership.introductions.admits(peer) and self.core.shared.has_seat(peer)
 
     def _on_proof(self, peer: str, proof: Evidence) -> None:
         """Take in the evidence for which a peer excludes us."""
@@ -215,7 +215,7 @@ class Member:
             self._data_dir,
             worked=self.core.shared.has_mark,
             settled=lambda: self.core.confirmed,
-            on_notice=self._guide,
+            on_news=self._guide,
             proof_of=self.core.shared.excluded.proof_of,
             proven=self._on_proof,
         )
@@ -237,7 +237,7 @@ class Member:
             keep=partial(save_peers, self._data_dir),
             dial_at_once=group.size,
             guests=self.membership.introductions,
-            has_worked=shared.has_worked,
+            has_worked=shared.takes_part,
         )
 
     def _measure_the_link(self) -> None:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from p2pdiloco.daemon.budgets import is_working
 from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
 from p2pdiloco.daemon.network.discovery import keep_port, listen_again, refuse_beside_a_twin
+from p2pdiloco.daemon.notice import Invite
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun, link_of, load_own_addresses, load_peers
 from p2pdiloco.errors import ConfigError, InvariantViolation, UserError, clean
 from p2pdiloco.identity import Identity
@@ -217,17 +218,20 @@ def print_addresses(addresses: list[str], role: str) -> None:
         )
 
 
-def print_join(addresses: Sequence[str], runs: Sequence[PublishedRun]) -> None:
+def print_join(
+    addresses: Sequence[str], runs: Sequence[PublishedRun], invites: Mapping[str, Invite] | None = None
+) -> None:
     """Print the ready-made commands for others on stdout, two for each of these runs: by address and id, and
     by link.
 
-    The id makes it sure: by its name, or by nothing, a stranger may list another run beside it.
+    The id makes it sure: by its name, or by nothing, a stranger may list another run beside it. `invites`:
+    those that go into the links, by run.
     """
     for line in [f" --run {run.id}" for run in runs] or [""]:
         print(f"p2pdiloco node --join {addresses[0]}{line}", flush=True)
     for run in runs:
         try:
-            print(f"p2pdiloco node {link_of(run, addresses)}", flush=True)
+            print(f"p2pdiloco node {link_of(run, addresses, (invites or {}).get(run.id))}", flush=True)
         except ConfigError as error:  # such as a name of 200 letters: who joins by address can
             logger.warning("there is no link to run %s: %s", run.name, error)
 

@@ -195,7 +195,7 @@ class Report:
             chain = fragment.chain
             if not chain.head.number:
                 continue
-            marks = sorted(chain.marks.table, key=lambda m: (not m.voter, -m.number, m.learner))
+            marks = sorted(chain.marks.table, key=lambda m: (m.seat is None, -m.number, m.learner))
             members = [mark.learner for mark in marks if mark.learner not in named]
             members = members[: MAX_VOUCHED - len(named)]
             named.update(members)
@@ -231,7 +231,7 @@ class Report:
 
     def _fragment_row(self, fragment: Fragment, now: float) -> FragmentRow:
         header, head = fragment.chain.header, fragment.chain.head
-        held = [seat.level for seat in fragment.seats.taken if seat.office.holding]
+        held = [seat.level for seat in fragment.posts.taken if seat.office.holding]
         return FragmentRow(
             index=fragment.index,
             number=head.number,
@@ -244,7 +244,7 @@ class Report:
             epoch=header.epoch,
             groups=header.groups,
             levels=len(level_sizes(header.groups, self._run.manifest.group.size)),
-            group=fragment.seats.leaf.index,
+            group=fragment.posts.leaf.index,
             root=header.syncer if head.number else "",
             level=max(held, default=None),
         )
@@ -276,6 +276,7 @@ class Report:
                     merged_age_s=timeline.merged_age_s(peer),
                     weighs=self._weighs(peer),
                     expelled=self._core.shared.loss_audits.finding(peer),
+                    seated=self._core.shared.has_seat(peer),
                 )
             )
         return rows

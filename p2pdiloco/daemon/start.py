@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection, Manifest
+from p2pdiloco.config.presets import begun_by
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded, parse_web
 from p2pdiloco.core.api.config import Timing
@@ -120,7 +121,8 @@ async def _join(
         check_device(settings.device)
     asks = at_terminal() and settings.log != "json"
     approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
-    own = _own_manifest(settings, settings.run_file, approval) if settings.run_file is not None else None
+    me, file = identity.peer_id, settings.run_file
+    own = _own_manifest(file, settings, me, approval) if file is not None else None
     async with owned(settings, stop) as controls:
         session = _RunSession(identity, approval, recent, views, controls, stop, told)
         run = settings.run
@@ -209,6 +211,16 @@ async def _membership(
     if owns(settings.data_dir, run.signed.owner):  # nobody else can mend it
         for doubt in run.doubts():
             logger.warning("%s", doubt)
+    if (
+        settings.genesis
+        and run.manifest.admission.seats
+        and names["peer"] not in run.manifest.admission.seats
+    ):
+        words = (
+            "this node has no seat at the start of run %(run_name)s: its owner gives it one with %(command)s"
+        )
+        command = f"p2pdiloco seat {run.name} {names['peer']}"
+        logger.warning(words, {"run_name": run.name, "command": command})
     member = Member(peer, run, vault, settings, recent, Timing())
     member.report.owned_by(controls)
     controls.attach(OwnMember(member))
@@ -299,8 +311,10 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> 
         configure_logging("text", recent=recent)
 
 
-def _own_manifest(settings: NodeSettings, run_file: Path, approval: Approval) -> tuple[Path, Manifest]:
-    manifest = load_manifest(run_file)
+def _own_manifest(
+    run_file: Path, settings: NodeSettings, me: str, approval: Approval
+) -> tuple[Path, Manifest]:
+    manifest = begun_by(load_manifest(run_file), me)
     _check_data(settings, manifest.data)
     approval.check(manifest)
     return run_file, manifest

@@ -17,7 +17,8 @@ from p2pdiloco.config.manifest import Name
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
-from p2pdiloco.core.api.reasons import ProbeRefusal, PullRefusal, Verdict
+from p2pdiloco.core.api.papers import Admission, Grant
+from p2pdiloco.core.api.reasons import AdmissionFault, ProbeRefusal, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
     MAX_WATERMARKS,
@@ -33,7 +34,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import SignedPartial, SignedVersion
 from p2pdiloco.credits import LATEST_S
-from p2pdiloco.daemon.papers import Admission, AdmissionFault, Grant, Notice
+from p2pdiloco.daemon.notice import Notice
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal

@@ -47,7 +47,6 @@ from p2pdiloco.demo.swarm import (
 )
 from p2pdiloco.demo.verdict import DemoSummary, Kill
 from p2pdiloco.errors import StorageError, UserError, clean, install_hint
-from p2pdiloco.tasks.registry import render_toml
 
 EXIT_VERDICT = 1
 EXIT_INTERRUPTED = 130
@@ -142,14 +141,13 @@ class Demo:
     # --- before ------------------------------------------------------------------------------------------
 
     def _prepare(self) -> tuple[Judge, float]:
-        """run.toml with a schedule that fits this machine, and the loss of version 0."""
+        """A schedule that fits this machine, and the loss of version 0."""
         settings, manifest = self._settings, self._manifest
         judge = Judge(manifest)
         loss_before = judge.loss_at_version_0()
         step_time_s = judge.step_time_s()
         steps = schedule_steps(step_time_s, settings.seconds, settings.nodes)
         self._manifest = with_schedule(manifest, steps, settings.nodes)
-        (self._folder / "run.toml").write_text(render_toml(self._manifest), encoding="utf-8")
         self._screen.note(
             f"an inner step takes {step_time_s * 1000:.0f} ms here: schedule for {steps} of each node"
         )

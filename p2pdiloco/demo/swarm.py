@@ -29,12 +29,13 @@ from msgspec import Struct
 from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import with_seats
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
 from p2pdiloco.demo.guard import Guard
 from p2pdiloco.errors import P2PDilocoError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.lifeline import save_takes_s
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import render_toml, task_of
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 BASE = ("--listen", LISTEN, "--log", "text")
@@ -197,11 +198,11 @@ class Swarm:
         temporary: bool = False,
         min_step_s: float = 0.0,
     ) -> None:
-        """`run_file`: of the `manifest`. `temporary`: the folder goes even if we are killed. `min_step_s`: of
-        every node's learner.
+        """`run_file`: where the `manifest` is written, with a seat for each of these nodes. `temporary`: the
+        folder goes even if we are killed. `min_step_s`: of every node's learner.
 
         Raises:
-            StorageError: a data folder cannot be made.
+            StorageError: a data folder cannot be made, or the file not be written.
         """
         self._folder = folder
         self.leave_s = LEAVE_S + save_takes_s(sum(spec.numel for spec in task_of(manifest).specs()))
@@ -216,6 +217,11 @@ class Swarm:
         self.nodes: list[SwarmNode] = []
         for _ in range(nodes):
             self.add_node()
+        seated = with_seats(manifest, [node.peer for node in self.nodes])
+        try:
+            run_file.write_text(render_toml(seated), encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{run_file}: cannot be written: {error.strerror}") from error
 
     def add_node(self) -> SwarmNode:
         """One more node, with a folder and an identity of its own; not started yet. Raises: StorageError."""

@@ -114,6 +114,16 @@ def contribution_reach(
     return weight * min(1.0, inner_steps / period)
 
 
+def open_factor(seats: Iterable[float], others: Iterable[float], share: float) -> float:
+    """Compute the factor of the weights of contributions without a seat, so that all of them together have at
+    most `share` of a merge; 1 where no seat is in it. `seats`, `others`: weights of both kinds."""
+    beside, alone = math.fsum(seats), math.fsum(others)
+    if share >= 1.0 or not beside:
+        return 1.0
+    most = share / (1.0 - share) * beside
+    return most / alone if alone > most else 1.0
+
+
 class Lengths(Struct, frozen=True):
     """Lengths (L2) of a pseudo-gradient: of its pieces, in their order, and of the whole."""
 
@@ -140,8 +150,10 @@ class Accumulator:
         period: int,
         storage: Tensor | None = None,
         limits: MergeLimits = NO_LIMITS,
+        open_share: float = 1.0,
     ) -> None:
-        self.layout = layout
+        """`open_share`: of a merge, that all contributions without a seat have at most."""
+        self.layout, self._open_share = layout, open_share
         self._period, self._limits, self._longest = period, limits, limits.longest
         self.weight = 0.0
         """Sum of w."""
@@ -168,16 +180,18 @@ class Accumulator:
         inner_steps: int,
         trust: int = FULL_TRUST,
         lengths: Lengths | None = None,
+        factor: float = 1.0,
     ) -> None:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept. `lengths`: if they were measured.
+        `factor`: of its weight (`open_factor`).
 
         Raises:
             Unsound: "implausible-tokens" (see `contribution_weight`), "out-of-range" (absurdly long).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
         most_tokens = self._limits.most_tokens
-        weight = contribution_weight(tokens, inner_steps, most_tokens, trust)
-        reach = contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
+        weight = factor * contribution_weight(tokens, inner_steps, most_tokens, trust)
+        reach = factor * contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
         lengths = lengths or self.measure(delta)
         shown = self._cut(lengths.whole)
         pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
@@ -199,6 +213,11 @@ class Accumulator:
         else:
             scale(delta[part], factor, out=self.sums[part])
 
+    def factors(self, parts: Iterable[Work]) -> list[float]:
+        """Compute the factor of each contribution to a merge (`open_factor`). Raises: see
+        `contribution_weight`."""
+        return open_factors(parts, self._limits.most_tokens, self._open_share)
+
     def measure(self, delta: Tensor) -> Lengths:
         """Measure a pseudo-gradient, fp32 [layout.numel]."""
         return Lengths.of(delta, self._slices)
@@ -207,8 +226,8 @@ class Accumulator:
         self, lengths: Sequence[float], inner_steps: Sequence[int], votes: Sequence[bool] = ()
     ) -> None:
         """Cut what comes by what is usual among contributions of these lengths, too, if the limits say so:
-        the lower median of those whose learners vote, or of all (`core.api.versions.references`), each as if
-        it was of H inner steps. Those without any length are no measure."""
+        the lower median of those whose learners have seats (`core.api.versions.references`), each as if it
+        was of H inner steps. Those without any length are no measure."""
         steps = (min(1.0, each / self._period) for each in inner_steps)
         rows = zip(lengths, steps, votes or [False] * len(lengths), strict=True)
         there = [(length / math.sqrt(share), vote) for length, share, vote in rows if length > 0]
@@ -260,8 +279,8 @@ class Accumulator:
 # Pseudo-gradients of honest learners are nearly orthogonal, but each has some of the direction that all
 # share. So the median of a contribution's cosines to all others is much the same for all who are honest,
 # whatever a minority does: liars that agree with each other are no majority of anybody's others. A score is
-# that median, as a multiple of the round's median of it. Strangers can be a majority, so the others are those
-# that vote, where three or more do.
+# that median, as a multiple of the round's median of it. Strangers can be a majority, so the others are
+# seats; where there are fewer than three of them nothing is measured.
 #
 # Cosines are taken on a sample of blocks. What draws it is not known before all contributions are in, so that
 # nobody can be honest there and lie elsewhere. Whoever has the contributions finds the same scores: samples
@@ -320,9 +339,10 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
 
 def scores(samples: Sequence[Tensor], votes: Sequence[bool] = ()) -> list[int]:
     """Compute the score of every contribution by their samples; `UNMEASURED` for all, where there are too
-    few, and `UNCLEAR`, where not even most of them agree. `votes`: whose learners vote (nobody's): they are
-    the others with whom all are compared, where enough do (`core.api.versions.references`)."""
-    if len(samples) < FEWEST_REFERENCES:
+    few, and `UNCLEAR`, where not even most of them agree. `votes`: whose learners have seats (nobody's):
+    they are the others with whom all are compared (`core.api.versions.references`)."""
+    asked = references(range(len(samples)), votes or [False] * len(samples))
+    if not asked:
         return [UNMEASURED] * len(samples)
     rows = torch.stack([_whole(sample) for sample in samples])
     products = [[int(each) for each in row] for row in (rows @ rows.T).tolist()]
@@ -331,7 +351,6 @@ def scores(samples: Sequence[Tensor], votes: Sequence[bool] = ()) -> list[int]:
         [_cosine(each, one * other) for each, other in zip(row, squares, strict=True)]
         for row, one in zip(products, squares, strict=True)
     ]
-    asked = references(range(len(samples)), votes or [False] * len(samples))
     medians = [median(row[other] for other in asked if other != n) for n, row in enumerate(cosines)]
     usual = median(medians[n] for n in asked)
     if not usual * math.sqrt(rows.shape[1]) > NOISE:
@@ -361,9 +380,20 @@ WEIGHT_TOLERANCE = 1e-9
 does not tell."""
 
 
-Work = tuple[int, int] | tuple[int, int, int]
-"""Tokens, inner steps and trust weight of a contribution: of one that is trusted in full, where it is left
-out."""
+Work = tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, bool]
+"""Tokens, inner steps and trust weight of a contribution, and whether its learner has a seat: of one that is
+trusted in full, and has none, where these are left out."""
+
+
+def open_factors(parts: Iterable[Work], most_tokens: int, share: float) -> list[float]:
+    """Compute the factor of each weight in a merge (`open_factor`). Raises: see `contribution_weight`."""
+    weights = [
+        (contribution_weight(tokens, steps, most_tokens, *rest[:1]), bool(rest[1:] and rest[1]))
+        for tokens, steps, *rest in parts
+    ]
+    seats, others = ([weight for weight, seat in weights if seat is is_seat] for is_seat in (True, False))
+    factor = open_factor(seats, others, share)
+    return [1.0 if seat else factor for _, seat in weights]
 
 
 class PartialSums(Struct, frozen=True):
@@ -450,23 +480,28 @@ def check_partial(
     period: int,
     storage: Tensor | None = None,
     limits: MergeLimits = NO_LIMITS,
+    factors: Sequence[float] = (),
 ) -> None:
-    """Judge a partial merge against its label: `work` has (tokens, inner steps, trust weight) of every
-    contribution, `period` is H, `limits` are the label's; `storage`: see `decode_partial`.
+    """Judge a partial merge against its label: `work` has every contribution, `period` is H, `limits` are the
+    label's, `factors` those of the weights (1); `storage`: see `decode_partial`.
 
     Raises:
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
             contributions' weights) or "wrong-count".
     """
     found, work = decode_partial(layout, payload, storage, limits.longest), list(work)
-    most_tokens = limits.most_tokens
-    weights = [contribution_weight(tokens, steps, most_tokens, *trust) for tokens, steps, *trust in work]
+    most_tokens, times = limits.most_tokens, factors or [1.0] * len(work)
+    weights = [
+        factor * contribution_weight(tokens, steps, most_tokens, *rest[:1])
+        for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
+    ]
     if found.contributions != len(weights):
         raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
     if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
         raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
     reach = math.fsum(
-        contribution_reach(tokens, steps, period, most_tokens, *trust) for tokens, steps, *trust in work
+        factor * contribution_reach(tokens, steps, period, most_tokens, *rest[:1])
+        for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
     )
     if not math.isclose(found.reach, reach, rel_tol=WEIGHT_TOLERANCE):
         raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
@@ -602,7 +637,7 @@ class Input(NamedTuple):
     mean: Mean | None = None
     """Agreement of its learner so far, which gives the trust weight with the score that is found here."""
     votes: bool = False
-    """True: its learner votes, and it may be a measure of all (`core.api.versions.references`)."""
+    """True: its learner has a seat, and it is a measure of all (`core.api.versions.references`)."""
 
 
 Given = (
@@ -692,11 +727,19 @@ def _add_inputs(
     faults: dict[int, Unsound] = {}
     votes = [each.votes for each in inputs]
     accumulator.compare(found.lengths, [each.inner_steps for each in inputs], votes)
+    trusts = [
+        each.trust if each.mean is None else each.mean.trust(score)
+        for each, score in zip(inputs, found.scores, strict=True)
+    ]
+    work = [(e.tokens, e.inner_steps, trust, e.votes) for e, trust in zip(inputs, trusts, strict=True)]
+    sound = [each if can_be_weighed(each[0], each[1]) else (1, 1, 1, False) for each in work]
+    factors = accumulator.factors(sound)  # what cannot be weighed is found below, and then there is no merge
     for index, each in enumerate(inputs):
-        trust = each.trust if each.mean is None else each.mean.trust(found.scores[index])
         decode_contribution(codec, each.payload, scratch)
         try:
-            accumulator.add(scratch, each.tokens, each.inner_steps, trust, lengths[index])
+            accumulator.add(
+                scratch, each.tokens, each.inner_steps, trusts[index], lengths[index], factors[index]
+            )
         except Unsound as error:
             faults[index] = error
     return faults

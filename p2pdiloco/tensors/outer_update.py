@@ -101,8 +101,9 @@ class UpdateMaker:
         delta: Tensor,
         decoded: Tensor,
         sums: Tensor,
+        open_share: float = 1.0,
     ) -> None:
-        self._layouts, self._period = layouts, period
+        self._layouts, self._period, self._open_share = layouts, period, open_share
         self._contribution, self._update = contribution, update
         self._delta, self._decoded, self._sums = delta, decoded, sums
 
@@ -134,7 +135,7 @@ class UpdateMaker:
     ) -> tuple[Accumulator, Findings]:
         """Add contributions up, then partials, in the given order. Raises: as `tensors.merge.add_up`."""
         layout = self._layouts[fragment]
-        accumulator = Accumulator(layout, self._period, self._sums, limits)
+        accumulator = Accumulator(layout, self._period, self._sums, limits, self._open_share)
         scratch = self._delta[: layout.numel]
         return accumulator, add_up(accumulator, self._contribution, inputs, partials, scratch, seed)
 
@@ -623,7 +624,14 @@ def merge_answer() -> str:
         maker = UpdateMaker((layout,), 24, codec, codec, delta, decoded, sums)
         faint = (_FAINT_BLOCK, _FAINT_BLOCK, _FAINT_BLOCK, layout.numel)
         inputs = [
-            (_contribution(codec, layout.numel, n, faint[n]), 100 * (n + 1), 20 + 3 * n, 64 - 20 * n)
+            (
+                _contribution(codec, layout.numel, n, faint[n]),
+                100 * (n + 1),
+                20 + 3 * n,
+                64 - 20 * n,
+                None,
+                True,
+            )
             for n in range(4)
         ]
         partial = maker.remake_partial(0, inputs, _LIMITS, b"known")

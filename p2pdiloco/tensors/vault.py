@@ -33,6 +33,7 @@ from p2pdiloco.tensors.merge import (
     check_magnitude,
     check_partial,
     encode_partial,
+    open_factors,
     parts_of,
 )
 from p2pdiloco.tensors.outer_update import (
@@ -86,12 +87,15 @@ class Vault:
         contribution_codec: str,
         update_codec: str,
         keep_in_flight: float = 1.0,
+        open_share: float = 1.0,
     ) -> None:
-        """Make a vault without a version. `period` is H, `keep_in_flight` is rho."""
+        """Make a vault without a version. `period` is H, `keep_in_flight` is rho. `open_share`: of a merge,
+        that all contributions without a seat have at most."""
         self.layouts = tuple(
             layout.in_plain_mean() if outer.merge == "mean" else layout for layout in layouts
         )
         self._outer, self._period, self._rho = outer, period, keep_in_flight
+        self._open_share = open_share
         self._contribution, self._update = codec(contribution_codec), codec(update_codec)
         self._states = [FragmentState(layout.numel) for layout in self.layouts]
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
@@ -111,6 +115,7 @@ class Vault:
             self._delta,
             self._decoded,
             self._sums,
+            open_share,
         )
 
     @classmethod
@@ -124,6 +129,7 @@ class Vault:
             codecs.contribution,
             codecs.update,
             sync.keep_in_flight,
+            manifest.weight.open_share,
         )
 
     # --- committed state ---------------------------------------------------------------------------------
@@ -223,7 +229,9 @@ class Vault:
         limits: MergeLimits = NO_LIMITS,
     ) -> None:
         """Judge a group's partial merge on receipt: see `tensors.merge.check_partial`."""
-        check_partial(self.layouts[fragment], payload, work, self._period, self._delta, limits)
+        parts = list(work)
+        factors = open_factors(parts, limits.most_tokens, self._open_share)
+        check_partial(self.layouts[fragment], payload, parts, self._period, self._delta, limits, factors)
 
     def merge_partial(
         self,

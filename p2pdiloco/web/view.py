@@ -776,8 +776,8 @@ def forecast(
 
 
 def join_view(run: PublishedRun, addresses: Sequence[str]) -> JoinView:
-    """Make it of the addresses of whoever shows the page."""
-    if not addresses:
+    """Make it of the addresses of whoever shows the page; of a run that is not open nobody joins by these."""
+    if not addresses or run.manifest.admission.mode != "open":
         return JoinView()
     try:
         link = link_of(run, addresses)

@@ -39,7 +39,7 @@ from p2pdiloco.core.api.types import (
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status, encode_status
-from p2pdiloco.daemon.papers import (
+from p2pdiloco.daemon.notice import (
     INVITE,
     SUM_BYTES,
     Invite,

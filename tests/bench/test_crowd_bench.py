@@ -36,7 +36,7 @@ CALM = CrowdSeen(
     ended=0,
     forged=(),
     weight_share=0.0,
-    votes_share=0.0,
+    seats_share=0.0,
 )
 BAD = {
     "parameters": {"forged": ("0/1017",)},
@@ -158,7 +158,7 @@ async def test_a_rider_sends_the_newest_update_with_noise_and_marks_what_was_mer
     part = Contributor(me.id, again.header.stamp, 1, 1, votes=True)
     merged = SignedVersion(msgspec.structs.replace(header, contributors=(part,)), b"")
     assert me.take_in(merged) and not me.take_in(merged)
-    assert me.merged == {0: Stamp(1, 2)} and me.votes_in == {0}
+    assert me.merged == {0: Stamp(1, 2)} and me.seats_in == {0}
 
 
 async def test_a_rider_votes_once_a_term_and_not_when_it_is_mute(rider: tuple[Crowd, Rider, Line]) -> None:
@@ -178,7 +178,7 @@ async def test_crowds_do_what_their_kind_says(work: CrowdWork) -> None:
     mutes = Mutes(work)
     assert not mutes.many_enough()
     for one in mutes.riders:
-        one.votes_in = {at.index for at in mutes.fragments}
+        one.merged = {at.index: Stamp(1, 1) for at in mutes.fragments}
     assert mutes.many_enough()
     await mutes.strike()
     assert all(one.mute for one in mutes.riders)

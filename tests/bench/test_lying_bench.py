@@ -77,7 +77,7 @@ def test_a_refused_contribution_is_left_out_and_a_long_one_is_cut() -> None:
     manifest = Setting(model="pico", learners=2, inner_steps=4, codec="fp32").manifest()
     swarm = Virtual(manifest, 2, Circumstances())
     try:
-        run = MergedRun(manifest, swarm.global_state, 1 / 3)
+        run = MergedRun(manifest, swarm.global_state, 1 / 3, "abc")
         numel, longest = swarm.layouts[0].numel, run.limits(0).longest
         deltas = {"a": torch.ones(numel) / 1000, "b": torch.ones(numel), "c": torch.ones(numel)}
         deltas["b"] *= 2 * longest / float(deltas["b"].norm())
@@ -96,7 +96,7 @@ def test_a_version_of_few_has_the_limits_of_production() -> None:
     manifest = Setting(model="pico", learners=4, inner_steps=4, codec="fp32").manifest()
     swarm = Virtual(manifest, 4, Circumstances())
     try:
-        run = MergedRun(manifest, swarm.global_state, 1 / 3)
+        run = MergedRun(manifest, swarm.global_state, 1 / 3, "abcd")
         numel = swarm.layouts[0].numel
         for learners in ("abcd", "abcd", "abcd", "a"):
             common = torch.randn(numel, generator=generator)

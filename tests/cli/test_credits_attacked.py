@@ -24,7 +24,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Neighbourhood(tmp_path) as hood:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
         one = await hood.member("one", genesis=True, keep_history=True)
         two = await hood.member("two")
         await hood.round(one, two)
@@ -62,7 +62,7 @@ class Boaster(Liar):
 async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path) as hood:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
         one = await hood.member("one", genesis=True, keep_history=True)
         two = await hood.member("two")
         await hood.round(one, two)
@@ -91,7 +91,7 @@ async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
 async def test_whom_a_person_names_outweighs_many_that_come_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path) as hood:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
         one = await hood.member("one", genesis=True, keep_history=True)
         two = await hood.member("two")
         await hood.round(one, two)
@@ -131,7 +131,7 @@ async def test_a_keeper_that_gives_a_row_at_a_time_for_ever_is_asked_once(
 async def test_one_keeper_of_three_that_tells_more_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path) as hood:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
         one = await hood.member("one", genesis=True, keep_history=True)
         two = await hood.member("two", keep_history=True)
         await hood.round(one, two)

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 from deadlines import within_s
+from msgspec import structs
 
 from p2pdiloco import __version__
+from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.config.presets import TRIED, for_run
+from p2pdiloco.config.manifest import AdmissionSection, Manifest
+from p2pdiloco.config.presets import TRIED, for_run, with_seats
 from p2pdiloco.config.settings import (
     ANY_ADDRESS,
     BootstrapSettings,
@@ -25,7 +28,7 @@ from p2pdiloco.config.settings import (
     NodeSettings,
     StatusSettings,
 )
-from p2pdiloco.daemon.papers import Invite, encode_invite, grant
+from p2pdiloco.daemon.notice import Invite, encode_invite, grant
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 
@@ -216,7 +219,12 @@ def test_run_new_then_check(
     monkeypatch.chdir(tmp_path)
     assert cli_main.run(["run", "new", "shakespeare", "--preset", "small"]) == 0
     assert capfd.readouterr().out == "run.toml\n"
-    assert load_manifest(Path("run.toml")) == for_run("small", "shakespeare")
+    me = own_peer(NodeSettings().data_dir.expanduser())
+
+    def seated(manifest: Manifest) -> Manifest:
+        return with_seats(structs.replace(manifest, admission=AdmissionSection(mode="invite")), [me])
+
+    assert load_manifest(Path("run.toml")) == seated(for_run("small", "shakespeare"))
     assert cli_main.run(["run", "check", "run.toml"]) == 0
     said = capfd.readouterr()
     assert 'run "shakespeare", causal-lm, 10.7 M parameters' in said.out
@@ -236,7 +244,7 @@ def test_run_new_then_check(
     assert "run.toml: exists already" in capfd.readouterr().err
     assert load_manifest(Path("run.toml")).run.name == "shakespeare"
     assert cli_main.run(["run", "new", "other", "--force", "--seed", "9"]) == 0
-    assert load_manifest(Path("run.toml")) == for_run("tiny", "other", seed=9)
+    assert load_manifest(Path("run.toml")) == seated(for_run("tiny", "other", seed=9))
     assert (
         cli_main.run(["run", "new", "other", "--force", "--length", "demo", "--expected-members", "16"]) == 0
     )
@@ -255,6 +263,36 @@ def test_run_new_then_check(
         assert cli_main.run(["run", "new", "other", "--force", "--admission", mode]) == 0
         said = capfd.readouterr().err
         assert ("the first one, too; " in said and "p2pdiloco admit other PEER" in said) == shown
+        assert ("all of them together have 25% of each merge" in said) == (mode == "open")
+    assert cli_main.run(["run", "new", "other", "--force", "--open"]) == 0
+    assert load_manifest(Path("run.toml")).admission.mode == "open"
+
+
+PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(3)]
+SEATS: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((), ""),
+    (("--seat", PEERS[0], "--seat", PEERS[1]), ""),
+    (("--seat", PEERS[0][:-1]), "is not the id of a peer"),
+    (("--seat", PEERS[0], "--seat", PEERS[0]), ""),
+)
+"""Flags of `run new`, and what it says of a mistake."""
+
+
+@pytest.mark.parametrize(("flags", "words"), SEATS)
+def test_the_node_of_the_folder_has_the_first_seat_and_named_peers_the_next_ones(
+    flags: tuple[str, ...], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, node = tmp_path / "run.toml", tmp_path / "node"
+    new = ["run", "new", "x", "--preset", "micro", "--data-dir", str(node), "--out", str(out), *flags]
+    assert cli_main.run(new) == (2 if words else 0)
+    assert words in capfd.readouterr().err
+    if words:
+        assert not out.exists() and not node.exists()
+        return
+    me = Identity.load_or_create(node / "identity.key").peer_id
+    assert load_manifest(out).admission.seats == (me, *dict.fromkeys(flags[1::2]))
+    assert cli_main.run(["run", "check", str(out)]) == 0
+    assert f"seats at the start: {me}" in capfd.readouterr().out
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:

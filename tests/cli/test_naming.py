@@ -9,8 +9,8 @@ import pytest
 
 from p2pdiloco.cli import owner_notice
 from p2pdiloco.cli.owner_commands import COMMANDS
-from p2pdiloco.cli.owner_notice import ENDING, SURE_ENDING, InviteEnd, PeerChange, ReachedPeers
-from p2pdiloco.daemon.papers import Notice
+from p2pdiloco.cli.owner_notice import ENDING, SURE_ENDING, InviteEnd, PeerChange, ReachedPeers, with_word
+from p2pdiloco.daemon.notice import Notice
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 
@@ -101,7 +101,7 @@ def test_whoever_revokes_is_asked_as_whoever_bans(
 
 def test_the_commands_that_ask_take_yes() -> None:
     asking = [command for command in COMMANDS if command.name != "vouch"]
-    assert len(asking) == 5
+    assert len(asking) == 6
     for command in asking:
         assert "yes" in {parameter.name for parameter in command.params}, command.name
 
@@ -129,3 +129,26 @@ def test_a_ban_is_taken_back_by_id_ending_or_a_name_that_is_known() -> None:
         assert unban(word, NAMES).banned == (ANN,)
     for word in ("…" + BOB[-ENDING + 1 :], "…" * ENDING, "", "eve", EVE):
         assert f"{BOB}, {ANN}; no member remembers such a name" in refused(unban, word, NAMES)
+
+
+SEAT_CHANGES = (
+    (PeerChange("ban", "banned", BOB, True, True, seated=False), (BOB, False, "")),
+    (PeerChange("unban", "banned", BOB, False, True), None),
+    (PeerChange("admit", "members", BOB, True, True, seated=True), (BOB, True, "")),
+    (PeerChange("dismiss", "members", BOB, False, True, seated=False), (BOB, False, "")),
+    (PeerChange("seat", "", BOB, True, True, seated=True), (BOB, True, "")),
+    (PeerChange("seat", "", BOB, True, True, seated=True, replaces=EVE), (BOB, True, EVE)),
+    (PeerChange("end the seat of", "", BOB, True, True, seated=False), (BOB, False, "")),
+    (InviteEnd(BOB, "", True), (BOB, False, "")),
+)
+"""Change of a notice, and its word on a seat: peer, whether it is seated, in whose place."""
+
+
+@pytest.mark.parametrize(("change", "word"), SEAT_CHANGES)
+def test_a_notice_has_one_word_on_a_peers_seat(
+    change: PeerChange | InviteEnd, word: tuple[str, bool, str] | None
+) -> None:
+    before = Notice("ab" * 32, 1, banned=(BOB,), members=(BOB,))
+    before = with_word(with_word(before, ANN, True), BOB, word is None)
+    found = change.make(before, ReachedPeers([], NAMES, set()))
+    assert [(w.peer, w.seated, w.replaces) for w in found.seats] == [(ANN, True, ""), word or (BOB, True, "")]

@@ -111,6 +111,14 @@ def test_ways_to_go_exclude_each_other(tmp_path: Path) -> None:
     assert done.exit_code and "exclude each other" in str(done.exception)
 
 
+def test_a_seat_is_given_or_ended(tmp_path: Path) -> None:
+    peer, folder = Identity.generate().peer_id, ("--data-dir", str(tmp_path))
+    both = CliRunner().invoke(cli, ["seat", "any", peer, "--end", "--replace", peer, *folder])
+    assert both.exit_code and "exclude each other" in str(both.exception)
+    none = CliRunner().invoke(cli, ["seat", "any", peer, "--replace", "bob", *folder])
+    assert none.exit_code and '"bob" is not the id of a peer' in str(none.exception)
+
+
 # Which node an owner vouches by: one of the owner's own, or one that the owner names.
 
 BOOTSTRAP, OWN, STRANGER = (Identity.from_seed(bytes([i]) * 32).peer_id for i in range(3))

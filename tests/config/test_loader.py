@@ -390,3 +390,33 @@ def test_an_architecture_of_transformers_is_looked_at_by_its_config() -> None:
     assert "1256 token ids, and bytes has 256: 0.2 M parameters" in unreached_rows(hub)
     for text in ("[]", "{", json.dumps({"vocab_size": "many"}), "[" * 100_000):
         assert unreached_rows(msgspec.structs.replace(GPT2, model={"config": text})) == ""
+
+
+# Seats of version 0.
+
+SEATED = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2)]
+WRONG_SEATS = (
+    ([SEATED[0][:-1]], "a peer id"),
+    (["12D3KooW" + "0" * 44], "a peer id"),
+    ([SEATED[0], SEATED[0]], "must not name a peer twice"),
+    (["12D3KooW" + "1" * 44] * 1025, "an array, each item a peer id"),
+)
+
+
+def test_seats_are_in_the_id_of_a_run_only_where_there_are_any() -> None:
+    plain = PRESETS["micro"]
+    seated = presets.with_seats(plain, SEATED)
+    assert b"seats" not in canonical_bytes(plain) and b"seats" in canonical_bytes(seated)
+    assert manifest_from_canonical(canonical_bytes(seated)) == seated
+    assert presets.begun_by(plain, SEATED[1]).admission.seats == (SEATED[1],)
+    assert presets.begun_by(seated, SEATED[1]) == seated
+
+
+@pytest.mark.parametrize(("seats", "words"), WRONG_SEATS)
+def test_seats_are_peers_and_each_is_named_once(seats: list[str], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    text = render_toml(PRESETS["micro"])
+    assert text.count("\nseats = []\n") == 1
+    path.write_text(text.replace("\nseats = []\n", f"\nseats = {json.dumps(seats)}\n"))
+    with pytest.raises(ConfigError, match=words):
+        load_manifest(path)

@@ -155,7 +155,8 @@ def test_a_folder_that_is_named_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
             # Libraries keep what they fetch there, and not in a folder called "~".
             assert Path.home() == tmp_path / settings.data_dir
     monkeypatch.delenv("HOME", raising=False)
-    assert run(["run", "new", "x", "--preset", "micro"]) == 0 and run(["run", "check", "run.toml"]) == 0
+    new = ["run", "new", "x", "--preset", "micro", "--data-dir", "node"]
+    assert run(new) == 0 and run(["run", "check", "run.toml"]) == 0
 
 
 @pytest.mark.usefixtures("homeless")
@@ -168,6 +169,7 @@ def test_a_folder_that_is_named_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
         ("invite", "x"),
         ("ban", "x", "y"),
         ("can-join", "x"),
+        ("run", "new", "x"),
         ("export", "--data-dir", "~/x", "--out", "y"),
         ("status", "--data-dir", "~/x"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from core_swarm import Swarm
-from kit import RUN, config, digest, genesis, sign, signed_part
+from kit import OF_SWARM, RUN, config, digest, genesis, sign, signed_part
 from partials_kit import partials_of
 from scenes import next_part
 
@@ -23,7 +23,12 @@ class Above:
     """A member with a seat above the leaves, in office there or not, and another group's syncer."""
 
     def __init__(self, holding: bool = True, **run: Any) -> None:
-        groups = {"genesis_versions": (genesis(0, 3),), "group_size": 2, "term_versions": 20}
+        groups = {
+            "genesis_versions": (genesis(0, 3),),
+            "group_size": 2,
+            "term_versions": 20,
+            "seats": OF_SWARM[:6],
+        }
         self.swarm = swarm = Swarm(config(**(groups | run)))
         for index in range(6):
             swarm.join(f"m{index}", genesis=index == 0)
@@ -33,7 +38,7 @@ class Above:
         self.core, self.seat, self.child, self.sender = next(
             (member.core, seat, child, peer)
             for member in swarm.members.values()
-            for seat in member.core.fragments[0].seats.taken[1:]
+            for seat in member.core.fragments[0].posts.taken[1:]
             if seat.office.holding == holding and isinstance(seat.electorate, UpperElectorate)
             for child, peer in sorted(seat.electorate.holders(swarm.now).items())
             if peer != member.peer
@@ -44,7 +49,7 @@ class Above:
         """The next contributions of all learners of that group."""
         assert isinstance(self.seat.electorate, UpperElectorate)
         header, shared = self.chain.header, self.core.shared
-        leaves = shared.roster.leaves(RUN, 0, header.epoch, header.groups)
+        leaves = shared.listing.leaves(RUN, 0, header.epoch, header.groups)
         learners = sorted(
             peer for leaf in self.seat.electorate.children[group or self.child] for peer in leaves[leaf]
         )

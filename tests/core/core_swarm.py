@@ -12,7 +12,7 @@ from kit import STEP_S, digest, restored_nothing
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.reasons import FetchFailure
-from p2pdiloco.core.api.versions import Roster, SignedPartial, SignedVersion
+from p2pdiloco.core.api.versions import MemberList, SignedPartial, SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 
@@ -58,7 +58,7 @@ class Swarm:
 
     def list_members(self) -> None:
         """The DHT lists those that are here."""
-        roster = Roster(tuple((name, 1) for name in self.members))
+        roster = MemberList(tuple((name, 1) for name in self.members))
         for name in self.members:
             self._queue.append((name, ev.PresenceSeen(roster)))
 

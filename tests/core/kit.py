@@ -13,6 +13,7 @@ from p2pdiloco.core import chain
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
+from p2pdiloco.core.api.papers import Admission, Grant, Word, paper_bytes
 from p2pdiloco.core.api.types import (
     NEVER,
     WHOLE_RUN,
@@ -29,8 +30,8 @@ from p2pdiloco.core.api.types import (
     Wire,
     signed_bytes,
 )
-from p2pdiloco.core.api.versions import Roster, SignedVersion, VersionHeader, in_a_version
-from p2pdiloco.core.chain import Chain, Marks, marks_of
+from p2pdiloco.core.api.versions import MemberList, SignedVersion, VersionHeader, in_a_version
+from p2pdiloco.core.chain import Chain, Marks, founding, marks_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
 from p2pdiloco_lab.simulation.lineage import HashCrypto
@@ -39,6 +40,10 @@ RUN = "run"
 STEP_S = 0.1
 FIRST = Stamp(1, 1)
 Found = TypeVar("Found")
+SEATS = ("me", *(f"p{n}" for n in range(1, 5)))
+"""Founding seats of hand-made runs, in the order of places. Whoever is to have none has another name."""
+OF_SWARM = tuple(f"m{index}" for index in range(40))
+"""Members of swarms, who are given the founding seats."""
 
 
 def restored_nothing(config: CoreConfig) -> Restored:
@@ -89,6 +94,7 @@ def config(fragments: int = 1, timing: dict[str, float] | None = None, **changes
         "genesis_versions": tuple(genesis(f) for f in range(fragments)),
         "max_payload_bytes": (1000,) * fragments,
         "timing": Timing(**(timing or {})),
+        "seats": SEATS,
     }
     return CoreConfig(**(values | changes))
 
@@ -97,10 +103,14 @@ TABLES: dict[bytes, Marks] = {}
 """Watermarks of the versions that `child` made, by their headers' digests."""
 
 
-def chain_to(parent: VersionHeader) -> Chain:
+def marks_at(parent: VersionHeader, seats: tuple[str, ...] = SEATS) -> Marks:
+    """The table of this version; that of version 0 has these founding seats."""
+    return TABLES.get(parent.digest()) or (marks_of(()) if parent.number else founding(seats))
+
+
+def chain_to(parent: VersionHeader, seats: tuple[str, ...] = SEATS) -> Chain:
     """The chain that ends in this version."""
-    marks = TABLES.get(parent.digest())
-    return Chain((SignedVersion(parent, b""),), marks.table if marks else (), 64)
+    return Chain((SignedVersion(parent, b""),), marks_at(parent, seats).table, 64)
 
 
 def child(
@@ -110,18 +120,19 @@ def child(
     term: int = 1,
     by: str = "",
     group_size: int = 8,
+    seats: tuple[str, ...] = SEATS,
     **odd: Any,
 ) -> SignedVersion:
     """A rightly signed next version, into which each learner's next stamp of its first life went. `by`:
-    somebody who signed for all learners."""
+    somebody who signed for all learners. `seats`: the founding ones, if the parent is version 0."""
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
-    before = TABLES.get(parent.digest(), marks_of(()))
-    given = [replace(p, votes=p.learner in before.voters) for p in odd.pop("contributors", parts)]
+    before, parent_chain = marks_at(parent, seats), chain_to(parent, seats)
+    given = [replace(p, votes=p.learner in before.seats) for p in odd.pop("contributors", parts)]
     unsigned = (
         replace(p, after=before.stamp(p.learner), trust=before.mean(p.learner).trust(p.score)) for p in given
     )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)
-    usual = chain.scale_after(chain_to(parent), merged, config(parent.fragment + 1))
+    usual = chain.scale_after(parent_chain, merged, config(parent.fragment + 1))
     values: dict[str, Any] = {
         "run": RUN,
         "group": WHOLE_RUN,
@@ -130,16 +141,16 @@ def child(
         "parent": parent.digest(),
         "term": term,
         "syncer": syncer,
-        "tokens": parent.tokens + sum(p.tokens for p in parts),
+        "tokens": usual.tokens,
         "state_digest": digest("state", parent.state_digest, learners),
         "update_digest": digest("update", parent.number + 1, learners),
         "update_bytes": 100,
         "codec": "bf16",
         "contributors": merged,
         "unit": usual.unit,
-        "limits": chain.limits_after(chain_to(parent), config(parent.fragment + 1)),
+        "limits": chain.limits_after(parent_chain, config(parent.fragment + 1)),
     }
-    marks = before.after(parent.number + 1, merged)
+    marks = before.after(parent.number + 1, merged, odd.get("papers", ()))
     plan = chain.plan_of(parent, config(parent.fragment + 1, group_size=group_size))
     values["partials"] = in_a_version(values["limits"], partials_of(plan, merged, values["limits"]))
     header = VersionHeader(**(values | {"table": marks.digest} | odd))
@@ -148,9 +159,8 @@ def child(
 
 
 def table(version: SignedVersion) -> tuple[Watermark, ...]:
-    """Watermarks of a version that `child` made."""
-    marks = TABLES.get(version.header.digest())
-    return marks.table if marks else ()
+    """Watermarks of a version that `child` made, or of version 0."""
+    return marks_at(version.header).table
 
 
 def branch(length: int, fragment: int = 0, syncer: str = "p1", **odd: Any) -> list[SignedVersion]:
@@ -196,6 +206,25 @@ def contribution(learner: str, base: Head, stamp: Stamp = FIRST, **odd: Any) -> 
     header = ContributionHeader(**(values | odd))
     unsigned = SignedContribution(header, b"")
     return SignedContribution(header, signed_part(unsigned.contributor(), header.fragment).signature)
+
+
+OWNER = "owner"
+"""Owner of runs that have one."""
+
+
+def word(peer: str, number: int = 1, seated: bool = True, replaces: str = "", by: str = OWNER) -> Word:
+    """A word of the owner, or of somebody else, on one seat."""
+    unsigned = Word(RUN, peer, number, seated, replaces)
+    return replace(unsigned, signature=HashCrypto(by).sign(paper_bytes(unsigned)))
+
+
+def admission(peer: str, key: str = "link", uses: int = 1, by: str = OWNER, signer: str = "") -> Admission:
+    """An admission by an invite's key. `by`: who signed the grant; `signer`: who signed the admission, if it
+    is not that key."""
+    grant = Grant(RUN, key, 0, uses, b"")
+    grant = replace(grant, signature=HashCrypto(by).sign(paper_bytes(grant)))
+    unsigned = Admission(grant, peer, b"")
+    return replace(unsigned, signature=HashCrypto(signer or key).sign(paper_bytes(unsigned)))
 
 
 def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
@@ -277,7 +306,7 @@ class Solo:
         found_on_disk = restored or restored_nothing(self.config)
         rng = random.Random(1)
         self.core = Core(self.config, me, incarnation, HashCrypto(me), rng, found_on_disk, genesis, self.now)
-        self.greeting = self.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*peers, me)))))
+        self.greeting = self.feed(ev.PresenceSeen(MemberList(tuple((p, 1) for p in (*peers, me)))))
         for peer in peers:
             self.greeting += self.hear(peer)
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from above import Above
 from core_swarm import Member, Swarm
-from kit import Solo, child, config, contribution, digest, found, genesis, signed_part
+from kit import OF_SWARM, Solo, child, config, contribution, digest, found, genesis, signed_part
 from scenes import copied, expels, one_round, shown_a_lie, syncer
 
 from p2pdiloco.core import syncer as inbox
@@ -289,7 +289,9 @@ class Below:
     """A syncer of a leaf group that offers its partial to the group above; no partial arrives anywhere."""
 
     def __init__(self, adds_up: bool = True) -> None:
-        self.swarm = swarm = Swarm(config(group_size=3, term_versions=20, genesis_versions=(genesis(0, 3),)))
+        self.swarm = swarm = Swarm(
+            config(group_size=3, term_versions=20, genesis_versions=(genesis(0, 3),), seats=OF_SWARM[:9])
+        )
         self.offers: list[tuple[Member, ev.Offer]] = []
         self.records: list[tuple[str, ev.Record]] = []
         for index in range(9):

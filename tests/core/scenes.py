@@ -12,7 +12,16 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.evidence import Accusation, FalseVersion, TwoVotes, short_of
 from p2pdiloco.core.api.reasons import MessageFault, Verdict
-from p2pdiloco.core.api.types import NEVER, UNMEASURED, Contributor, Head, Stamp, Watermark, table_digest
+from p2pdiloco.core.api.types import (
+    NEVER,
+    UNMEASURED,
+    Contributor,
+    Head,
+    Seat,
+    Stamp,
+    Watermark,
+    table_digest,
+)
 from p2pdiloco.core.api.versions import MergedPartial, SignedVersion
 from p2pdiloco.core.chain import Chain, marks_of
 
@@ -35,12 +44,17 @@ def syncer(
     peers: tuple[str, ...] = ("p1", "p2"),
     timing: dict[str, float] | None = None,
     founders: tuple[str, ...] = (),
+    idle: tuple[str, ...] = (),
     **run: Any,
 ) -> Solo:
     """We are the syncer, and calls were answered at once so far; our own learner does not run unless the
-    test starts it. `founders`: who votes by the chain from the start."""
+    test starts it. `founders`: who alone has a seat, and has worked, from the start; `idle`: who has one
+    beside them, and has not."""
     our_run = config(timing=timing, **run)
-    marks = tuple(Watermark(learner, NEVER, 0, merges=2, voter=1) for learner in founders)
+    marks = tuple(
+        Watermark(learner, NEVER, 0, merges=2 * (learner in founders), seat=Seat(place))
+        for place, learner in enumerate((*founders, *idle), 1)
+    )
     restored = Restored(fragments=(RestoredFragment(log=our_run.genesis_versions, watermarks=marks),))
     solo = Solo(our_run, peers, restored if founders else None, genesis=bool(founders))
     solo.fragment.context.shared.answer_time(0).add(0.0)
@@ -153,7 +167,7 @@ def next_part(chain: Chain, learner: str) -> Contributor:
     """That learner's next contribution, of H inner steps, as a syncer of this chain states it."""
     mark, mean = chain.marks.stamp(learner), chain.marks.mean(learner)
     stamp = Stamp(1, mark.sequence + 1)
-    trust, votes = mean.trust(UNMEASURED), learner in chain.marks.voters
+    trust, votes = mean.trust(UNMEASURED), learner in chain.marks.seats
     return Contributor(learner, stamp, 40, 4, mark, trust=trust, votes=votes)
 
 

@@ -36,7 +36,7 @@ from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp
-from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.syncer import ROOM
 from p2pdiloco_lab.simulation.lineage import HashCrypto
@@ -83,7 +83,7 @@ class Weather(RuleBasedStateMachine):
         self.tickets: set[int] = set()
         rng, crypto = random.Random(self.incarnation), HashCrypto("me")
         self.core = Core(CONFIG, "me", self.incarnation, crypto, rng, self.restored, True, self.now)
-        self.feed(ev.PresenceSeen(Roster(())))
+        self.feed(ev.PresenceSeen(MemberList(())))
 
     def number(self) -> int:
         self.numbers += 1
@@ -358,7 +358,7 @@ CORES = ("a", "b", "c")
 
 @pytest.fixture
 def swarm() -> Swarm:
-    swarm = Swarm(config(fragments=2, term_versions=2))
+    swarm = Swarm(config(fragments=2, term_versions=2, seats=("a", "b", "c", "d")))
     for peer in CORES:
         swarm.join(peer, genesis=peer == "a")
     swarm.run(5.0)

@@ -28,7 +28,6 @@ from kit import (
 from refusal_rows import ELSEWHERE, GROUP, LEAF, PAYLOAD, Below, Effects, too_many, unsound, verdicts
 from scenes import FORGED_STATEMENTS, due_again, expels, left_out, one_round, shown_a_lie, syncer
 
-from p2pdiloco.core import fork_choice
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import TwoVotes
@@ -255,8 +254,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
 
 
 @pytest.mark.parametrize("fault", VersionFault)
-def test_why_a_version_does_not_become_ours(fault: VersionFault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_choice, "FOUNDING_VERSIONS", -1)
+def test_why_a_version_does_not_become_ours(fault: VersionFault) -> None:
     effects = VERSIONS[fault]()
     assert not found(effects, ev.CommitVersion)
     told = [*reasons(effects, "fork"), *reasons(effects, "refusal"), *reasons(effects, "catchup")]
@@ -288,12 +286,12 @@ def two_are_being_saved() -> Effects:
     return asked(solo, 4)
 
 
-def has_not_worked() -> Effects:
-    """By our chain p1 and p2 vote; p3, who asks, was never merged."""
-    solo = Solo(peers=PEERS)
-    for version in branch(2, learners=("p1", "p2"))[1:]:
+def has_no_seat() -> Effects:
+    """s1, who asks, was merged, and has no seat."""
+    solo = Solo(peers=(*PEERS, "s1"))
+    for version in branch(2, learners=("p1", "s1"))[1:]:
         solo.announce(version)
-    return asked(solo, 1, "p3")
+    return asked(solo, 1, "s1")
 
 
 def newcomer() -> Effects:
@@ -334,7 +332,7 @@ def after(what: Callable[[Solo], object], term: int, candidate: str = "p1", **re
 
 def unheard_in_our_group() -> Effects:
     below = Below()
-    group = below.member.core.fragments[0].seats.leaf.name
+    group = below.member.core.fragments[0].posts.leaf.name
     request = msg.VoteRequest(group, 0, 9, below.member.core.fragments[0].chain.head, "open")
     return below.member.core.handle(ev.MessageReceived("stranger", request), below.swarm.now)
 
@@ -345,7 +343,7 @@ VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
     VoteRefusal.NO_DISK: full_disk,
     VoteRefusal.CATCHING_UP: newcomer,
     VoteRefusal.NOT_CONFIRMED: lambda: asked(Solo(peers=PEERS), 1, "stranger"),
-    VoteRefusal.NO_VOTER: has_not_worked,
+    VoteRefusal.NO_VOTER: has_no_seat,
     VoteRefusal.FAR_AHEAD: lambda: asked(Solo(peers=PEERS), 1 << 40),
     VoteRefusal.CERTIFIED: lambda: after(lambda solo: solo.elect("p2", 4), 4),
     VoteRefusal.VOTE_GIVEN: lambda: after(lambda solo: asked(solo, 5, "p2"), 5),

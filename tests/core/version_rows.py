@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kit import Solo, branch, child, config, found, genesis, table
+from kit import Solo, branch, child, config, found, genesis, table, word
 from scenes import A_PARTIAL
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.reasons import VersionFault
+from p2pdiloco.core.api.versions import SignedVersion
 
 Effects = list[ev.Effect]
 PEERS = ("p1", "p2", "p3", "p4")
@@ -20,17 +21,20 @@ def an_old_state() -> Effects:
     chain, solo = branch(9), Solo(peers=PEERS)
     solo.announce(chain[1])
     solo.announce(chain[2])
-    copy = found(solo.hear("p1", heads=(chain[9].header.head(),)), ev.FetchState)[0]
+    solo.hear("p1", heads=(chain[1].header.head(),))
+    solo.hear("p2", heads=(chain[1].header.head(),))
+    far = {"heads": (chain[9].header.head(),)}
+    copy = found(solo.hear("p1", **far) + solo.hear("p2", **far), ev.FetchState)[0]
     return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
 
 
 def of_a_stranger() -> Effects:
-    """By our chain only p1 and p2 have worked; p3 names, gives and has made a heavier version."""
-    solo, chain = Solo(peers=PEERS), branch(2, learners=("p1", "p2"))
+    """s1 has no seat; it names, gives and has made a heavier version."""
+    solo, chain = Solo(peers=(*PEERS, "s1")), branch(2, learners=("p1", "p2"))
     for version in chain[1:]:
         solo.announce(version)
-    following = child(chain[2].header, "p3", learners=("p1", "p2"))
-    (asked,) = found(solo.hear("p3", heads=(following.header.head(),)), ev.FetchUpdate)
+    following = child(chain[2].header, "s1", learners=("p1", "p2"))
+    (asked,) = found(solo.hear("s1", heads=(following.header.head(),)), ev.FetchUpdate)
     return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
 
 
@@ -39,6 +43,23 @@ def names_a_partial() -> Effects:
     made, solo = child(genesis(0).header, partials=(A_PARTIAL,)), Solo(peers=PEERS)
     (pull,) = found(solo.hear("p1", heads=(made.header.head(),)), ev.FetchUpdate)
     return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
+
+
+def gives(made: SignedVersion) -> Effects:
+    """p1 names a version, and gives it."""
+    solo = Solo(config(owner="owner"), PEERS)
+    (pull,) = found(solo.hear("p1", heads=(made.header.head(),)), ev.FetchUpdate)
+    return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
+
+
+def without_a_seat() -> Effects:
+    """s1 alone has worked."""
+    return gives(child(genesis(0).header, learners=("s1",)))
+
+
+def by_a_forged_word() -> Effects:
+    """Its syncer has signed the word that seats s1."""
+    return gives(child(genesis(0).header, papers=(word("s1", by="p1"),)))
 
 
 def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
@@ -58,6 +79,8 @@ def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
 
 ROWS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.BEHIND: an_old_state,
+    VersionFault.SEATLESS: without_a_seat,
+    VersionFault.FALSE_PAPERS: by_a_forged_word,
     VersionFault.UNBACKED: of_a_stranger,
     VersionFault.FALSE_PARTIALS: names_a_partial,
     VersionFault.FALSE_REPAIR: repairs(audited=False),

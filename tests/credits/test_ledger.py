@@ -293,7 +293,7 @@ class Kept:
         return sum(len(digests) > 1 for digests in self.digests.values())
 
 
-@pytest.mark.parametrize(("mix", "seed"), [("partition", 5), ("partition", 14), ("storm", 2), ("churn", 8)])
+@pytest.mark.parametrize(("mix", "seed"), [("partition", 5), ("partition", 14), ("storm", 2), ("churn", 16)])
 def test_credits_are_what_the_state_has_of_every_learner(mix: str, seed: int, tmp_path: Path) -> None:
     world = World(draw_plan(seed, mix))
     kept = Kept(world, tmp_path)

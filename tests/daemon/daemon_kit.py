@@ -16,10 +16,11 @@ import torch
 from deadlines import Deadline
 from scripted_learner import MOVE, ScriptedLearner
 
+from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.adapters.result_file import checksum, save_tensors
 from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.config.manifest import EndSection
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_run, with_seats
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.messages import Message
@@ -84,10 +85,18 @@ async def until(condition: Callable[[], Any], what: str = "") -> Any:
     return value
 
 
-def signed_run(folder: Path, name: str = "test", seed: int = 0, **group: int) -> Run:
-    """A micro run, signed by an owner of its own. `group`: other values in that section of the manifest."""
+def peer_of_folder(folder: Path) -> str:
+    """The peer id of the member of that folder, which need not have started yet."""
+    return own_peer(folder, parents=True)
+
+
+def signed_run(
+    folder: Path, name: str = "test", seed: int = 0, seats: Sequence[str] = (), **group: int
+) -> Run:
+    """A micro run, signed by an owner of its own. `seats`: names of members, in folders there, that have one.
+    `group`: other values in that section of the manifest."""
     path = folder / f"{name}-{seed}.toml"
-    manifest = for_run("micro", name, seed)
+    manifest = with_seats(for_run("micro", name, seed), [peer_of_folder(folder / seat) for seat in seats])
     section = msgspec.structs.replace(manifest.group, **group)
     path.write_text(render_toml(msgspec.structs.replace(manifest, group=section)))
     return sign_run(path, Identity.generate())[0]
@@ -98,9 +107,11 @@ def short_run(
     schedule_tokens: int,
     learners: Literal["stop", "go-on"] = "stop",
     owner: Identity | None = None,
+    seats: Sequence[str] = ("one",),
 ) -> Run:
-    """A micro run with such a schedule, and such an end."""
+    """A micro run with such a schedule, and such an end. `seats`: see `signed_run`."""
     base, path = for_run("micro", "short"), folder / "short.toml"
+    base = with_seats(base, [peer_of_folder(folder / seat) for seat in seats])
     inner = msgspec.structs.replace(base.inner, schedule_tokens=schedule_tokens, warmup_tokens=0)
     manifest = msgspec.structs.replace(base, inner=inner, end=EndSection(learners=learners))
     path.write_text(render_toml(manifest))
@@ -171,11 +182,13 @@ class QuickMember(Member):
 class Neighbourhood:
     """Members and rogues on one network; use as an async context manager."""
 
-    def __init__(self, folder: Path, timing: Timing = QUICK, **group: int) -> None:
-        """`group`: see `signed_run`."""
+    def __init__(
+        self, folder: Path, timing: Timing = QUICK, seats: Sequence[str] = ("one",), **group: int
+    ) -> None:
+        """`seats`, `group`: see `signed_run`."""
         self.folder = folder
         self.hub = MemoryNetwork()
-        self.run = signed_run(folder, **group)
+        self.run = signed_run(folder, seats=seats, **group)
         self._timing = timing
         self._life: dict[QuickMember, asyncio.Task[None]] = {}
         self.lives: dict[QuickMember, Life] = {}

@@ -109,7 +109,7 @@ async def test_a_stranger_is_given_so_much_and_members_go_on(
     monkeypatch.setattr(budgets, "SMALL_BYTES", 1)
     monkeypatch.setattr(streams, "PEER_AT_ONCE", 1 << 20)  # it is bytes that are counted here
     monkeypatch.setattr(streams, "OTHERS_AT_ONCE", 1 << 20)
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         await around.round(one)
         rogue = await around.rogue()

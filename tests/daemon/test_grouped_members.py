@@ -13,7 +13,7 @@ from daemon_kit import Neighbourhood, QuickMember, until
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
 from p2pdiloco.core.delegate import UpperElectorate
-from p2pdiloco.core.seats import Seat
+from p2pdiloco.core.posts import GroupPost
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.merge import partial_bytes
@@ -27,7 +27,7 @@ async def gather(around: Neighbourhood) -> list[QuickMember]:
 
 
 async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, size=2, expected_members=5, term_versions=2) as around:
+    async with Neighbourhood(tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=2) as around:
         members = await gather(around)
         rounds = 6
         for _ in range(rounds):
@@ -59,7 +59,7 @@ async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) 
 
 @pytest.mark.long
 async def test_a_vanished_root_costs_no_contribution_of_the_others(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, size=2, expected_members=5, term_versions=3) as around:
+    async with Neighbourhood(tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=3) as around:
         members = await gather(around)
         await around.round(*members)
         header = members[0].core.fragments[0].chain.header
@@ -74,7 +74,7 @@ async def test_a_vanished_root_costs_no_contribution_of_the_others(tmp_path: Pat
 
 
 async def test_a_run_that_outgrows_one_group_falls_into_several_by_itself(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, size=2, term_versions=2) as around:
+    async with Neighbourhood(tmp_path, seats=NAMES, size=2, term_versions=2) as around:
         members = await gather(around)
         assert {m.core.fragments[0].chain.header.groups for m in members} == {1}
         rounds = 5
@@ -85,14 +85,14 @@ async def test_a_run_that_outgrows_one_group_falls_into_several_by_itself(tmp_pa
         assert members[0].head().tokens == rounds * len(members) * 256
 
 
-async def upper_seat(members: list[QuickMember]) -> tuple[QuickMember, Seat]:
+async def upper_seat(members: list[QuickMember]) -> tuple[QuickMember, GroupPost]:
     """A member that is the syncer of a group of groups."""
 
-    def found() -> tuple[QuickMember, Seat] | None:
+    def found() -> tuple[QuickMember, GroupPost] | None:
         for member in members:
-            for seat in member.core.fragments[0].seats.taken[1:]:
-                if seat.office.holding:
-                    return member, seat
+            for post in member.core.fragments[0].posts.taken[1:]:
+                if post.office.holding:
+                    return member, post
         return None
 
     return await until(found, "a syncer above the leaves")
@@ -110,27 +110,27 @@ BAD_PARTS: dict[str, tuple[str, list[Contributor]]] = {
 }
 
 
-def pass_for_syncer(patch: pytest.MonkeyPatch, seat: Seat, group: str, peer: str) -> None:
-    """Let that peer count as the syncer of that group below the seat."""
-    true = seat.electorate.child_of
-    patch.setattr(seat.electorate, "child_of", lambda p, now: group if p == peer else true(p, now))
+def pass_for_syncer(patch: pytest.MonkeyPatch, post: GroupPost, group: str, peer: str) -> None:
+    """Let that peer count as the syncer of that group below the post."""
+    true = post.electorate.child_of
+    patch.setattr(post.electorate, "child_of", lambda p, now: group if p == peer else true(p, now))
 
 
 async def test_false_partials_are_refused_on_sight_and_rounds_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, size=2, expected_members=5, term_versions=1000) as around:
+    async with Neighbourhood(tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=1000) as around:
         members = await gather(around)
         await around.round(*members)
         rogue = await around.rogue()
         size = partial_bytes(rogue.run.layouts[0])
         for name, (reason, contributors) in BAD_PARTS.items():
-            member, seat = await upper_seat(members)
-            assert isinstance(seat.electorate, UpperElectorate)
-            other = next(iter(seat.electorate.children))
+            member, post = await upper_seat(members)
+            assert isinstance(post.electorate, UpperElectorate)
+            other = next(iter(post.electorate.children))
             if reason == "other-group":
                 names = (f"somebody{i}" for i in range(100))
-                outside = next(n for n in names if not seat.electorate.all_below(other, [n]))
+                outside = next(n for n in names if not post.electorate.all_below(other, [n]))
                 contributors = [msgspec.structs.replace(WORK, learner=outside)]
             header = PartialHeader(
                 run=rogue.run.id,
@@ -146,7 +146,7 @@ async def test_false_partials_are_refused_on_sight_and_rounds_go_on(
             )
             stranger = reason == "not-heard-of"
             if not stranger:  # it passes for the syncer of that group
-                pass_for_syncer(monkeypatch, seat, other, rogue.id)
+                pass_for_syncer(monkeypatch, post, other, rogue.id)
             forged = "not-heard-of" if stranger else "bad-signature"
             for identity, expected in ((rogue.identity, reason), (Identity.generate(), forged)):
                 signed = SignedPartial(header, identity.sign(signed_bytes("partial", header)))

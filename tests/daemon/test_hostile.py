@@ -71,7 +71,7 @@ async def test_an_oversized_message_is_refused_unread(tmp_path: Path) -> None:
 
 
 async def test_a_good_bye_is_its_senders_and_nobody_elses(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         rogue = await around.rogue()
@@ -211,7 +211,7 @@ def forged_version(
     "what", ["noise", "false signature", "false digest", "oversized", "another fragment"]
 )
 async def test_a_donor_that_lies_is_not_believed(what: str, tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -249,7 +249,7 @@ async def test_a_donor_that_lies_is_not_believed(what: str, tmp_path: Path) -> N
 
 
 async def test_a_newcomer_waits_for_a_donor_that_tells_the_truth(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         await around.round(one)
         rogue = await around.rogue()

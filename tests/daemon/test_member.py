@@ -19,7 +19,7 @@ from p2pdiloco.core.api.config import Amendment, Going
 from p2pdiloco.core.api.events import ContributionSent, Event, LeaveRequested, OfferAnswered
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import admission, course, learner_link, wire
-from p2pdiloco.daemon.papers import Notice, signed
+from p2pdiloco.daemon.notice import Notice, signed
 from p2pdiloco.daemon.run_files.saved_state import FILE
 from p2pdiloco.daemon.wire import GiveNotice
 from p2pdiloco.errors import RemoteError, TransportError, UserError
@@ -30,7 +30,7 @@ from p2pdiloco.learner import channel as ch
 async def test_a_round_moves_everybody_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         for _ in range(3):
@@ -57,7 +57,7 @@ async def test_a_round_moves_everybody_to_the_same_bytes(
 
 
 async def test_a_dead_learner_starts_again_from_the_vault(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -77,7 +77,7 @@ async def test_a_dead_learner_starts_again_from_the_vault(tmp_path: Path) -> Non
 
 
 async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.end(two)
@@ -126,7 +126,7 @@ async def test_a_learner_that_hangs_is_ended_and_another_one_trains(
 async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hears_an_answer(
     tmp_path: Path,
 ) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -201,7 +201,7 @@ async def test_an_overwrite_makes_the_copy_under_way_void(tmp_path: Path) -> Non
 
 
 async def test_versions_that_come_while_one_is_installed_are_folded(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -245,7 +245,7 @@ async def test_a_status_has_one_count_of_merged_tokens(tmp_path: Path) -> None:
 
 
 async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -268,7 +268,7 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
 
 
 async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -299,7 +299,7 @@ async def left_by_two(around: Neighbourhood) -> Path:
 async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         note, start, given = await left_by_two(around), ScriptedLearner.start, list[tuple[str, ...]]()
 
         async def dies_twice(
@@ -323,7 +323,7 @@ async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
 
 
 async def test_who_leaves_before_its_learner_made_anything_leaves_what_it_found(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         note = await left_by_two(around)
         left = note.read_bytes()
         again = await around.member("two")
@@ -340,7 +340,7 @@ async def test_who_leaves_before_its_learner_made_anything_leaves_what_it_found(
 
 
 async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         note = await left_by_two(around)
         again = await around.member("two")
         note.unlink()
@@ -401,7 +401,7 @@ async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(
 
 async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path: Path) -> None:
     """The last version comes while the learner is in an inner step: it is told before it saves."""
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -423,7 +423,7 @@ async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path
 
 
 async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -446,7 +446,7 @@ async def test_a_learner_that_could_not_save_leaves_no_note(tmp_path: Path) -> N
 
 
 async def test_a_node_that_never_trained_leaves_the_note_of_its_last_life(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
@@ -472,8 +472,8 @@ async def test_a_run_that_is_over_stops_learners_and_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(course, "SETTLE_S", 0.1)
-    async with Neighbourhood(tmp_path) as around:
-        around.run = short_run(tmp_path, 4 * 256)
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
+        around.run = short_run(tmp_path, 4 * 256, seats=("one", "two"))
         results = tmp_path / "results"
         often = {"result_dir": results, "result_every": "1000merges"}
         one = await around.member("one", genesis=True, **often)
@@ -512,8 +512,8 @@ async def test_what_an_owner_changes_holds_for_all_at_the_same_version(
 ) -> None:
     monkeypatch.setattr(admission, "FIRST_ROUND_S", 0.2)
     owner, first, second = Identity.generate(), 3 * 256, 7 * 256
-    async with Neighbourhood(tmp_path) as around:
-        around.run = short_run(tmp_path, 1 << 20, owner=owner)
+    async with Neighbourhood(tmp_path, seats=("one", "two", "gone")) as around:
+        around.run = short_run(tmp_path, 1 << 20, owner=owner, seats=("one", "two", "gone"))
         one = await around.member("one", genesis=True)
         two, gone = await around.member("two"), await around.member("gone")
         await train(around, one, two, gone)

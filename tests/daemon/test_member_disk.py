@@ -24,7 +24,7 @@ class FullDisk(Files):
 
 
 async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         for _ in range(UPDATES_IN_MEMORY + 2):
@@ -38,7 +38,7 @@ async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two", "three")) as around:
         one = await around.member("one", genesis=True)
         others = [await around.member("two"), await around.member("three")]
         await around.round(one, *others)
@@ -61,7 +61,7 @@ async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) ->
 
 
 async def test_of_two_members_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)

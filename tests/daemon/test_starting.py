@@ -120,7 +120,7 @@ ROT = [garbage, empty, folder, types, nan, text]
 async def test_a_node_starts_whatever_became_of_a_file(
     rot: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=(NAME,)) as around:
         member = await around.member(NAME, genesis=True)
         await around.round(member)
         await member.checkpoints.save()

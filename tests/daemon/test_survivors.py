@@ -26,7 +26,7 @@ async def saved(member: QuickMember) -> None:
 
 async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -> None:
     timing = msgspec.structs.replace(QUICK, suspect_s=0.5, member_ttl_s=1.0, redial_s=0.2)
-    async with Neighbourhood(tmp_path, timing) as around:
+    async with Neighbourhood(tmp_path, timing, seats=("one", "two", "three")) as around:
         one = await around.member("one", genesis=True)
         two, three = await around.member("two"), await around.member("three")
         await around.round(one, two, three)
@@ -58,7 +58,7 @@ async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -
 @pytest.mark.long
 async def test_when_all_died_the_heaviest_saved_state_goes_on(tmp_path: Path) -> None:
     timing = msgspec.structs.replace(QUICK, resume_alone_s=5.0, member_ttl_s=1.0, suspect_s=0.5)
-    async with Neighbourhood(tmp_path, timing) as around:
+    async with Neighbourhood(tmp_path, timing, seats=("one", "two", "three", "new")) as around:
         one = await around.member("one", genesis=True)
         two, three = await around.member("two"), await around.member("three")
         await around.round(one, two, three)
@@ -71,7 +71,6 @@ async def test_when_all_died_the_heaviest_saved_state_goes_on(tmp_path: Path) ->
         await saved(two)
         await around.end(one)
         await around.end(two)
-        (tmp_path / "new").mkdir()
         names = ("three", "new", "two")
         back = [await around.member(name, trained=False) for name in names]
         three, new, two = back

@@ -28,6 +28,7 @@ import psutil
 from deadlines import Deadline, within_s
 from launcher import TAG, Launched, Launcher, Shared, is_fork, is_learner, nursed
 
+from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.cli.status_command import Search, visitor
 from p2pdiloco.daemon.run_files.known_runs import peers_of
@@ -217,12 +218,16 @@ class Swarm:
         self._launcher = self._launcher or Launcher(self.environment)
         return self._launcher
 
-    def manifest(self, name: str = "test", *options: str) -> Path:
+    def manifest(self, name: str = "test", *options: str, seats: Sequence[str] = ("one", "two")) -> Path:
         """A run.toml of a model smaller than the micro preset's, unless `options` name a preset, or a
-        model to begin with."""
+        model to begin with. `seats`: names of nodes that have one, which need not have started yet."""
         path = self.folder / f"{name}-{len(list(self.folder.glob('*.toml')))}.toml"
         said = path.with_suffix(".said")
+        first, *others = seats
         words = ["run", "new", name, "--preset", "micro", "--out", str(path), *options]
+        words += [] if "--admission" in options else ["--open"]
+        words += ["--data-dir", str(self.folder / first)]
+        words += [word for seat in others for word in ("--seat", own_peer(self.folder / seat))]
         status = self._fork(words, said, said).wait(within_s(EXIT_S))
         assert status == 0, said.read_text()
         if {"--preset", "--from"}.isdisjoint(options):
@@ -296,9 +301,9 @@ class Swarm:
                 env=self.environment,
             )
 
-    def bootstrap(self, *options: str) -> Daemon:
+    def bootstrap(self, *options: str, seats: Sequence[str] = ("one", "two")) -> Daemon:
         """A bootstrap that serves the micro run (or whatever `options` say), with its address printed."""
-        options = options or ("--run", str(self.manifest()))
+        options = options or ("--run", str(self.manifest(seats=seats)))
         daemon = self.start("bootstrap", "bootstrap", *options)
         self.until(lambda: daemon.address() is not None, "the bootstrap's address", START_S)
         return daemon

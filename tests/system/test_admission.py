@@ -64,7 +64,8 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
     file = swarm.folder / "closed.toml"
     new = ("run", "new", "closed", "--preset", "micro", "--admission", "invite")
-    assert _run(*new, "--out", str(file))[0] == 0
+    seat = ("--data-dir", str(swarm.folder / "owner"))
+    assert _run(*new, *seat, "--out", str(file))[0] == 0
     owner = swarm.node("owner", None, "--genesis", "--run-file", str(file))
     swarm.training(owner)
     data = ("--data-dir", str(owner.data_dir))
@@ -114,9 +115,9 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
 def test_a_run_by_list(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
     file = swarm.folder / "listed.toml"
-    assert (
-        _run("run", "new", "listed", "--preset", "micro", "--admission", "list", "--out", str(file))[0] == 0
-    )
+    new = ("run", "new", "listed", "--preset", "micro", "--admission", "list")
+    seat = ("--data-dir", str(swarm.folder / "owner"))
+    assert _run(*new, *seat, "--out", str(file))[0] == 0
     owner = swarm.node("owner", None, "--genesis", "--run-file", str(file))
     data = ("--data-dir", str(owner.data_dir))
     swarm.training(owner)

@@ -15,7 +15,7 @@ NODES = ("one", "two", "three", "four", "five")
 
 
 def grouped_manifest(swarm: Swarm) -> Path:
-    path = swarm.manifest("test", "--expected-members", str(len(NODES)))
+    path = swarm.manifest("test", "--expected-members", str(len(NODES)), seats=NODES)
     text = path.read_text()
     assert "\nsize = 16\n" in text
     path.write_text(text.replace("\nsize = 16\n", f"\nsize = {GROUP}\n"))

@@ -25,7 +25,7 @@ def learners_of(node: Daemon) -> list[str]:
 @pytest.mark.skipif(not ACCELERATORS, reason="needs a device that is not the CPU")
 def test_a_gpu_and_a_cpu_hold_the_same_bits(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap()
+        bootstrap = swarm.bootstrap(seats=("gpu", "cpu"))
         gpu = swarm.node("gpu", bootstrap, "--genesis", "--device", ACCELERATORS[0], *SAVE_OFTEN)
         cpu = swarm.node("cpu", bootstrap, "--device", "cpu")
         swarm.training(gpu, cpu)

@@ -52,7 +52,7 @@ def members(swarm: Swarm, nats: Nats, join: str) -> dict[str, dict[str, object]]
 def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats: Nats) -> None:
     # One lets itself be reached through relays, the other does not: there is no link between the two.
     homes = {"home1": "relayed", "home2": "outbound only"}
-    manifest = swarm.manifest()
+    manifest = swarm.manifest(seats=("public", *homes))
     bootstrap = swarm.start("bootstrap", "bootstrap", "--run", str(manifest), listen=ANY, within=nats.at(0))
     swarm.until(lambda: bootstrap.address() is not None, "the bootstrap's address")
     join = bootstrap.address() or ""

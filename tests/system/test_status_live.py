@@ -22,7 +22,7 @@ def _address(daemon: Daemon) -> str:
 
 
 def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
-    bootstrap = visited_swarm.bootstrap()
+    bootstrap = visited_swarm.bootstrap(seats=("one",))
     empty = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
     assert empty.returncode == 3 and "no member of run test answered within 6 s" in empty.stderr
 
@@ -119,7 +119,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     reason="no Python with py-libp2p: P2PDILOCO_PROBE_PYTHON names one (docs/topics/doctor.md)",
 )
 def test_another_implementation_of_libp2p_gets_through(visited_swarm: Swarm) -> None:
-    bootstrap = visited_swarm.bootstrap()
+    bootstrap = visited_swarm.bootstrap(seats=("one",))
     python = os.environ["P2PDILOCO_PROBE_PYTHON"]
     asked = visited_swarm.command("doctor", "--join", _address(bootstrap), "--probe-python", python, "--json")
     found = {line["check"]: line for line in map(json.loads, asked.stdout.splitlines())}

@@ -81,7 +81,7 @@ def place(daemon: Daemon) -> SavedPlace:
 
 def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap()
+        bootstrap = swarm.bootstrap(seats=("one", "two", "late"))
         second = swarm.second_bootstrap(bootstrap)
         one = swarm.node("one", bootstrap, "--genesis")
         two = swarm.node("two", second, "--daemon-nice", str(NICE))
@@ -205,7 +205,7 @@ def test_of_two_nodes_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Pat
 
 def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap()
+        bootstrap = swarm.bootstrap(seats=("one", "two", "three"))
         one = swarm.node("one", bootstrap, "--genesis", *SAVE_OFTEN)
         nodes = [one, *(swarm.node(name, bootstrap, *SAVE_OFTEN) for name in ("two", "three"))]
         swarm.training(*nodes)
@@ -348,7 +348,7 @@ def alone_it_finds_the_bootstrap(swarm: Swarm, bootstrap: Daemon, one: Daemon, t
 
 def test_a_node_alone_starts_only_when_told_and_goes_on_from_what_it_saved(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap()
+        bootstrap = swarm.bootstrap(seats=("alone",))
         alone = swarm.node("alone", bootstrap, "--genesis")
         swarm.training(alone)
         swarm.advance(alone, FRAGMENTS, 10)

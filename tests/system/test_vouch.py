@@ -59,7 +59,7 @@ def forger(swarm: Swarm, member: Daemon, run: str) -> Iterator[ForgedHead]:
 
 def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
-    bootstrap = swarm.bootstrap("--run", str(swarm.manifest("owned")))
+    bootstrap = swarm.bootstrap("--run", str(swarm.manifest("owned", seats=("member",))))
     member = swarm.node("member", bootstrap, "--genesis", *PACE)
     swarm.advance(member, [0, 1, 2, 3], 1, 120.0)  # of version 0 there is nothing to vouch for
     run = (member.data_dir / "joined.txt").read_text().strip()

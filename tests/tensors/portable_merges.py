@@ -11,6 +11,7 @@ from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codecs import CODECS, codec
 from p2pdiloco.tensors.layout import FragmentLayout, Piece
+from p2pdiloco.tensors.merge import Input
 from p2pdiloco.tensors.vault import Vault
 
 MANY = (1, 3, 63, 64, 65, 1000, 4097, 33_001, 70_003)
@@ -49,7 +50,7 @@ def digests(name: str, sizes: tuple[int, ...], merge: str) -> list[str]:
         {p.tensor: torch.from_numpy(generator.random(p.numel, np.float32)) for p in layout.pieces}
     )
     payloads = contributions(name, layout.numel)
-    inputs = [(payload, *work) for payload, work in zip(payloads, WORK, strict=True)]
+    inputs = [Input(payload, *work, votes=True) for payload, work in zip(payloads, WORK, strict=True)]
     found = [content_digest(payload) for payload in payloads]
     made = vault.merge(0, 1, inputs, limits=LIMITS)
     assert 2 in made.found.cut, "too long"

@@ -375,8 +375,9 @@ def vectors(count: int, shared: float = 0.3, numel: int = NUMEL) -> list[Tensor]
 
 
 def scored(given: list[Tensor]) -> list[int]:
+    """Scores of a round in which all have seats."""
     sample = Sample(len(given[0]), b"seed")
-    return scores([sample.of(each) for each in given])
+    return scores([sample.of(each) for each in given], [True] * len(given))
 
 
 def test_honest_contributions_are_usual_whatever_their_length() -> None:
@@ -402,7 +403,7 @@ def test_zeros_agree_with_nobody() -> None:
 @pytest.mark.parametrize("given", [[], vectors(1), vectors(2)])
 def test_of_two_none_can_be_told_from_the_other(given: list[Tensor]) -> None:
     sample = Sample(NUMEL, b"")
-    assert scores([sample.of(each) for each in given]) == [UNMEASURED] * len(given)
+    assert scores([sample.of(each) for each in given], [True] * len(given)) == [UNMEASURED] * len(given)
 
 
 def test_where_most_do_not_agree_nothing_is_measured() -> None:
@@ -429,7 +430,8 @@ def test_a_sample_is_drawn_by_its_seed_and_is_all_of_a_small_fragment() -> None:
 def test_a_score_is_the_same_in_whatever_order_sums_are_made() -> None:
     given = [*vectors(6), 2.0**40 * vectors(1)[0], 2.0**-60 * vectors(7)[1]]
     rows = [Sample(NUMEL, b"seed").of(each) for each in given]
-    assert scores(rows) == scores([row.flip(0) for row in rows])
+    seats = [True] * len(rows)
+    assert scores(rows, seats) == scores([row.flip(0) for row in rows], seats) != [UNMEASURED] * len(rows)
     whole = [merge._whole(row) for row in rows]
     for one, other in pairwise(whole):
         exact = sum(int(a) * int(b) for a, b in zip(one.tolist(), other.tolist(), strict=True))
@@ -604,10 +606,10 @@ def test_whose_contribution_was_cut_is_known() -> None:
     assert made.own.encode(0, torch.zeros(LAYOUT.numel), 100 * unit(1)).length == pytest.approx(100)
 
 
-def encoded(*lengths: float, steps: int = 4) -> list[tuple[bytes, int, int]]:
+def encoded(*lengths: float, steps: int = 4, seats: bool = True) -> list[Input]:
     """Inputs of these lengths."""
     made = (codec("fp32").encode(length * unit(seed)) for seed, length in enumerate(lengths))
-    return [(bytes(payload), 10 * steps, steps) for payload in made]
+    return [Input(bytes(payload), 10 * steps, steps, votes=seats) for payload in made]
 
 
 def test_while_nothing_is_known_to_be_usual_contributions_are_cut_by_each_other() -> None:
@@ -621,6 +623,8 @@ def test_while_nothing_is_known_to_be_usual_contributions_are_cut_by_each_other(
     zeros = vault().merge(0, 1, encoded(0.0, 0.0, 0.0, 1.0, 2.0, 100.0), limits=limits)
     assert zeros.found.cut == (5,), "zeros are no measure"
     assert vault().merge(0, 1, encoded(1.0, 1.0, 100.0), limits=MergeLimits(1 << 40, 1e6)).found.cut == ()
+    none = encoded(1.0, 2.0, 100.0, 7.0, seats=False)
+    assert vault().merge(0, 1, none, limits=limits).found.cut == (), "without a seat nobody is a measure"
 
 
 def test_work_of_few_steps_is_usual_though_it_is_short() -> None:
@@ -629,7 +633,7 @@ def test_work_of_few_steps_is_usual_though_it_is_short() -> None:
     assert vault().merge(0, 1, [*slow, *encoded(2.9)], limits=limits).found.cut == ()
 
 
-# Strangers that are most of a round: what is usual is said by those that vote.
+# Strangers that are most of a round: what is usual is said by those that have seats.
 
 OLD = Mean(USUAL, 100)
 SHARED = unit(7)
@@ -643,7 +647,7 @@ def honest_voters(count: int) -> list[torch.Tensor]:
 def added(
     voters: list[torch.Tensor], strangers: list[torch.Tensor], said: int = -1
 ) -> tuple[Findings, torch.Tensor]:
-    """Merge a round of these; `said` of the voters vote (all)."""
+    """Merge a round of these; `said` of the voters have seats (all)."""
     said = len(voters) if said < 0 else said
     votes = [n < said for n in range(len(voters))] + [False] * len(strangers)
     means = [OLD] * len(voters) + [Mean()] * len(strangers)
@@ -680,8 +684,10 @@ def test_strangers_of_great_length_make_no_honest_work_nothing() -> None:
     assert NOTHING not in found.scores[:8] and set(range(8, 17)) <= set(found.cut)
 
 
-def test_where_fewer_than_three_vote_all_are_the_measure() -> None:
-    assert added(honest_voters(8), [], said=2)[0] == added(honest_voters(8), [], said=0)[0]
+@pytest.mark.parametrize("seats", [0, 1, 2])
+def test_where_fewer_than_three_have_seats_nothing_is_measured(seats: int) -> None:
+    found, _ = added(honest_voters(7), [1000 * unit(300)], said=seats)
+    assert found.scores == (UNMEASURED,) * 8 and found.cut == (7,), "what is longer than all limits is cut"
 
 
 def test_honest_newcomers_are_usual_among_voters() -> None:
@@ -693,8 +699,9 @@ def test_honest_newcomers_are_usual_among_voters() -> None:
 
 
 def merged_with_riders(*deltas: torch.Tensor, name: str = "fp32") -> MergeResult:
-    """Merge contributions of old members."""
-    inputs = [Input(bytes(codec(name).encode(each.clone())), 40, LIMITED_PERIOD, mean=OLD) for each in deltas]
+    """Merge contributions of old members with seats."""
+    payloads = [bytes(codec(name).encode(each.clone())) for each in deltas]
+    inputs = [Input(payload, 40, LIMITED_PERIOD, mean=OLD, votes=True) for payload in payloads]
     return vault().merge(0, 1, inputs, seed=b"")
 
 

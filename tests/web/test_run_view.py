@@ -264,10 +264,16 @@ def test_rates_are_between_two_looks_that_are_not_too_close() -> None:
 
 def test_addresses_that_no_link_can_hold_are_a_line_all_the_same() -> None:
     owner = "12D3KooWEcnp3mdr86DAFqXiDnMPUVLnrnkV1iEjgs7iy1sqASGB"
-    run: Any = SimpleNamespace(id="ab" * 32, name="test", signed=SimpleNamespace(owner=owner))
+    admission = SimpleNamespace(mode="open")
+    manifest = SimpleNamespace(admission=admission)
+    run: Any = SimpleNamespace(
+        id="ab" * 32, name="test", signed=SimpleNamespace(owner=owner), manifest=manifest
+    )
     told = f"/ip4/192.0.2.1/tcp/1/p2p/{owner}"
     assert join_view(run, [told]).line.startswith("p2pdiloco node p2pdiloco:")
     assert join_view(run, ["/dnsaddr/a b"]).line == f"p2pdiloco node --join /dnsaddr/a b --run {run.id}"
+    admission.mode = "invite"
+    assert join_view(run, [told]) == JoinView()
 
 
 def test_one_liar_among_three_is_not_believed() -> None:

@@ -13,7 +13,8 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Li
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 truth = torch.arange(8.0).view(8, 1) / 8
 if not join and not (folder / "run.toml").exists():
-    p2pdiloco.new_run(model, folder / "run.toml", "own", tokens_per_step=64, inner_steps=16, fragments=2)
+    sizes = {"tokens_per_step": 64, "inner_steps": 16, "fragments": 2}
+    p2pdiloco.new_run(model, folder / "run.toml", "own", data_dir=folder / "node", **sizes)
 
 run = "own" if join else folder / "run.toml"
 with p2pdiloco.Session(model, optimizer, run, join, data_dir=folder / "node") as session:

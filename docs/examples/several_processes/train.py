@@ -20,7 +20,8 @@ truth = torch.arange(8.0, device=device).view(8, 1) / 8
 if rank == 0 and not join and not (folder / "run.toml").exists():  # before the model is cut up
     folder.mkdir(parents=True, exist_ok=True)
     most = 64 * ranks
-    p2pdiloco.new_run(model, folder / "run.toml", "own", tokens_per_step=most, inner_steps=16, fragments=2)
+    sizes = {"tokens_per_step": most, "inner_steps": 16, "fragments": 2}
+    p2pdiloco.new_run(model, folder / "run.toml", "own", data_dir=folder / "node", **sizes)
 
 if way == "fsdp2":
     for part in (model[0], model):

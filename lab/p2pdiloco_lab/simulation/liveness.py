@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api.events import CommitVersion
+from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.chain import marks_of
 from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
 from p2pdiloco_lab.simulation.seed_report import Violation
 
 if TYPE_CHECKING:
+    from p2pdiloco_lab.simulation.sim_disk import Store
     from p2pdiloco_lab.simulation.sim_host import Host
     from p2pdiloco_lab.simulation.sim_world import World
 
@@ -87,7 +90,7 @@ class Liveness:
                 return trusting
         self.lost_to_forks = 0
         for fragment in range(self._fragments):
-            reason = self._missing_of(fragment, up)
+            reason = self._missing_of(fragment, up) or self._missing_seats(fragment, up)
             if reason:
                 return f"fragment {fragment}: {reason}"
         return ""
@@ -106,15 +109,18 @@ class Liveness:
     def _thin_holder(self, up: list[Host]) -> str:
         """Offices of the whole run are held by nobody with a thin uplink, once somebody fitter is there."""
         hidden = self._world.network.hidden
-        fit = [host for host in up if not host.core.shared.uplink.thin and host.peer not in hidden]
+        fit = {host.peer for host in up if not host.core.shared.uplink.thin} - hidden
         for host in up if fit else []:
-            held = [f.index for f in host.core.fragments if f.office.holding and not f.context.grouped]
-            if held and host.core.shared.uplink.thin:
-                return f"fragment {held[0]}: {host.peer}, whose uplink is thin, is syncer"
+            if not host.core.shared.uplink.thin:
+                continue
+            for fragment in host.core.fragments:
+                held = fragment.office.holding and not fragment.context.grouped
+                if held and fit & fragment.chain.marks.seats:
+                    return f"fragment {fragment.index}: {host.peer}, whose uplink is thin, is syncer"
         return ""
 
     def _missing_of(self, fragment: int, up: list[Host]) -> str:
-        best = max(up, key=lambda h: h.stores[fragment].version.header.head().weight).stores[fragment]
+        best = self._best(fragment, up)
         if best.version.header.number < self._heads_at_heal[fragment] + MIN_NEW_VERSIONS:
             return f"stands at version {best.version.header.number}"
         if not self._agreed[fragment] and not self._one_chain(fragment, up, best.version):
@@ -126,13 +132,25 @@ class Liveness:
                 return reason
         return ""
 
+    def _missing_seats(self, fragment: int, up: list[Host]) -> str:
+        """The owner's word on everybody here counts in the end: it comes with a term's first version."""
+        owner, seats = self._world.owner, marks_of(self._best(fragment, up).watermarks).seats
+        words = [host.peer for host in up if isinstance(owner.papers.get(host.peer), Word)]
+        seatless = sorted({*words} - seats - {owner.unseated})
+        if seatless:
+            return f"{seatless[0]} has no seat, and the owner gave it one"
+        return f"{owner.unseated} still has a seat" if owner.unseated in seats else ""
+
+    def _best(self, fragment: int, up: list[Host]) -> Store:
+        return max((host.stores[fragment] for host in up), key=lambda s: s.version.header.head().weight)
+
     def _waits_for_room(self, fragment: int, host: Host) -> bool:
-        """Tell whether nobody in the node's leaf group can save a vote: it has no syncer until the groups
-        rotate."""
+        """Tell whether nobody in the node's leaf group has a seat and can save a vote: it has no syncer until
+        the groups rotate."""
         full, up = self._world.full, self._world.core_hosts()
-        group = host.core.fragments[fragment].seats.leaf.name
-        mates = {h.peer for h in up if h.core.fragments[fragment].seats.leaf.name == group}
-        return host.peer in full and mates <= full
+        core = host.core.fragments[fragment]
+        mates = {h.peer for h in up if h.core.fragments[fragment].posts.leaf.name == core.posts.leaf.name}
+        return core.context.grouped and not mates & core.chain.marks.seats - full
 
     def _one_chain(self, fragment: int, up: list[Host], best: SignedVersion) -> bool:
         """Tell whether all heads are close together on one chain.
@@ -185,9 +203,9 @@ class Backing:
         core = host.core.fragments[fragment]
         heads, now = core.follower.heads, host.local_now
         counted = heads.support.counted(now)
-        many = any(3 * len(self._liars.intersection(of)) > len(of) for of in counted)
-        young = heads.beginning.active or not heads.support.needed
-        beyond = young or many or heads.takes_any(giver, now) or len(counted[0]) < FEWEST
+        many = 3 * len(self._liars.intersection(counted)) > len(counted)
+        free = heads.beginning.active or heads.takes_any(giver, now)
+        beyond = free or many or len(counted) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:

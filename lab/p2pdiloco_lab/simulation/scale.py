@@ -18,7 +18,7 @@ from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.events import CommitVersion, Effect, PresenceSeen
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.types import Wire, signed_bytes
-from p2pdiloco.core.api.versions import Roster, VersionHeader, level_sizes
+from p2pdiloco.core.api.versions import MemberList, VersionHeader, level_sizes
 from p2pdiloco_lab.simulation.seed_plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, random_stream
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
@@ -95,7 +95,7 @@ class ScaleWorld(World):
         self._holders: dict[int, int] = {}
         self._latency_s: list[float] = []
         self._spread_s: list[float] = []
-        self._roster = Roster(())
+        self._roster = MemberList(())
         self._epoch = 0
         self._lately_max = 0
         self.network.meter = self
@@ -107,7 +107,7 @@ class ScaleWorld(World):
         """Everybody reads the same list."""
         members = tuple((peer, host.incarnation) for peer, host in self.hosts.items())
         if len(members) != len(self._roster):
-            self._roster = Roster(members)
+            self._roster = MemberList(members)
         for host in self.hosts.values():
             host.later(0.05 + host.spec.step_time_s / 10, host.feed, PresenceSeen(self._roster))
         self.clock.after(LIST_EVERY_S if self.clock.now > 1.0 else 1.0, self._presence_round)
@@ -235,6 +235,7 @@ def scale_plan(nodes: int, seed: int = 0, group_size: int = GROUP_SIZE) -> World
         contribution_codec="sim",
         genesis_versions=(genesis_version(0, groups),),
         max_payload_bytes=(PAYLOAD_BYTES,),
+        seats=tuple(f"12D3KooW{index:044d}" for index in range(nodes)),
         timing=Timing(heartbeat_s=HEARTBEAT_S),
     )
     specs = tuple(

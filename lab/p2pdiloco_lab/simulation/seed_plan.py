@@ -18,23 +18,33 @@ from p2pdiloco.core.chain import FIRST_REACH
 from p2pdiloco_lab.simulation.lineage import Substance, genesis_state
 
 RUN = "simulated"
+OWNER = "owner"
 MAX_JOINS = 6
 """Nodes that join while the faults last, at most."""
 
 
 class CrowdKind(Enum):
-    """Kinds of crowds: what many identities of one process do, once they vote (`sim_crowd.Crowd`)."""
+    """Kinds of crowds: what many identities of one process do, once all are merged (`sim_crowd.Crowd`)."""
 
     RIDES = "rides"
     """They are merged, and no more."""
     FORGES = "forges"
-    """Each votes in one fragment, and all stand on states that they forged."""
+    """Each works in one fragment, and all stand on states that they forged."""
     ACCUSES = "accuses"
     """They accuse every honest member of an old version."""
     MUTE = "mute"
     """They send heartbeats, and answer to nothing."""
     CLAIMS = "claims"
     """Their labels claim as much work as labels can."""
+
+
+class PaperKind(Enum):
+    """Kinds of papers by which nodes get their seats in a world (`sim_world.Owner`)."""
+
+    WORDS = "words"
+    """The owner's word on each."""
+    INVITE = "invite"
+    """Admissions by one invite, which counts for the first places only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +173,8 @@ MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, cro
 LEAST_CROWD, CROWD_S = 3, 30.0
 """Fewest identities of a crowd, and the time by which such worlds are longer: they need many versions."""
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
-STRANGERS_S = 20.0
-"""Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
 CROSSING_S = 0.02
-DRAWN = tuple(
-    sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.perjurers or mix.crowd))
-)
+DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.perjurers)))
 """Mixes of seeds for which none is named."""
 
 
@@ -219,6 +225,11 @@ class WorldPlan:
     riders: int = 0
     """Identities of one process that join beside `nodes`."""
     crowd_from_s: float = 10.0
+    papers: PaperKind | None = None
+    """None: every node has a founding seat. Else few have one, and the others get theirs by papers."""
+    unseated: str = ""
+    """Node whose seat the owner ends at `unseated_s`; empty: nobody's."""
+    unseated_s: float = math.inf
 
     @property
     def calm_from_s(self) -> float:
@@ -258,7 +269,7 @@ def draw_config(rng: random.Random, nodes: int, budget_bytes: float) -> CoreConf
         contribution_codec="sim",
         genesis_versions=tuple(genesis_version(f) for f in range(fragments)),
         max_payload_bytes=payload_bytes(rng, fragments, budget_bytes),
-        timing=Timing(strangers_s=STRANGERS_S),
+        timing=Timing(),
     )
 
 
@@ -285,6 +296,33 @@ def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
         return ()
     exposed = rng.choice(peers)
     return tuple(peer for peer in peers if rng.random() < 0.5 and peer != exposed)
+
+
+SURE = "n0"
+"""Node that has a seat in every world, and that is there for good where few have one."""
+PAPERS_SHARE, UNSEATED_SHARE = 1 / 3, 0.4
+"""Shares of the worlds with papers among the ordinary ones, and of those of them in which a seat ends."""
+
+
+def draw_papers(plan: WorldPlan) -> WorldPlan:
+    """Draw whether seats come by papers in this world, by which, and whose seat ends."""
+    rng = random_stream(plan.seed, "papers")
+    if rng.random() >= PAPERS_SHARE:
+        return plan
+    founders = tuple(f"n{index}" for index in range(rng.choice([1, 3])))
+    others = [spec.peer for spec in plan.nodes if spec.peer != SURE]
+    ends = bool(others) and rng.random() < UNSEATED_SHARE
+    slowest_round_s = max(spec.step_time_s for spec in plan.nodes) * plan.config.inner_steps
+    return dataclasses.replace(
+        plan,
+        # Whose paper just missed a term's first version has its seat with the next term's.
+        settle_s=plan.settle_s + 2 * plan.config.term_versions * slowest_round_s,
+        config=replace(plan.config, owner=OWNER, seats=founders),
+        hidden=tuple(peer for peer in plan.hidden if peer != SURE),
+        papers=rng.choice([*PaperKind]),
+        unseated=rng.choice(others) if ends else "",
+        unseated_s=rng.uniform(plan.faults_from_s, plan.faults_until_s),
+    )
 
 
 def draw_thin(seed: int, mix_name: str) -> float:
@@ -377,6 +415,9 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_config(rng, count, min(budget_bytes, 1e6))
+    # Accusations need most of all seats: where somebody lies, nobody has one who may never come.
+    coming = MAX_JOINS if (mix.join or mix.replace) and not mix.perjurers else 0
+    config = replace(config, seats=tuple(f"n{i}" for i in range(count + coming)))
     audits = random_stream(seed, "audits").random() < 0.5
     config = replace(config, audited=audits or mix.crowd > 0)
     # A liar that hides its updates withholds them, too.
@@ -408,7 +449,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     # Where only liars can be dialled, there is no swarm without them.
     one_group = count + MAX_JOINS <= config.group_size and not mix.perjurers
     crowd = random_stream(seed, "crowd")
-    return WorldPlan(
+    plan = WorldPlan(
         seed=seed,
         mix_name=name,
         mix=mix,
@@ -423,3 +464,6 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         crowd=list(CrowdKind)[seed % len(CrowdKind)] if mix.crowd else None,
         riders=crowd.randint(LEAST_CROWD, mix.crowd) if mix.crowd else 0,
     )
+    ordinary = name in DRAWN and not mix.crowd
+    # Calm worlds of so many nodes are what worlds made by hand begin with: there all have seats.
+    return draw_papers(plan) if ordinary and not (mix.calm and nodes) else plan

@@ -1,7 +1,7 @@
 """A crowd: identities of one process that trains nothing, in the simulator's worlds.
 
 A `Rider` is a node with an honest core and a learner that only pretends: what it sends agrees with everybody,
-as all scores here are invented, so it is merged and earns a vote. `Crowd` has all riders of a world. It lets
+as all scores here are invented, so it is merged. `Crowd` has all riders of a world. It lets
 them do what its kind says once they are many enough, and knows the two rules that only worlds with a crowd
 have: `kept` and `counted` (docs/protocol/simulator.md, section 3).
 """
@@ -48,7 +48,7 @@ OUT_OF_REACH = 10
 FAR_AHEAD = 1000
 """Versions by which a forged head is ahead: too many for updates, so the state is asked for."""
 STRIKES_BEFORE_S = 10.0
-"""Time before the end of the faults at which a crowd strikes at the latest, however few of it vote."""
+"""Time before the end of the faults at which a crowd strikes at the latest, however few of it were merged."""
 
 
 class Forgery(NamedTuple):
@@ -70,8 +70,8 @@ class Rider:
         self._place = place
 
     def works_on(self, fragment: int) -> bool:
-        """Tell whether it contributes to that fragment. One that forges a state earns a vote in one fragment
-        only: each of them in another, as far as there are so many."""
+        """Tell whether it contributes to that fragment. One that forges a state works in one fragment only:
+        each of them in another, as far as there are so many."""
         return self.kind is not CrowdKind.FORGES or fragment == self.own_fragment
 
     @property
@@ -178,18 +178,7 @@ class Crowd:
             self._accuse_all()
 
     def _many_enough(self) -> bool:
-        if self.kind is CrowdKind.FORGES:
-            old = self._world.plan.mix.old
-            return all(
-                mark is not None and (mark.voter or not old)
-                for mark in (self._mark(rider) for rider in self.riders.values())
-            )
-        return all(2 * self.share_of_votes(fragment) > 1 for fragment in range(self.fragments))
-
-    def share_of_votes(self, fragment: int) -> float:
-        """Share of riders among those who vote in a fragment, by an honest member's heaviest head."""
-        voters = [mark.learner for mark in self._best(fragment).watermarks if mark.voter]
-        return sum(voter in self.riders for voter in voters) / max(1, len(voters))
+        return all(self._mark(rider) is not None for rider in self.riders.values())
 
     def _mark(self, rider: Rider) -> Watermark | None:
         table = self._best(rider.own_fragment).watermarks
@@ -250,7 +239,7 @@ class Crowd:
 
     def _accuse_all(self) -> None:
         """Accuse every honest member of a version that is too old to be made again: who cannot find out
-        believes most of those who vote."""
+        believes most of the seats."""
         self._world.clock.after(ACCUSES_EVERY_S, self._accuse_all)
         for version in self._old_versions().values():
             subject = FalseVersion(short_of(version))

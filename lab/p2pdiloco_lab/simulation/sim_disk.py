@@ -15,9 +15,17 @@ from msgspec import structs
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.evidence import Evidence
-from p2pdiloco.core.api.types import WHOLE_RUN, Contributor, Stamp, Watermark, signed_bytes, table_digest
+from p2pdiloco.core.api.types import (
+    WHOLE_RUN,
+    Contributor,
+    Seat,
+    Stamp,
+    Watermark,
+    signed_bytes,
+    table_digest,
+)
 from p2pdiloco.core.api.versions import ALL_AT, SignedVersion, VersionHeader
-from p2pdiloco.core.chain import FOUNDING_VERSIONS, LATELY_VERSIONS, PROBATION_MERGES, marks_of
+from p2pdiloco.core.chain import LATELY_VERSIONS, founding, marks_of
 from p2pdiloco.core.pending import TakeUp, Unmerged
 from p2pdiloco_lab.simulation.lineage import (
     NOTHING,
@@ -113,7 +121,8 @@ class Disk:
             if state.digest != version.header.state_digest:  # a liar's own: it goes on from what it stated
                 state = state.miscomputed()
             log[version.header.number] = child
-            marks = marks.after(version.header.number, version.header.contributors)
+            header = version.header
+            marks = marks.after(header.number, header.contributors, header.papers)
         return Checkpoint(version, state, marks.table, log)
 
     def holds_run(self, fragments: int) -> bool:
@@ -207,9 +216,9 @@ class Store:
 
 # Past.
 
-MEMBER_SHARE, VOTER_SHARE = 0.85, 0.9
-"""Shares of the other nodes that are old members, and of these that vote by a fragment's chain."""
-NUMBERS = FOUNDING_VERSIONS + 16, 8 * FOUNDING_VERSIONS
+MEMBER_SHARE = 0.85
+"""Share of the other nodes that are old members."""
+NUMBERS = 80, 512
 """Numbers of the versions that are saved, at least and at most."""
 AWAY_FROM_S = 4.5
 """Start from which a member had been away when all others stopped: nobody waits for it."""
@@ -229,8 +238,8 @@ class Past:
     """Past of a run that is older than its founding: versions, and who has saved them.
 
     Of each fragment there is one version that all members have saved, hundreds of versions old, with a table
-    in which most have voted for long. The nodes start as after the death of all. A node that is not among
-    these members comes with nothing.
+    in which all nodes have seats, those too that come with nothing. The nodes start as after the death of
+    all. A node that is not among these members comes with nothing.
     """
 
     def __init__(self, plan: WorldPlan, genesis: tuple[FragmentLineage, ...]) -> None:
@@ -238,10 +247,9 @@ class Past:
         peers = [spec.peer for spec in plan.nodes]
         liars = old_liars(plan)
         many = len(peers) if plan.crowd is not None else 1 + 2 * len(liars)
-        self._voters = {*peers[:many], *liars}
-        """Members that vote in every fragment: liars, and so many others that they are fewer than a third.
-        Where a crowd comes, all: the room for new voters is the crowd's."""
-        self.members = [p for p in peers if p in self._voters or self._rng.random() < MEMBER_SHARE]
+        sure = {*peers[:many], *liars}
+        """Members in every world: liars, and so many others that they are fewer than a third."""
+        self.members = [p for p in peers if p in sure or self._rng.random() < MEMBER_SHARE]
         """Nodes that come with what they saved."""
         self._away = {p.peer for p, at_s in zip(plan.nodes, plan.joins_s, strict=True) if at_s > AWAY_FROM_S}
         self.saved = tuple(self._checkpoint(state) for state in genesis)
@@ -251,22 +259,20 @@ class Past:
         """Make the vote of every member in the term of that version."""
         return VoteRecord(header.fragment, header.term, header.syncer, WHOLE_RUN)
 
-    def _mark(self, peer: str, number: int) -> Watermark:
+    def _mark(self, peer: str, seat: Seat | None, number: int) -> Watermark:
         rng = self._rng
-        votes = peer in self._voters or rng.random() < VOTER_SHARE
         newest = number - rng.randint(LATELY_VERSIONS // 2 + 1, 2 * LATELY_VERSIONS) * (peer in self._away)
         first = rng.randint(1, newest // 2)
-        merges = rng.randint(PROBATION_MERGES, newest - first + 1) if votes else rng.randint(1, 4)
+        merges = rng.randint(8, newest - first + 1)
         return Watermark(
             peer,
             Stamp(FORMER_LIFE, merges),
             newest,
             first,
             merges,
-            rng.randint(first + 1, newest // 2 + 1) if votes else 0,
+            seat,
             ALL_AT,
             hashlib.sha256(f"{peer}/{number}".encode()).digest()[:8],
-            merges,
         )
 
     def _part(self, mark: Watermark, fragment: int) -> Contributor:
@@ -278,7 +284,7 @@ class Past:
             config.inner_steps,
             Stamp(FORMER_LIFE, mark.merges - 1),
             hashlib.sha256(f"{mark.learner}/{mark.number}".encode()).digest(),
-            votes=bool(mark.voter),
+            votes=bool(mark.seat),
         )
         signed = signed_bytes("work", part.work(config.run, fragment))
         return structs.replace(part, signature=HashCrypto(mark.learner).sign(signed))
@@ -286,16 +292,18 @@ class Past:
     def _checkpoint(self, genesis: FragmentLineage) -> Checkpoint:
         config, fragment = self._plan.config, genesis.fragment
         number, first = self._rng.randint(*NUMBERS), config.genesis_versions[fragment].header
-        table = tuple(self._mark(peer, number) for peer in sorted(self.members))
+        first_table = founding(config.seats)
+        marks = {peer: self._mark(peer, first_table.seat(peer), number) for peer in sorted(self.members)}
+        table = tuple(marks.get(mark.learner, mark) for mark in first_table.table)
         digest = hashlib.sha256(b"past/%d/" % number + genesis.digest).digest()
-        syncer = self._rng.choice([mark.learner for mark in table if mark.voter])
+        syncer = self._rng.choice(list(marks))
         header: VersionHeader = structs.replace(
             first,
             number=number,
             parent=hashlib.sha256(b"parent/" + digest).digest(),
             term=number // 2,
             syncer=syncer,
-            tokens=number * len(table) * config.usual_tokens,
+            tokens=number * len(marks) * config.usual_tokens,
             state_digest=digest,
             contributors=tuple(self._part(mark, fragment) for mark in table if mark.number == number),
             unit=config.usual_tokens,

@@ -21,6 +21,7 @@ from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import ContributionHeader, Reach
 from p2pdiloco.core.capacity import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
+from p2pdiloco.core.chain import founding
 from p2pdiloco.core.node import Core
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
@@ -126,7 +127,8 @@ class Host:
         }
 
     def _genesis(self, fragment: int) -> Checkpoint:
-        return Checkpoint(self.config.genesis_versions[fragment], self.world.genesis[fragment], (), {})
+        table = founding(self.config.seats).table
+        return Checkpoint(self.config.genesis_versions[fragment], self.world.genesis[fragment], table, {})
 
     def start(self) -> None:
         """The daemon is up."""

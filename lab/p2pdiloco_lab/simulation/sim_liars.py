@@ -329,8 +329,6 @@ class Stranger:
     def _boast(self) -> None:
         self._world.clock.after(EVERY_S, self._boast)
         hosts = list(self._world.up_hosts())
-        if not all(any(mark.voter for mark in store.watermarks) for host in hosts for store in host.stores):
-            return
         for host in hosts:
             heads = tuple(
                 (fragment, self._above(store.version.header.head(), fragment))

@@ -18,6 +18,7 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.events import VoteRecord
 from p2pdiloco.core.api.evidence import Statement
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
+from p2pdiloco.core.api.papers import Admission
 from p2pdiloco.core.api.types import (
     LEAST_TRUST,
     WHOLE_RUN,
@@ -33,6 +34,7 @@ from p2pdiloco.core.chain import (
     COUNTED_UNITS,
     COUNTED_WEIGHTS,
     LATELY_VERSIONS,
+    LINK_PLACES,
     MOST_GAP,
     MOST_INCARNATION,
     Chain,
@@ -63,6 +65,8 @@ class InvariantWatch:
         self._tables: dict[bytes, tuple[Watermark, ...]] = {}
         """Tables of those that were made before the world began, by the same."""
         self.states: dict[bytes, FragmentLineage] = {}
+        self._seats: dict[bytes, frozenset[str]] = {}
+        """Seats of every version, by the same."""
         self._payloads: set[bytes] = set()
         """Digests of all payloads that were merged."""
         self.versions = 0
@@ -93,6 +97,7 @@ class InvariantWatch:
         """A node makes `version` its own, with this state."""
         header, parent = version.header, old.header
         digest, where = header.digest(), f"{host.peer} fragment {header.fragment} version {header.number}"
+        self._seated(host, header.fragment)
         chain = host.core.fragments[header.fragment].chain
         before, count = self._yielded.get((host.peer, header.fragment), (chain, 0))
         yielded, seen = chain.yielded, count if before is chain else 0  # a new life counts anew
@@ -118,6 +123,21 @@ class InvariantWatch:
             if not lies:
                 self._durable(host, version)
             self._new_version(version, where)
+
+    def _seated(self, host: Host, fragment: int) -> None:
+        """Check who has a seat where a node is: the same as everybody there, each by the run file or a paper,
+        and by an invite so many at most."""
+        chain, owner = host.core.fragments[fragment].chain, host.world.owner
+        seats, where = chain.marks.seats, f"{host.peer} fragment {fragment} version {chain.head.number}"
+        known = self._seats.setdefault(chain.head.digest, seats)
+        if known != seats:
+            raise Violation("seats", f"{where}: {sorted(seats)} have seats there, elsewhere {sorted(known)}")
+        unfounded = seats - {*host.config.seats} - owner.papers.keys()
+        if unfounded:
+            raise Violation("seats", f"{where}: {sorted(unfounded)} have seats, and no paper says so")
+        invited = [peer for peer in seats - {*host.config.seats} if isinstance(owner.papers[peer], Admission)]
+        if invited and len(seats) > LINK_PLACES:
+            raise Violation("seats", f"{where}: {sorted(invited)} have seats by an invite, beyond its places")
 
     def _durable(self, host: Host, version: SignedVersion) -> None:
         """A version that `host` made must be on its disk before anybody, itself included, goes by it."""
@@ -149,10 +169,14 @@ class InvariantWatch:
     def _in_scale(self, header: VersionHeader, parent: VersionHeader, where: str) -> None:
         """Check that nobody's numbers move the chain's: neither its tokens, nor what it takes for usual."""
         unit, gain = parent.unit or self._first_unit, header.tokens - parent.tokens
-        # Untrusted work counts nothing, nor do copies; where nothing counts, the version counts one token.
+        # Untrusted work counts nothing, nor do copies, and what has no seat perhaps little; where nothing
+        # counts, the version counts one token.
         payloads = [part.payload_digest for part in header.contributors]
         counts = [
-            part.trust > LEAST_TRUST and payloads.count(payload) == 1 and payload not in self._payloads
+            part.votes
+            and part.trust > LEAST_TRUST
+            and payloads.count(payload) == 1
+            and payload not in self._payloads
             for part, payload in zip(header.contributors, payloads, strict=True)
         ]
         self._payloads.update(payloads)
@@ -320,7 +344,7 @@ class InvariantWatch:
         own = certificate.syncer == host.peer and certificate.group == WHOLE_RUN
         if not own or host.peer not in hidden or host.now <= self._calm_from_s or world.network.was_cut:
             return
-        voters = host.core.fragments[certificate.fragment].chain.marks.voters
+        voters = host.core.fragments[certificate.fragment].chain.marks.seats
         dialable = any(other.may_serve and other.peer not in hidden for other in world.up_hosts())
         if dialable and voters != {host.peer}:
             raise Violation("hidden-syncer", f"{host.peer} fragment {certificate.fragment}")
@@ -492,11 +516,9 @@ def _must_believe(host: Host, liar: str, authors: set[str]) -> bool:
     """Tell whether so many state it that who cannot find out any more is to believe them, whatever the
     fragment: the contributions are gone where a syncer dies while others make its merge again."""
     shared = host.core.shared
-    here = [
-        peer for peer in shared.view.confirmed(host.local_now) if shared.has_worked(peer) and peer != liar
-    ]
+    here = [peer for peer in shared.view.confirmed(host.local_now) if shared.has_seat(peer) and peer != liar]
     for fragment in host.core.fragments:
-        voters = fragment.chain.marks.voters.difference(shared.excluded.peers, (liar,))
+        voters = fragment.chain.marks.seats.difference(shared.excluded.peers, (liar,))
         if len(authors & voters) < max(FEWEST, len(voters) // 2 + 1, len(here) // 2 + 1):
             return False
     return True

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from p2pdiloco.core.api.events import (
     AcceptTransfer,
     CommitVersion,
     Effect,
+    Guided,
     LeaveRequested,
     Merge,
     Persist,
@@ -24,13 +27,24 @@ from p2pdiloco.core.api.events import (
     UpdateRecord,
 )
 from p2pdiloco.core.api.messages import Elected, VoteGranted, VoteRequest
-from p2pdiloco.core.api.versions import Roster, VersionHeader
-from p2pdiloco_lab.simulation.lineage import NOTHING, Clock, Losses, Substance, genesis_state
+from p2pdiloco.core.api.papers import Admission, Grant, Paper, Word, paper_bytes
+from p2pdiloco.core.api.versions import MemberList, VersionHeader
+from p2pdiloco_lab.simulation.lineage import (
+    NOTHING,
+    Clock,
+    HashCrypto,
+    Losses,
+    Substance,
+    genesis_state,
+)
 from p2pdiloco_lab.simulation.liveness import Backing, Liveness
 from p2pdiloco_lab.simulation.seed_plan import (
     MAX_JOINS,
+    OWNER,
     RUN,
+    SURE,
     NodeSpec,
+    PaperKind,
     WorldPlan,
     draw_plan,
     draw_spec,
@@ -85,6 +99,7 @@ class World:
         if self.crowd is not None:
             self.perjurers.update(self.crowd.riders)
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
+        self.owner = Owner(self, plan)
         self.exclusion = Exclusion(self)
         self.watch = InvariantWatch(plan.config, plan.calm_from_s, frozenset(self.perjurers))
         self.backing = Backing(frozenset(self.perjurers))
@@ -169,6 +184,7 @@ class World:
         self.hosts[peer] = host
         self.network.endpoints[peer] = host
         host.start()
+        self.owner.tells(host, [peer])
 
     def crash(self, host: Host, back_in_s: float | None) -> None:
         """kill -9, and a restart with the same disk unless the machine is lost for ever."""
@@ -210,7 +226,8 @@ class World:
         for reader in up:
             held = self._presence[reader.peer]
             members = tuple((p, inc) for p, (inc, expires) in sorted(held.items()) if expires > now)
-            reader.later(0.05, reader.feed, PresenceSeen(Roster(members)))
+            reader.later(0.05, reader.feed, PresenceSeen(MemberList(members)))
+            self.owner.tells(reader, [peer for peer, _ in members])
         self.clock.after(self._presence_every_s, self._presence_round)
 
     def _hears_of(self, reader: str, publisher: str) -> bool:
@@ -342,6 +359,80 @@ class World:
                 raise Violation("bounded", f"{host.peer}: {text}")
 
 
+# Papers.
+
+INVITE = "k0"
+INVITE_USES = 64
+HEARD_WITHIN_S = 3.0
+"""Time in which papers of a listed member come, with what else its door tells."""
+LAST_WORD = 100
+"""Number of the owner's word that ends a seat: above those by which seats begin."""
+
+
+class Owner:
+    """Owner of the run, in worlds where seats come by papers; in others it says nothing.
+
+    A node has its own paper from its start on, and another's some moments after that node is listed. So it
+    also hears that a seat has ended: of anybody who is there.
+    """
+
+    def __init__(self, world: World, plan: WorldPlan) -> None:
+        self.papers: dict[str, Paper] = {}
+        """Papers that give a seat, by the node that has it."""
+        self._world, self._plan = world, plan
+        self._rng = random_stream(plan.seed, "heard papers")
+        self._ending: Word | None = None
+        self._told: dict[str, tuple[int, set[Paper]]] = {}
+        """Papers that each node has heard of in its present life."""
+        if plan.unseated:
+            world.clock.at(plan.unseated_s, self._unseat)
+
+    @property
+    def unseated(self) -> str:
+        """Node whose seat it has ended; empty: nobody's."""
+        return self._ending.peer if self._ending else ""
+
+    def _unseat(self) -> None:
+        peer = self._plan.unseated
+        self._world.trace.decision(self._world.clock.now, peer, "the owner ends its seat")
+        self._ending = self._word(peer, LAST_WORD, False)
+
+    def _word(self, peer: str, number: int, seated: bool) -> Word:
+        word = Word(RUN, peer, number, seated)
+        return structs.replace(word, signature=HashCrypto(OWNER).sign(paper_bytes(word)))
+
+    def _paper(self, peer: str) -> Paper:
+        """Make a node's paper, once."""
+        if peer not in self.papers:
+            words = self._plan.papers is PaperKind.WORDS
+            self.papers[peer] = self._word(peer, len(self.papers) + 1, True) if words else _admission(peer)
+        return self.papers[peer]
+
+    def tells(self, host: Host, peers: Sequence[str]) -> None:
+        """Let a node hear the papers of these, its own at once."""
+        if self._plan.papers is None:
+            return
+        life, told = self._told.get(host.peer, (0, set()))
+        if life != host.incarnation:
+            told = set()
+            self._told[host.peer] = host.incarnation, told
+        known = [self._paper(peer) for peer in peers if peer not in self._plan.config.seats]
+        ending = [self._ending] if self._ending and set(peers) - {host.peer} else []
+        news = tuple(paper for paper in (*known, *ending) if paper not in told)
+        told.update(news)
+        if news and [*peers] == [host.peer]:
+            host.feed(Guided(papers=news))
+        elif news:
+            host.later(self._rng.uniform(0.0, HEARD_WITHIN_S), host.feed, Guided(papers=news))
+
+
+def _admission(peer: str) -> Admission:
+    granted = Grant(RUN, INVITE, 0, INVITE_USES, b"")
+    granted = structs.replace(granted, signature=HashCrypto(OWNER).sign(paper_bytes(granted)))
+    shown = Admission(granted, peer, b"")
+    return structs.replace(shown, signature=HashCrypto(INVITE).sign(paper_bytes(shown)))
+
+
 # Faults.
 
 NOT_BEFORE_THE_END_S = 1e9
@@ -430,6 +521,8 @@ class Faults:
         if not holders:
             return set()
         core.add(rng.choice(holders))
+        if self._plan.papers is not None:
+            core.add(SURE)
         core.update(h.peer for h in world.up_hosts() if h.leaving)
         return set(peers) - core
 
@@ -452,6 +545,8 @@ class Faults:
             return set()
         leaving = {host.peer for host in world.up_hosts() if host.leaving}
         stay = sorted(world.specs.keys() - world.gone - broken - leaving)
+        if self._plan.papers is not None:  # without its vote there may be nobody's
+            stay = [peer for peer in stay if peer != SURE]
         hidden = world.network.hidden
         apart = [peer for peer in stay if len(stay) > 2 and hidden.issuperset(p for p in stay if p != peer)]
         peer = rng.choice(stay) if len(stay) > 1 else ""
@@ -541,7 +636,8 @@ class Faults:
         serving = [h for h in others if h.may_serve and h.disk.holds_run(len(h.stores))]
         staying = world.staying() - 1
         enough = staying >= max(1, self._plan.config.quorum)
-        return host if host is not None and serving and enough else None
+        sure = host is not None and host.peer == SURE and self._plan.papers is not None
+        return host if host is not None and serving and enough and not sure else None
 
     def _replace(self) -> None:
         host = self._removable()

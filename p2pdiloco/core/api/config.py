@@ -46,10 +46,6 @@ class Timing(Struct, frozen=True, kw_only=True):
     resume_alone_s: float = 20.0
     """Time for which a node with saved state listens for confirmed members, before it goes on from what it
     has."""
-    strangers_s: float = 600.0
-    """Time for which a node that returns to an open run, and finds nobody there whom its chain knows, looks
-    for such members before it believes those who are. Too short: whoever meets it alone gives it any state.
-    Too long: where all whom it knew have handed the run on, it waits for nothing."""
     genesis_wait_s: float = 3.0
     """Time for which a node told to start a run listens for members first, if anybody is listed."""
     leave_s: float = 3.0
@@ -87,6 +83,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Bytes of one update of each fragment, added up; 0: as many as contributions have."""
     largest_share: float = 1 / 3
     """Share of a merge that one learner has at most."""
+    open_share: float = 0.25
+    """Share of a merge that all contributions without a seat have at most, together."""
     most_units: float = 4.0
     """Weight of a contribution at most, in usual ones."""
     expected_members: int = 0
@@ -96,6 +94,10 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     loss_audits: float = 0.0
     """Share of a learner's time, and of what its node receives, for audits of single contributions; 0: there
     are none."""
+    owner: str = ""
+    """Peer id of the run's owner, who signs papers; empty: there is none."""
+    seats: tuple[str, ...] = ()
+    """Peers that have a seat from version 0 on, in the order of their places."""
     admits: bool = False
     """True: the run's owner lets members in, so that whoever says that it is confirmed was let in, and H
     inner steps weigh in full beside however slow ones, within `most_units`. False: anybody may say so."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.papers import Paper
 from p2pdiloco.core.api.reasons import AuditOutcome, CastOutWhy, FetchFailure, Verdict
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
@@ -26,7 +27,7 @@ from p2pdiloco.core.api.types import (
     Vouch,
     Watermark,
 )
-from p2pdiloco.core.api.versions import Mean, PartOfTree, Roster, SignedOffer, SignedVersion
+from p2pdiloco.core.api.versions import Mean, MemberList, PartOfTree, SignedOffer, SignedVersion
 
 
 class Effect(Struct, frozen=True):
@@ -351,7 +352,7 @@ class Tick(Event, frozen=True):
 class PresenceSeen(Event, frozen=True):
     """Members whose unexpired presence records the DHT holds (self may be among them)."""
 
-    members: Roster
+    members: MemberList
     """Listed members with their incarnations. One object may serve many readers."""
     unreached: int = 0
     """Number of further listed members that could not be dialled yet."""
@@ -364,6 +365,8 @@ class Guided(Event, frozen=True):
     """Members that the node's person named to join through."""
     vouches: tuple[Vouch, ...] = ()
     """Versions and members that the run's owner vouched for."""
+    papers: tuple[Paper, ...] = ()
+    """Papers on seats that this node holds; they are added to those told before."""
 
 
 class MessageReceived(Event, frozen=True):

@@ -7,7 +7,6 @@ A proof depends on nothing but itself (docs/protocol/proofs.md, section 2).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -19,6 +18,7 @@ from p2pdiloco.core.api.types import (
     Digest,
     PeerId,
     Signature,
+    Verify,
     Vote,
     Wire,
     merkle_path,
@@ -31,8 +31,6 @@ MAX_PROOFS = 256
 """Limit of proofs that a node keeps: one a culprit."""
 MAX_WAY = 20
 """Limit of steps from a contributor to the root: more than `MAX_CONTRIBUTORS` ask for."""
-Verify = Callable[[PeerId, bytes, bytes], bool]
-"""Check of (signer, message, signature), as `Crypto.verify`."""
 
 
 class SignedShort(Wire, frozen=True):

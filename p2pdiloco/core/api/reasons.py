@@ -235,6 +235,10 @@ class VersionFault(Reason):
     """Version that neither somebody who has worked has made, nor anybody who has names."""
     UNSUPPORTED = "unsupported", False, True
     """Version on which too few of those stand who decide, perhaps as yet, to copy a state of it."""
+    SEATLESS = "seatless"
+    """Version without the work of any seat."""
+    FALSE_PAPERS = "false-papers"
+    """Papers that nobody signed, that change nothing, or that do not begin a term."""
     FALSE_TABLE = "false-table"
     """Watermarks other than follow from its parent's, or than its header commits to."""
     FALSE_SCALE = "false-scale"
@@ -334,6 +338,24 @@ class CastOutWhy(Reason):
         "its memory, its disk or its processor makes errors, or its program was changed: test the machine, "
         "install the program anew, and begin with an empty --data-dir (a new identity)",
     )
+
+
+@direct_members
+class AdmissionFault(Reason):
+    """Reasons for which a peer is not admitted."""
+
+    NOT_SHOWN = "admission-not-shown", "this run takes members by invite only"
+    NOT_LISTED = "not-on-the-list", "this run's owner has not put this node on its list"
+    OTHER_RUN = "admission-other-run", "the invite is of another run"
+    OTHER_PEER = "admission-other-peer", "the admission is another node's"
+    GRANT_SIGNATURE = "grant-signature", "the invite is not signed by this run's owner"
+    ADMISSION_SIGNATURE = "admission-signature", "the admission is not signed with the invite's key"
+    EXPIRED = "invite-expired", "the invite has expired"
+    USED_UP = "invite-used-up", "as many nodes as the invite is for have used it"
+    REVOKED = "invite-revoked", "this run's owner has revoked the invite"
+    BANNED = "banned", "this run's owner has banned this node"
+    EXCLUDED = "excluded", "there is a proof that this node lied"
+    FULL = "register-full", "as many members as a node remembers have been admitted"
 
 
 @direct_members

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Annotated, Protocol
 
@@ -63,6 +63,22 @@ class Head(Wire, frozen=True):
     def weight(self) -> tuple[int, int, bytes]:
         """Order of chains: more tokens, then higher term, then digest (docs/protocol/forks.md, section 2)."""
         return (self.tokens, self.term, self.digest)
+
+
+class Seat(Wire, frozen=True):
+    """Seat of one peer in a chain: its right to decide (docs/protocol/seats.md)."""
+
+    place: Count
+    """Place among all that the chain ever had, from 1; 0: it never had one, and what ended is kept so that no
+    older paper begins it."""
+    since: Count = 0
+    """Version whose table has it first."""
+    key: Annotated[str, Meta(max_length=80)] = ""
+    """Key of the invite by which it came; empty: the owner's word, or the run file."""
+    word: Count = 0
+    """Number of the owner's newest word on it; 0: there is none."""
+    ended: Count = 0
+    """Version that ended it; 0: it stands."""
 
 
 class Stamp(Wire, order=True, frozen=True):
@@ -156,8 +172,8 @@ class Contributor(Wire, frozen=True):
     score: Annotated[int, Meta(ge=UNMEASURED, le=127)] = UNMEASURED
     """Agreement with the others of its round (`tensors.merge`)."""
     votes: bool = False
-    """True: its learner votes, by the table of watermarks that its syncer had. Where enough of a round do,
-    they say what is usual (`core.api.versions.references`)."""
+    """True: its learner has a seat, by the table of watermarks that its syncer had. Where enough of a round
+    do, they say what is usual (`core.api.versions.references`)."""
 
     def work(self, run: str, fragment: int) -> WorkLabel:
         """Make what its learner signs."""
@@ -174,7 +190,7 @@ class Contributor(Wire, frozen=True):
 
 
 class Watermark(Wire, frozen=True):
-    """Mark of one learner in a chain: its newest merged contribution, and its record as a member."""
+    """Mark of one peer in a chain: its newest merged contribution, its record as a learner, and its seat."""
 
     learner: PeerId
     stamp: Stamp
@@ -183,17 +199,14 @@ class Watermark(Wire, frozen=True):
     first: Count = 0
     """Version since which it has had a mark without a break."""
     merges: Count = 1
-    """Versions since then that have a contribution of it."""
-    voter: Count = 0
-    """Version since which it votes; 0: it does not yet (`core.chain.Marks`)."""
+    """Versions since then that have a contribution of it; 0: it only has a seat."""
+    seat: Seat | None = None
+    """None: it has never had one."""
     agreement: Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)] = 0
     """Slow mean of how far its contributions agree with the others' (`core.api.versions.Mean`)."""
     last: Annotated[bytes, Meta(max_length=8)] = b""
     """First bytes of the digest of its newest contribution's payload, by which copies of it are known
     (`core.chain.earned`); empty: not known."""
-    earned: Count = 1
-    """Versions of `merges` with work that was no copy, after which it was trusted no less than a newcomer:
-    they earn it its vote."""
 
 
 def table_digest(table: tuple[Watermark, ...]) -> bytes:
@@ -307,6 +320,10 @@ REACH_WORDS = {
 }
 """Texts for people."""
 _DOMAIN = b"p2pdiloco/1/"
+
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""Check of (signer, message, signature), as `Crypto.verify`."""
 
 
 def signed_bytes(domain: str, value: Wire) -> bytes:

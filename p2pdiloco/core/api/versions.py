@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
+from p2pdiloco.core.api.papers import MAX_PAPERS, Paper
 from p2pdiloco.core.api.types import (
     EMPTY_TABLE,
     FULL_TRUST,
@@ -113,12 +114,16 @@ class VersionHeader(HeaderStart, frozen=True):
     repairs: Digest | None = None
     """Digest of an earlier version, a false one, whose update is taken back in this one's, and the true one
     added (docs/protocol/audits.md, section 4)."""
+    papers: Annotated[tuple[Paper, ...], Meta(max_length=MAX_PAPERS)] = ()
+    """Papers by which the seats of its table are others than its parent's. Its name does not cover them: the
+    table follows from them."""
 
     def short(self) -> ShortHeader:
         """Make what stands for it wherever it is named or signed: contributors by their one digest."""
         fields: dict[str, Any] = asdict(self)
         fields["contributors"] = merkle_root([part.named() for part in self.contributors])
         fields["partials"] = merkle_root([entry.named() for entry in self.partials])
+        del fields["papers"]
         return ShortHeader(**fields)
 
     def named(self) -> bytes:
@@ -501,7 +506,7 @@ MAX_REMEMBERED = 24
 time."""
 
 
-class Roster:
+class MemberList:
     """Immutable list of all listed members; one object may serve many readers.
 
     `members` is sorted: (peer, incarnation).
@@ -518,7 +523,9 @@ class Roster:
         return len(self.members)
 
     def __repr__(self) -> str:
-        return f"Roster({', '.join(peer for peer, _ in self.members[:8])}{', …' if len(self) > 8 else ''})"
+        return (
+            f"MemberList({', '.join(peer for peer, _ in self.members[:8])}{', …' if len(self) > 8 else ''})"
+        )
 
     def incarnation(self, peer: str) -> int | None:
         """Incarnation of a listed peer; None for one that is not listed."""
@@ -626,21 +633,20 @@ def sample_seed(parts: Iterable[Contributor]) -> bytes:
 
 
 FEWEST_REFERENCES = 3
-"""Least number of contributions of which a minority can be told from the others."""
+"""Least number of seats of which a minority can be told from the others."""
 Each = TypeVar("Each")
 
 
 def references(parts: Sequence[Each], votes: Sequence[bool]) -> list[Each]:
-    """Choose those that are the measure of all: those that vote, if enough do, else all.
+    """Choose those that are the measure of all: those with a seat, if there are enough; else none.
 
-    Identities are free, so strangers can be most of a round. Votes are not: few may win one at a time
-    (docs/protocol/trust.md). Where three or more of a round vote, they alone say what is usual in it; where
-    fewer do, all say it, as one or two are no majority of anybody.
+    Identities are free, so strangers can be most of a round: they are never a measure. One or two seats are
+    no majority of anybody, and measure nothing.
 
     Rules: docs/protocol/weights.md, section 5.
     """
     voting = [part for part, votes_too in zip(parts, votes, strict=True) if votes_too]
-    return voting if len(voting) >= FEWEST_REFERENCES else list(parts)
+    return voting if len(voting) >= FEWEST_REFERENCES else []
 
 
 PERIODS = 2

@@ -350,7 +350,7 @@ class Subject:
         if wanted.partial is None:
             vault.check_payload(self.fragment, payload, vault.maker.codec_name)
             return
-        work = [(part.tokens, part.inner_steps, part.trust) for part in wanted.partial.parts]
+        work = [(part.tokens, part.inner_steps, part.trust, part.votes) for part in wanted.partial.parts]
         limits = wanted.partial.entry.by(self._header.limits)
         vault.check_partial(self.fragment, payload, work, limits)
 

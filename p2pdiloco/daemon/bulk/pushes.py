@@ -281,7 +281,7 @@ class PushesIn:
             raise Unsound(Verdict.WRONG_DIGEST)
         vault = self._compute.vault
         if isinstance(label, PartialHeader):
-            work = [(part.tokens, part.inner_steps, part.trust) for part in label.parts]
+            work = [(part.tokens, part.inner_steps, part.trust, part.votes) for part in label.parts]
             vault.check_partial(label.fragment, payload, work, label.limits)
         else:
             vault.check_payload(label.fragment, payload, label.codec)
@@ -389,7 +389,7 @@ class OwnChain:
         return self._core.shared.reach is Reach.DIRECT
 
     def is_member(self, peer: str) -> bool:
-        return self._core.is_member(peer, asyncio.get_running_loop().time())
+        return self._core.is_member(peer)
 
     def signed(self, version: SignedVersion) -> bool:
         header = version.header

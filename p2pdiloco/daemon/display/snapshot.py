@@ -193,6 +193,8 @@ class PeerRow(Row, frozen=True, kw_only=True):
     (docs/protocol/weights.md, section 5); None: nothing of it is merged."""
     expelled: LossFinding | None = None
     """Finding of this node's loss audits for which it refuses its work (docs/protocol/loss-audits.md)."""
+    seated: bool = False
+    """True: it has a seat, by which it votes and merges (docs/protocol/seats.md)."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):

@@ -259,14 +259,14 @@ def _peer_block(row: PeerRow, width: int) -> list[Text]:
 
 
 def role_text(row: PeerRow) -> str:
-    """Word what a member is beside a learner: "syncer of 3", "catching up", "expelled (harm)"."""
+    """Word what a member is beside a learner: "syncer of 3", "seat", "catching up", "expelled (harm)"."""
     words = [] if row.expelled is None else [f"expelled ({row.expelled.value})"]
     words += [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
     words += [] if row.votes else ["cannot save"]
     words += ["thin uplink"] if row.thin else []
     words += [] if row.weighs is None or row.weighs >= WEIGHS_IN_FULL else [f"weighs {row.weighs:.0%}"]
-    words += [f"syncer of {row.offices}"] if row.offices else []
+    words += [f"syncer of {row.offices}"] if row.offices else ["seat"] if row.seated else []
     return ", ".join(words)
 
 

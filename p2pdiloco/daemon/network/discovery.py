@@ -32,7 +32,7 @@ from p2pdiloco.config.settings import ANY_ADDRESS, RUN_ID, NodeSettings
 from p2pdiloco.config.values import expanded, peer_in
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Reach, Wire
-from p2pdiloco.core.api.versions import Roster
+from p2pdiloco.core.api.versions import MemberList
 from p2pdiloco.core.base import Shared
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import apart
@@ -176,9 +176,9 @@ class Presence:
         self._twins = Twins(ours.incarnation, LIFETIME_S)
         self._connected: BoundedDict[str, tuple[str, ...]] = BoundedDict(MAX_NAMED)
         self._strangers: set[str] = set()
-        self._roster = Roster(())
-        """Roster of those who are reached: one object as long as it is true, since what follows from it is
-        worked out once."""
+        self._roster = MemberList(())
+        """List of those who are reached: one object as long as it is true, since what follows is worked out
+        once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
         self.names = Names()
 
@@ -244,7 +244,7 @@ class Presence:
             )
         )
         if reached != self._roster.members:
-            self._roster = Roster(reached)
+            self._roster = MemberList(reached)
         self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
 
     async def _records(self) -> dict[str, wire.Presence]:

@@ -51,7 +51,7 @@ from p2pdiloco.config.values import (
 )
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.papers import (
+from p2pdiloco.daemon.notice import (
     INVITE,
     MAX_ADDRESSES,
     Invite,
@@ -431,7 +431,7 @@ class _PackedLink(Wire, frozen=True):
 
 
 class RunLink(Struct, frozen=True):
-    """Run, and the way to it in one word, `p2pdiloco:1<base32>` (`daemon.papers.LinkFormat`): all that a node
+    """Run, and the way to it in one word, `p2pdiloco:1<base32>` (`daemon.notice.LinkFormat`): all that a node
     needs to take part.
 
     A link holds no secret, unless an invite was put in. It makes joining sure: a node that dials the peers
@@ -624,6 +624,11 @@ class KnownRun:
         """Tell whether members need an invite."""
         return self._run.manifest.admission.mode == "invite"
 
+    @property
+    def is_by_list(self) -> bool:
+        """Tell whether the owner lists the members."""
+        return self._run.manifest.admission.mode == "list"
+
     def addresses(self, join: Sequence[str]) -> list[str]:
         """List the addresses that its link names. Raises: UserError (there are none)."""
         return addresses_of(self._data_dir, join)
@@ -634,6 +639,8 @@ class KnownRun:
 
 
 MAX_ISSUED = 1024
+LINK_NAME, LINK_USES = "link", 20
+"""Name and uses of the invite in the link that a run's host prints."""
 
 
 class Issued(Struct, frozen=True, forbid_unknown_fields=True):
@@ -705,6 +712,18 @@ class Ownership:
         Files().save(self._folder / "invites.json", [msgspec.json.encode(issued)], durable=True)
         return made
 
+    def standing_invite(self, addresses: Sequence[str]) -> Invite:
+        """Find the invite of the link that the run's host prints, or make it: the same after a restart.
+
+        Raises: UserError (too many invites were given out), StorageError.
+        """
+        path = self._folder / "link"
+        kept = read_note(path, msgspec.msgpack.Decoder(Right).decode, logger.warning)
+        if kept is None:
+            kept = self.invite(0, LINK_USES, LINK_NAME, addresses).right
+            Files().save(path, [msgspec.msgpack.encode(kept)], durable=True, private=True)
+        return Invite.of(self.run, kept, tuple(addresses[:MAX_PEERS]))
+
     def link(self, invite: Invite) -> str:
         """Put an invite into a link to the run. Raises: ConfigError."""
         listed, _ = saved_runs(self.data_dir)[self.run]
@@ -739,13 +758,19 @@ class Ownership:
         return load_notice(self._folder, self.run, self.key.peer_id)
 
     def publish(self, notice: Notice, newest: int = 0) -> Notice:
-        """Sign a notice as the one after the newest, and keep it. `newest`: a sequence that members know.
+        """Sign a notice as the one after the newest, and keep it; words of it that are not signed yet get the
+        number after the highest of all words. `newest`: a sequence that members know.
 
         Raises: UserError (too large), StorageError.
         """
         before = self.notice
         sequence = max(newest, before.sequence if before is not None else 0) + 1
-        made = signed(msgspec.structs.replace(notice, sequence=sequence), self.key)
+        number = 1 + max((word.number for word in notice.seats if word.signature), default=0)
+        words = tuple(
+            word if word.signature else signed(msgspec.structs.replace(word, number=number), self.key)
+            for word in notice.seats
+        )
+        made = signed(msgspec.structs.replace(notice, sequence=sequence, seats=words), self.key)
         save_notice(self._folder, made)
         return made
 

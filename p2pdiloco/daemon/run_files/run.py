@@ -258,10 +258,13 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
         max_payload_bytes=tuple(contribution.encoded_bytes(layout.numel) for layout in run.layouts),
         update_bytes=sum(update.encoded_bytes(layout.numel) for layout in run.layouts),
         largest_share=manifest.weight.largest_share,
+        open_share=manifest.weight.open_share,
         most_units=manifest.weight.most_units,
         expected_members=manifest.group.expected_members,
         audited=not update.sparse,
         loss_audits=manifest.audit.loss_share,
+        owner=run.signed.owner,
+        seats=manifest.admission.seats,
         admits=manifest.admission.mode != "open",
         timing=timing,
     )

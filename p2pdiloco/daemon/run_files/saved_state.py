@@ -97,7 +97,7 @@ def _load(
     config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLog, genesis: SignedVersion
 ) -> Chain:
     fragment = genesis.header.fragment
-    chain = Chain((genesis,), (), config.log_versions)
+    chain = Chain((genesis,), (), config.log_versions, config.seats)
     checkpoint = store.load_checkpoint(fragment)
     while checkpoint is not None and (number := checkpoint.version.header.number) > 0:
         fault = _why_not(config, checkpoint, vault)

@@ -471,6 +471,11 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
 
 
 def _warn(path: Path, manifest: Manifest) -> None:
+    if not manifest.admission.seats:
+        hint = f"p2pdiloco seat {manifest.run.name} PEER"
+        logger.warning(
+            "%s: no peer has a seat, so nobody makes a version until its owner says: %s", path, hint
+        )
     from p2pdiloco.config.presets import warnings_about
     from p2pdiloco.tasks.registry import task_of
 

@@ -1,6 +1,6 @@
 """`python -m attacks.crowd WORK`: a crowd, identities of one process that trains nothing.
 
-All of them ride (`attacks.rider`) and vote. Then they do what the kind of the crowd says.
+All of them ride (`attacks.rider`), and vote where anybody asks. Then they do what the kind of the crowd says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from p2pdiloco.core.api.evidence import Accusation, FalseVersion, short_of
 from p2pdiloco.core.api.messages import Stated
 from p2pdiloco.core.api.types import NEVER, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain import FOUNDING_VERSIONS
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.identity import verify
@@ -40,7 +39,7 @@ PULL_S = 4.0
 LOOK_S = 0.1
 LISTED_EVERY_S = 15.0
 STRIKES_AT = 0.6
-"""Share of its time after which a crowd strikes at the latest, however few of it vote."""
+"""Share of its time after which a crowd strikes at the latest, however few of it were merged."""
 BEHIND = 8
 """Versions by which it may be behind, and reads them one by one: members keep some."""
 OUT_OF_REACH = 10
@@ -49,7 +48,7 @@ ACCUSES_EVERY_S = 2.0
 
 
 class Crowd(Attack):
-    """Crowd that is merged and votes, and does no more; others begin with this."""
+    """Crowd that is merged, and does no more; others begin with this."""
 
     def __init__(self, work: CrowdWork) -> None:
         self._work = work
@@ -65,16 +64,16 @@ class Crowd(Attack):
         return True
 
     def many_enough(self) -> bool:
-        """Tell whether all vote wherever they work."""
+        """Tell whether all were merged wherever they work."""
         return all(
-            at.index in rider.votes_in
+            at.index in rider.merged
             for rider in self.riders
             for at in self.fragments
             if self.works_on(rider, at.index)
         )
 
     async def strike(self) -> None:
-        """Do what this kind of crowd does, once enough of it vote."""
+        """Do what this kind of crowd does, once all of it were merged."""
 
     # --- riding ------------------------------------------------------------------------------------------
 
@@ -108,7 +107,7 @@ class Crowd(Attack):
             async with asyncio.timeout(STRIKES_AT * self._work.seconds):
                 await self._until_many_enough()
         self.riders[0].done["struck after s"] = round(loop.time() - began)
-        self.riders[0].done["votes in fragments"] = sum(len(rider.votes_in) for rider in self.riders)
+        self.riders[0].done["seats in fragments"] = sum(len(rider.seats_in) for rider in self.riders)
         await self.strike()
 
     async def _until_many_enough(self) -> None:
@@ -166,7 +165,7 @@ class Claimers(Crowd):
 
 
 class Mutes(Crowd):
-    """Crowd that votes, and then sends heartbeats only."""
+    """Crowd that is merged, and then sends heartbeats only."""
 
     async def strike(self) -> None:
         """See `Crowd`."""
@@ -198,17 +197,16 @@ class Accusers(Crowd):
 
 
 class Forgers(Crowd):
-    """Crowd in which each earns its vote in one fragment, another one each as far as there are so many, and
-    all stand on states that they forged there."""
+    """Crowd in which each works in one fragment, another one each as far as there are so many, and all stand
+    on states that they forged there."""
 
     def works_on(self, rider: Rider, fragment: int) -> bool:
         """See `Crowd`."""
         return rider.place % len(self.fragments) == fragment
 
     def many_enough(self) -> bool:
-        """Tell whether all vote in their fragments; in a young run no vote is needed."""
-        old = max(at.number for at in self.fragments) > FOUNDING_VERSIONS
-        return super().many_enough() if old else all(rider.merged for rider in self.riders)
+        """Tell whether all were merged in their fragments."""
+        return all(rider.merged for rider in self.riders)
 
     async def strike(self) -> None:
         """See `Crowd`."""

@@ -4,12 +4,12 @@
         [--list]
 
 Three honest nodes of `micro` on loopback, beside a calm swarm on the same machine at the same time. In a row
-named AGE-DOOR-KIND a crowd (`attacks.crowd`) comes to a young run or to one older than its founding. Doors:
+named AGE-DOOR-KIND a crowd (`attacks.crowd`) comes to a young run or to one of 64 versions. Doors:
 `open`; `invite`, one invite for as many as they are; `race`, an invite for one, shown to another member by
 each at once; `admits`, an invite for one, and a fourth member that admits whoever asks.
 
 versions, loss: attacked / calm. tokens: what the run counted in that time over what was trained, in both
-swarms. weight, votes: the crowd's share of merges and of those who vote, as honest nodes saved them.
+swarms. weight, seats: the crowd's share of merges and of the seats, as honest nodes saved them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from bench_attacks import HONEST, PACE, Side, attacking, number
 from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, running_swarm, wait_until
 from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.core.chain import FOUNDING_VERSIONS
-from p2pdiloco.daemon.papers import encode_invite
+from p2pdiloco.daemon.notice import encode_invite
 from p2pdiloco.daemon.run_files.known_runs import Ownership
 from p2pdiloco.demo.swarm import read_log
 
 RIDERS, MOST_RIDERS = 5, 32
 SECONDS, MOST_SECONDS = 40.0, 300.0
+OLD_VERSIONS = 64
+"""Versions of each fragment of a run that is no longer young."""
 OLD_TIMEOUT_S = 600.0
 AGES = ("young", "old")
 ROWS = tuple(
@@ -77,13 +78,13 @@ def sides(folder: Path, door: str) -> Iterator[tuple[Side, Side]]:
 
 
 def is_old(side: Side) -> bool:
-    """Tell whether every honest node has more versions of each fragment than the founding of a run has."""
+    """Tell whether every honest node has more than `OLD_VERSIONS` of each fragment."""
     for node in side.nodes:
         newest: dict[int, int] = {}
         for line in read_log(node.events):
             if line.is_head():
                 newest[line.fragment] = max(newest.get(line.fragment, 0), line.number)
-        if not newest or min(newest.values()) <= FOUNDING_VERSIONS + 1:
+        if not newest or min(newest.values()) <= OLD_VERSIONS:
             return False
     return True
 
@@ -137,21 +138,21 @@ def one(row: str, riders: int, seconds: float) -> CrowdRow:
                 did = json.loads(process.stdout.readline() or "{}")
             found = [seen_of(s.nodes, s.liars, before[n], after[n]) for n, s in enumerate(both)]
         # saved versions are read when the nodes have ended
-        weight, votes = shares(both[0].nodes, both[0].run, {*ids})
-    attacked = msgspec.structs.replace(found[0], weight_share=weight, votes_share=votes)
+        weight, seats = shares(both[0].nodes, both[0].run, {*ids})
+    attacked = msgspec.structs.replace(found[0], weight_share=weight, seats_share=seats)
     return judge_crowd(row, riders, attacked, found[1], did)
 
 
 def shown(rows: Sequence[CrowdRow]) -> str:
     """Lay the rows out as text."""
     figures = (
-        f"{'versions':>9}{'loss':>7}{'tokens':>8}{'calm':>6}{'out':>5}{'end':>5}{'weight':>8}{'votes':>7}"
+        f"{'versions':>9}{'loss':>7}{'tokens':>8}{'calm':>6}{'out':>5}{'end':>5}{'weight':>8}{'seats':>7}"
     )
     lines = [f"{'crowd':26}{figures}  broken"]
     for row in rows:
         cells = [number(row.versions_ratio, 9), number(row.loss_ratio, 7), number(row.tokens_counted, 8)]
         cells += [number(row.tokens_calm, 6), f"{row.honest_excluded:5}{row.honest_ended:5}"]
-        cells += [number(row.weight_share, 8), number(row.votes_share, 7)]
+        cells += [number(row.weight_share, 8), number(row.seats_share, 7)]
         lines.append(f"{row.attack:26}{''.join(cells)}  {', '.join(row.broken) or 'nothing'}")
         lines.append(f"{'':26}  {row.riders} riders did {bench_attacks.counts(row.did)}")
     return "\n".join(lines)

@@ -11,9 +11,12 @@ from msgspec import Struct
 from attacks.excluding import honest_excluded
 from attacks.watching import Moment, forged_heads, logs_of
 from p2pdiloco.adapters.run_store import RunStore
+from p2pdiloco.config.manifest import WeightSection
 from p2pdiloco.core.api.types import weight_of
 from p2pdiloco.core.api.versions import VersionHeader
+from p2pdiloco.core.chain import marks_of
 from p2pdiloco.demo.swarm import SwarmNode, of_kind
+from p2pdiloco.tensors.merge import open_factors
 
 MANY_VERSIONS = 0.9
 """Share of the calm swarm's versions that must be made."""
@@ -40,8 +43,8 @@ class CrowdSeen(Struct, frozen=True, kw_only=True):
     """Heads of honest nodes that no member made, as `fragment/number`."""
     weight_share: float
     """Share of the crowd in the weight of the versions that were saved last."""
-    votes_share: float
-    """Share of the crowd among those who vote, in the fragment where it is largest."""
+    seats_share: float
+    """Share of the crowd among the seats, in the fragment where it is largest."""
 
 
 class CrowdRow(Struct, frozen=True, kw_only=True):
@@ -59,7 +62,7 @@ class CrowdRow(Struct, frozen=True, kw_only=True):
     honest_ended: int
     parameters_kept: bool
     weight_share: float
-    votes_share: float
+    seats_share: float
     did: Mapping[str, int]
     broken: Sequence[str]
 
@@ -92,7 +95,7 @@ def judge_crowd(
         honest_ended=attacked.ended,
         parameters_kept=not attacked.forged,
         weight_share=attacked.weight_share,
-        votes_share=attacked.votes_share,
+        seats_share=attacked.seats_share,
         did=dict(did),
         broken=[what for what, is_so in broken.items() if is_so],
     )
@@ -126,7 +129,7 @@ def seen_of(
         ended=sum(not node.alive for node in nodes),
         forged=forged_heads(logs, own),
         weight_share=0.0,
-        votes_share=0.0,
+        seats_share=0.0,
     )
 
 
@@ -159,23 +162,25 @@ def _ends(node: SwarmNode, name: str, from_s: float, to_s: float) -> tuple[int, 
 
 def shares(nodes: Sequence[SwarmNode], run: str, crowd: Set[str]) -> tuple[float, float]:
     """Read from the honest nodes' disks, after their end: the crowd's share of the weight of saved versions,
-    and of the votes."""
+    and of the seats."""
     weights = {True: 0.0, False: 0.0}
-    votes = 0.0
+    seats = 0.0
     for node in nodes:
         store = RunStore(node.data_dir, run)
         for folder in sorted((store.folder / "fragments").glob("*")):
             saved = store.load_checkpoint(int(folder.name))
             if saved is None:
                 continue
-            voters = [mark.learner for mark in saved.watermarks if mark.voter]
-            votes = max(votes, sum(voter in crowd for voter in voters) / max(1, len(voters)))
+            roster = marks_of(saved.watermarks).seats
+            seats = max(seats, len(roster & crowd) / max(1, len(roster)))
             for header in _headers(store, int(folder.name), saved.version.header):
-                for part in header.contributors:
-                    most = header.limits.most_tokens
+                most = header.limits.most_tokens
+                work = [(p.tokens, p.inner_steps, p.trust, p.votes) for p in header.contributors]
+                factors = open_factors(work, most, WeightSection().open_share)
+                for part, factor in zip(header.contributors, factors, strict=True):
                     weight = weight_of(part.tokens, part.inner_steps, most, part.trust)
-                    weights[part.learner in crowd] += weight
-    return weights[True] / max(1e-9, sum(weights.values())), votes
+                    weights[part.learner in crowd] += factor * weight
+    return weights[True] / max(1e-9, sum(weights.values())), seats
 
 
 def _headers(store: RunStore, fragment: int, newest: VersionHeader) -> list[VersionHeader]:

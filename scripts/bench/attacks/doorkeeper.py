@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from p2pdiloco.cli.main import main as command
+from p2pdiloco.core.api.papers import Grant
+from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.daemon.admission import Register
-from p2pdiloco.daemon.papers import AdmissionFault, Grant
 
 
 def admit_anybody() -> None:

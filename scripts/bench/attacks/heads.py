@@ -17,6 +17,7 @@ from p2pdiloco.core.api.types import (
     WHOLE_RUN,
     Contributor,
     Head,
+    Seat,
     Stamp,
     Watermark,
     signed_bytes,
@@ -52,9 +53,9 @@ class Forged:
         return self
 
     def table(self, stamp: Stamp) -> tuple[Watermark, ...]:
-        """Make a table in which the stranger alone votes, and the members' marks have this stamp."""
+        """Make a table in which the stranger alone has a seat, and the members' marks have this stamp."""
         marks = [Watermark(peer, stamp, self.number) for peer in self._stranger.work.members]
-        mine = Watermark(self._stranger.id, Stamp(1, 1), self.number, 1, self.number, 1)
+        mine = Watermark(self._stranger.id, Stamp(1, 1), self.number, 1, self.number, Seat(1, 1))
         return tuple(sorted([*marks, mine], key=lambda mark: mark.learner))
 
     def version(self, tokens: int | None, table: tuple[Watermark, ...]) -> SignedVersion:

@@ -1,6 +1,6 @@
 """A rider: a stranger that trains nothing, and sends the newest update with a little noise as its work.
 
-Such work agrees with everybody's, so it is merged and earns a vote. `Followed` is what a crowd of riders
+Such work agrees with everybody's, so it is merged. `Followed` is what a crowd of riders
 knows of one fragment; `attacks.crowd` says what they do together.
 """
 
@@ -31,7 +31,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import Plan, SignedVersion, VersionHeader, group_name
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.papers import decode_invite
+from p2pdiloco.daemon.notice import decode_invite
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import PullSource, Refusal
@@ -83,8 +83,8 @@ class Rider(Stranger):
         """Term and syncer by group and fragment, as members say in their heartbeats."""
         self.merged: dict[int, Stamp] = {}
         """Stamp of its newest merged contribution to each fragment."""
-        self.votes_in: set[int] = set()
-        """Fragments in which it votes, as the headers of versions say."""
+        self.seats_in: set[int] = set()
+        """Fragments in which it has a seat, as the headers of versions say."""
         self.mute = False
         self.claims: Callable[[ContributionHeader], ContributionHeader] = lambda header: header
         self.gives = lambda _peer, pull: self._give(pull)
@@ -156,7 +156,7 @@ class Rider(Stranger):
                 self.merged[header.fragment] = part.stamp
                 self.done["contributions merged"] += 1
                 if part.votes:
-                    self.votes_in.add(header.fragment)
+                    self.seats_in.add(header.fragment)
         return first and bool(self.merged)
 
     async def contribute(self, at: Followed) -> None:

@@ -69,8 +69,8 @@ class Costs:
         return [death for death in self.deaths if death.kind == kind]
 
 
-def config() -> CoreConfig:
-    """The paper's numbers."""
+def config(machines: int) -> CoreConfig:
+    """The paper's numbers. `machines`: all that ever come, each with a seat."""
     return CoreConfig(
         run=RUN,
         inner_steps=INNER_STEPS,
@@ -87,6 +87,7 @@ def config() -> CoreConfig:
         contribution_codec="sim",
         genesis_versions=tuple(genesis_version(f) for f in range(FRAGMENTS)),
         max_payload_bytes=(PARAMETERS // FRAGMENTS,) * FRAGMENTS,
+        seats=tuple(f"d{index}" for index in range(machines)),
         timing=Timing(),
     )
 
@@ -105,7 +106,9 @@ class Ward(World):
         mix = replace(MIXES["datacentre"], crash=0.0, learner_crash=0.0)
         nodes = tuple(machine(f"d{i}", rng.random()) for i in range(learners))
         joins = tuple(0.2 * i for i in range(learners))
-        plan = WorldPlan(seed, "datacentre", mix, config(), nodes, joins, 0.0, end_s, 0.0, faults=False)
+        plan = WorldPlan(
+            seed, "datacentre", mix, config(learners + deaths), nodes, joins, 0.0, end_s, 0.0, faults=False
+        )
         self.deaths: list[Death] = []
         self.quiet: list[tuple[float, int]] = []
         self.made: list[list[float]] = [[] for _ in range(FRAGMENTS)]

@@ -74,6 +74,7 @@ class Home:
             contribution_codec="sim",
             genesis_versions=tuple(genesis_version(f, groups) for f in range(self.fragments)),
             max_payload_bytes=(self.parameters // self.fragments,) * self.fragments,
+            seats=tuple(f"h{index}" for index in range(self._machines)),
             timing=Timing(
                 heartbeat_s=self.heartbeat_s,
                 suspect_s=usual.suspect_s * slower,
@@ -109,6 +110,12 @@ class Home:
             checkpoint_every_s=60.0 * (0.5 + share),
             clock_offset_s=1e5 * share,
         )
+
+    @property
+    def _machines(self) -> int:
+        """Number of machines that have a seat: hardly ever do so many come."""
+        sessions = self.nodes * self.end_s / self.mean_session_s
+        return self.nodes + 8 + round(2 * sessions * (1.0 - self.return_share))
 
     @property
     def end_s(self) -> float:

@@ -46,9 +46,10 @@ class MergedRun:
 
     All that production's syncers and followers decide about a merge is asked of production here: so what is
     changed there is changed here. `largest_share`: of a merge, that one learner has; 0: nothing is cut.
+    `seats`: learners that have one from version 0 on.
     """
 
-    def __init__(self, manifest: Manifest, vault: Vault, largest_share: float) -> None:
+    def __init__(self, manifest: Manifest, vault: Vault, largest_share: float, seats: Sequence[str]) -> None:
         self._vault, self._cuts = vault, largest_share > 0
         lengths = [vault.first_length(layout.index) for layout in vault.layouts]
         headers = [
@@ -74,9 +75,11 @@ class MergedRun:
             genesis_versions=signed,
             max_payload_bytes=(0,) * len(signed),
             largest_share=largest_share or 1.0,
+            open_share=manifest.weight.open_share,
             most_units=manifest.weight.most_units,
+            seats=tuple(seats),
         )
-        self._chains = [Chain((version,), (), LOG_VERSIONS) for version in signed]
+        self._chains = [Chain((version,), (), LOG_VERSIONS, seats) for version in signed]
 
     def limits(self, fragment: int, learners: Sequence[str] | None = None) -> MergeLimits:
         """Limits of what is merged into this fragment's next version: work of these learners; None: of
@@ -109,7 +112,7 @@ class MergedRun:
         return None
 
     def _input(self, chain: Chain, part: Part) -> Input:
-        votes = self._cuts and part.learner in chain.marks.voters
+        votes = part.learner in chain.marks.seats
         return Input(*part.content[:3], mean=self._mean(chain, part.learner), votes=votes)
 
     def _copies(self, chain: Chain, parts: Sequence[Part]) -> list[str]:
@@ -139,7 +142,7 @@ class MergedRun:
                 trust=mean.trust(score) if (mean := self._mean(chain, p.learner)) else FULL_TRUST,
                 length=length,
                 score=score,
-                votes=self._cuts and p.learner in chain.marks.voters,
+                votes=p.learner in chain.marks.seats,
             )
             for p, length, score in zip(parts, made.found.lengths, made.found.scores, strict=True)
         )

@@ -139,7 +139,9 @@ class Virtual(Lockstep):
         """The time of the last inner step, and the tokens that were trained before it."""
         self.merged_tokens = [0 for _ in self.layouts]
         """Merged into each fragment's head."""
-        self._merged_run = MergedRun(manifest, self.global_state, world.largest_share)
+        self._merged_run = MergedRun(
+            manifest, self.global_state, world.largest_share, [seat.name for seat in self._seats]
+        )
         self.merges = self.contributions = self.tokens = 0
 
     def play(self, duration: int, evaluate_every: int, tokens: int = 0) -> Curve:

@@ -21,7 +21,7 @@ from p2pdiloco.cli import guide, questions
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.guide import UNIT, save_settings, shipped_unit, start_by_itself, user_unit
 from p2pdiloco.config.settings import load_settings_table
-from p2pdiloco.daemon.papers import Invite, encode_invite, grant
+from p2pdiloco.daemon.notice import Invite, encode_invite, grant
 from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.registry import load_manifest

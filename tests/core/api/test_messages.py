@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kit import child, genesis
+from kit import child, genesis, word
 from msgspec.structs import replace
 from wire_strategies import MESSAGES, messages
 
@@ -34,8 +34,8 @@ from p2pdiloco.core.api.versions import (
     ALL_AT,
     BEGINS,
     Mean,
+    MemberList,
     MergedPartial,
-    Roster,
     ShortHeader,
     VersionHeader,
     children,
@@ -175,7 +175,7 @@ def test_names_say_epoch_level_and_index_and_nothing_else_is_one() -> None:
 
 
 def test_groups_rotate_with_epoch_and_fragment_and_are_about_equally_large() -> None:
-    roster = Roster(tuple((f"peer{i}", 1) for i in range(1600)))
+    roster = MemberList(tuple((f"peer{i}", 1) for i in range(1600)))
     first, again, other = (roster.leaves("run", *key, 100) for key in ((0, 1), (0, 2), (1, 1)))
     assert first != again and first != other
     for lists in (first, again, other):
@@ -184,7 +184,7 @@ def test_groups_rotate_with_epoch_and_fragment_and_are_about_equally_large() -> 
 
 
 def test_a_peer_without_the_list_knows_its_group() -> None:
-    roster = Roster((("a", 1), ("b", 1), ("c", 3)))
+    roster = MemberList((("a", 1), ("b", 1), ("c", 3)))
     lists = roster.leaves("run", 0, 4, 2)
     for peer in "abc":
         assert peer in lists[leaf_index("run", 0, 4, 2, peer)]
@@ -309,12 +309,12 @@ def test_the_table_keeps_it_and_it_counts_for_the_next_version() -> None:
 def test_a_version_is_named_and_signed_by_its_short_header() -> None:
     header = child(genesis(0).header, by="p2").header
     short = header.short()
-    assert ShortHeader.__struct_fields__ == VersionHeader.__struct_fields__
+    assert (*ShortHeader.__struct_fields__, "papers") == VersionHeader.__struct_fields__
     assert header.contributors and short.digest() == header.digest() == header.head().digest
     assert signed_bytes("version", short) == signed_bytes("version", header)
 
 
-@pytest.mark.parametrize("field", [f for f in VersionHeader.__struct_fields__ if f != "contributors"])
+@pytest.mark.parametrize("field", [f for f in ShortHeader.__struct_fields__ if f != "contributors"])
 def test_no_field_changes_without_the_name(field: str) -> None:
     header = child(genesis(0).header, by="p2").header
     value = getattr(header, field)
@@ -323,6 +323,13 @@ def test_no_field_changes_without_the_name(field: str) -> None:
     others[tuple] = (MergedPartial("1/0/0", "p1", bytes(32), b""),)
     other = others[type(value)]
     assert replace(header, **{field: other}).digest() != header.digest()
+
+
+def test_papers_change_the_name_by_the_table_that_follows_from_them() -> None:
+    parent = genesis(0).header
+    plain, named = child(parent).header, child(parent, papers=(word("s1"),)).header
+    assert plain.digest() != named.digest() == replace(named, papers=()).digest()
+    assert replace(named, table=plain.table, papers=()).digest() == plain.digest()
 
 
 def test_no_contributor_changes_without_the_name() -> None:

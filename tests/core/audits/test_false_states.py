@@ -113,11 +113,11 @@ def test_where_most_voters_stand_on_it_we_are_wrong(there: tuple[str, ...], copi
 
 
 def test_the_only_other_voter_beside_its_syncer_does_not_make_us_copy_it() -> None:
-    """Of a young run two vote, and lie together. We have no vote yet, but have seen the state."""
-    chain = branch(2, learners=("p1", "p2"))
+    """Two have seats, and lie together. We have none, but have seen the state."""
+    chain = branch(2, learners=("p1", "p2"), seats=("p1", "p2"))
     last = child(chain[-1].header, "p1", ALL)
     solo = node([*chain, last])
-    assert solo.fragment.chain.marks.voters == {"p1", "p2"}
+    assert solo.fragment.chain.marks.seats == {"p1", "p2"}
     false = child(last.header, "p1", ("p1", "p2"))
     (pull,) = found(solo.message("p1", announce(false)), ev.FetchUpdate)
     solo.says["p2"] = {"heads": (false.header.head(),)}

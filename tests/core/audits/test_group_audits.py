@@ -28,13 +28,13 @@ def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def node() -> Solo:
     """One of twenty members in five groups of three levels."""
-    run = config(1, audited=True, group_size=4, genesis_versions=(genesis(0, 5),))
+    run = config(1, audited=True, group_size=4, genesis_versions=(genesis(0, 5),), seats=LEARNERS)
     return Solo(run, LEARNERS[1:])
 
 
 def version(solo: Solo, **odd: object) -> SignedVersion:
     head = solo.core.fragments[0].chain.header
-    return child(head, ROOT, LEARNERS, group_size=4, groups=5, **odd)
+    return child(head, ROOT, LEARNERS, group_size=4, groups=5, seats=LEARNERS, **odd)
 
 
 def applied(solo: Solo, made: SignedVersion, cosine: float | None = -0.9) -> Effects:

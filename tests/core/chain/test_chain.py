@@ -7,7 +7,7 @@ from weakref import ref
 
 import msgspec
 import pytest
-from kit import Solo, branch, child, config, contribution, digest, found, genesis, sign
+from kit import SEATS, Solo, branch, child, config, contribution, digest, found, genesis, sign
 from msgspec.structs import replace
 from scenes import one_round, syncer
 
@@ -21,9 +21,9 @@ from p2pdiloco.core.api.types import (
     NEVER,
     NOTHING,
     UNMEASURED,
-    USUAL_SCORE,
     Contributor,
     Head,
+    Seat,
     Stamp,
     Watermark,
 )
@@ -36,6 +36,7 @@ from p2pdiloco.core.chain import (
     Marks,
     copy_mark,
     earned,
+    founding,
     marks_of,
 )
 from p2pdiloco.credits import FragmentLedger, HistoryRecord
@@ -43,7 +44,7 @@ from p2pdiloco.errors import InvariantViolation
 
 
 def grown(length: int, keep: int = 3) -> Chain:
-    chain = Chain((genesis(0),), (), keep)
+    chain = Chain((genesis(0),), (), keep, SEATS)
     for version in branch(length)[1:]:
         chain.extend(version)
     return chain
@@ -141,12 +142,14 @@ def test_weight_is_tokens_then_term_then_digest() -> None:
 
 def test_watermarks_follow_the_contributors() -> None:
     chain = grown(1)
-    header = child(chain.header, learners=("p1", "p2")).header
+    header = child(chain.header, learners=("p1", "s1")).header
     marks, once = chain.marks_after(header).table, Mean().after(UNMEASURED)
-    first = Watermark("p1", Stamp(1, 2), 2, 1, 2, 2, once + 8, earned=2)
-    assert marks == (first, Watermark("p2", Stamp(1, 2), 2, 2, 1, 0, once))
-    assert chain.marks.stamp("p1") == Stamp(1, 1) and chain.marks.stamp("p2") == NEVER
-    chain.extend(child(chain.header, learners=("p1", "p2")))
+    seats = [Watermark(peer, NEVER, 0, 0, 0, Seat(place)) for place, peer in enumerate(SEATS, 1)]
+    first = replace(seats[1], stamp=Stamp(1, 2), number=2, first=1, merges=2, agreement=once + 8)
+    newest = Watermark("s1", Stamp(1, 2), 2, 2, 1, None, once)
+    assert marks == (seats[0], first, *seats[2:], newest)
+    assert chain.marks.stamp("p1") == Stamp(1, 1) and chain.marks.stamp("s1") == NEVER
+    chain.extend(child(chain.header, learners=("p1", "s1")))
     assert chain.marks.table == marks
 
 
@@ -190,11 +193,15 @@ LENGTH = 8.0
 """Length of version 0."""
 
 
+EVERYBODY = (*(f"p{i}" for i in range(50)), "a", "b", "c", "q", "new", "other")
+"""Those who have a seat here."""
+
+
 def start(**fields: object) -> Chain:
-    """A chain of version 0, whose length is known."""
+    """A chain of one version, whose length is known; all but strangers have a seat."""
     fields = {"norm": LENGTH, "reach": LENGTH / 4} | fields
     header = msgspec.structs.replace(genesis(0).header, **fields)
-    return Chain((SignedVersion(header, b""),), (), 8)
+    return Chain((SignedVersion(header, b""),), founding(EVERYBODY).table, 8)
 
 
 def run() -> object:
@@ -202,14 +209,18 @@ def run() -> object:
 
 
 def work(*tokens: int) -> tuple[Contributor, ...]:
-    return tuple(Contributor(f"p{i}", Stamp(1, 1), each, max(1, each // 10)) for i, each in enumerate(tokens))
+    return tuple(
+        Contributor(f"p{i}", Stamp(1, 1), each, max(1, each // 10), votes=True)
+        for i, each in enumerate(tokens)
+    )
 
 
 def extended(chain: Chain, parts: tuple[Contributor, ...], norm: float = 1.0) -> Chain:
     found = scale.scale_after(chain, parts, run())
-    header = child(
-        chain.header, contributors=parts, norm=norm, tokens=found.tokens, unit=found.unit, reach=found.reach
-    )
+    stated = {"tokens": found.tokens, "unit": found.unit, "reach": found.reach}
+    limits = scale.limits_after(chain, run(), [part.learner for part in parts])
+    norm = min(norm, limits.longest_update)
+    header = child(chain.header, seats=EVERYBODY, contributors=parts, norm=norm, limits=limits, **stated)
     chain.extend(header)
     return chain
 
@@ -227,27 +238,45 @@ def test_one_of_three_moves_no_unit_and_of_two_the_smaller_counts() -> None:
     assert scale.scale_after(start(), work(1, 1), run()).unit == UNIT - UNIT // 16
 
 
-def test_strangers_move_no_unit_and_no_reach_where_three_vote() -> None:
-    voters = tuple(replace(part, votes=True, length=LENGTH / 4) for part in work(UNIT, UNIT, UNIT))
-    crowd = tuple(replace(part, learner=f"s{n}", length=1e-3) for n, part in enumerate(work(*[1] * 9)))
-    found = scale.scale_after(start(), (*voters, *crowd), run())
+@pytest.mark.parametrize("seats", [1, 2, 3])
+def test_strangers_move_no_unit_and_no_reach_however_few_seats_there_are(seats: int) -> None:
+    ours = tuple(replace(part, length=LENGTH / 4) for part in work(*[UNIT] * seats))
+    found = scale.scale_after(start(), (*ours, *strangers(*[1] * 9)), run())
     assert (found.unit, found.reach) == (UNIT, LENGTH / 4)
-    two = (*voters[:2], *crowd)
-    assert scale.scale_after(start(), two, run()).unit < UNIT, "of two none says what is usual"
-    only_crowd = scale.scale_after(
-        start(), tuple(replace(part, votes=False) for part in (*voters, *crowd)), run()
-    )
-    assert only_crowd.unit < UNIT and only_crowd.reach < LENGTH / 4
+
+
+def strangers(*tokens: int) -> tuple[Contributor, ...]:
+    """Work of learners without a seat."""
+    made = enumerate(work(*tokens))
+    return tuple(replace(part, learner=f"s{n}", length=1e-3, votes=False) for n, part in made)
+
+
+def test_all_strangers_together_count_a_quarter_of_what_the_seats_do() -> None:
+    def counted(*tokens: int) -> int:
+        return scale.scale_after(start(), (*work(UNIT, UNIT), *strangers(*tokens)), run()).tokens
+
+    assert run().open_share == 0.25
+    assert counted() == 2 * UNIT and counted(5) == 2 * UNIT + 5
+    assert counted(UNIT) == counted(UNIT, UNIT) == counted(1 << 60) == 2 * UNIT + UNIT // 2
 
 
 def test_who_votes_is_said_rightly() -> None:
-    table = tuple(
-        Watermark(name, NEVER, 0, voter=since) for name, since in (("new", 90), ("old", 1), ("s", 0))
-    )
-    for groups, allowed in ((1, {"new": {True}, "old": {True}}), (4, {"new": {True, False}, "old": {True}})):
+    seats = {
+        "ended": Seat(1, 1, ended=9),
+        "ending": Seat(2, 1, ended=90),
+        "new": Seat(3, 90),
+        "old": Seat(4, 1),
+        "s": None,
+    }
+    table = tuple(Watermark(name, NEVER, 0, seat=seat) for name, seat in seats.items())
+    both = {True, False}
+    for groups, allowed in (
+        (1, {"new": {True}, "old": {True}}),
+        (4, {"new": both, "ending": both, "old": {True}}),
+    ):
         header = msgspec.structs.replace(genesis(0).header, number=100, groups=groups)
         chain = Chain((SignedVersion(header, b""),), table, 8)
-        for name in ("new", "old", "s", "unknown"):
+        for name in (*seats, "unknown"):
             mean = chain.marks.mean(name)
             parts = [Contributor(name, Stamp(1, 1), 40, 4, votes=votes) for votes in (True, False)]
             right = {
@@ -281,18 +310,23 @@ def test_what_a_chain_counts_of_one_is_twice_what_it_weighs_or_twice_h_steps() -
 def test_who_was_away_may_bring_more_by_the_versions_between() -> None:
     chain = extended(start(), work(40))
     for number in (2, 3, 4):
-        extended(chain, (Contributor("other", Stamp(1, number), 40, 4),))
-    found = scale.scale_after(chain, (Contributor("p0", Stamp(1, 9), 1 << 60, 4),), run())
+        extended(chain, (Contributor("other", Stamp(1, number), 40, 4, votes=True),))
+
+    def of(learner: str, tokens: int, steps: int = 4) -> scale.Scale:
+        part = Contributor(learner, Stamp(1, 9), tokens, steps, votes=True)
+        return scale.scale_after(chain, (part,), run())
+
+    found = of("p0", 1 << 60)
     assert found.tokens == 160 + 8 * UNIT * 4, "three versions without it"
-    assert scale.scale_after(chain, (Contributor("new", Stamp(1, 9), 1 << 60, 4),), run()).tokens == 160 + 320
+    assert of("new", 1 << 60).tokens == 160 + 320
     # What is usual is asked for each version, too.
-    assert scale.scale_after(chain, (Contributor("p0", Stamp(1, 9), 160, 16),), run()).unit == UNIT
+    assert of("p0", 160, 16).unit == UNIT
 
 
 def long(*lengths: float, steps: int = 4, trust: int = FULL_TRUST) -> tuple[Contributor, ...]:
     """Contributions of these lengths, H inner steps each unless it is said."""
     return tuple(
-        Contributor(f"p{i}", Stamp(1, 1), 10 * steps, steps, length=length, trust=trust)
+        Contributor(f"p{i}", Stamp(1, 1), 10 * steps, steps, length=length, trust=trust, votes=True)
         for i, length in enumerate(lengths)
     )
 
@@ -324,7 +358,7 @@ def test_lengths_count_as_if_they_were_of_h_steps() -> None:
 
 def test_who_is_not_trusted_measures_and_counts_nothing() -> None:
     liars = long(1.0, 1.0, 1.0, trust=LEAST_TRUST)
-    others = (Contributor("q", Stamp(1, 1), 40, 4, length=2.0),)
+    others = (Contributor("q", Stamp(1, 1), 40, 4, length=2.0, votes=True),)
     assert reach((*liars, *others)) == 2.0
     assert scale.scale_after(start(), (*liars, *others), run()).tokens == 40
     assert scale.scale_after(start(), liars, run()).unit == UNIT
@@ -382,7 +416,7 @@ def test_a_version_of_few_moves_the_chain_by_little() -> None:
     """A syncer may leave all others out: nothing is measured then, and its work has all of the weight."""
 
     def longest(here: int, of: int, agreement: int = ALL_AT, number: int = 9, merges: int = 9) -> float:
-        marks = [Watermark(f"p{i}", NEVER, number, 1, merges, 1, agreement) for i in range(of)]
+        marks = [Watermark(f"p{i}", NEVER, number, 1, merges, Seat(i + 1), agreement) for i in range(of)]
         chain = Chain(start(number=9).logged_all(), marks, 8)
         return scale.limits_after(chain, run(), [f"p{i}" for i in range(here)]).longest / chain.header.reach
 
@@ -398,14 +432,14 @@ def test_a_version_of_few_moves_the_chain_by_little() -> None:
     assert longest(1, 10, merges=1) > 1.0, "on thin links one alone is what is usual"
     assert longest(1, 10, merges=1) == longest(1, 10, merges=3), "but a third of all count always"
     assert 0.125 < longest(1, 10, merges=5) < longest(1, 10, merges=4) < longest(1, 10, merges=3)
-    marks = [Watermark(f"p{i}", NEVER, 9 if i else 40, 1, 9, voter=1, agreement=ALL_AT) for i in range(10)]
+    marks = [Watermark(f"p{i}", NEVER, 9 if i else 40, 1, 9, Seat(i + 1), ALL_AT) for i in range(10)]
     later = Chain(start(number=42).logged_all(), marks, 8)
     assert scale.limits_after(later, run(), ["p0"]).longest == 3 * later.header.reach, "the others are gone"
     assert scale.limits_after(later, run()).longest == 3 * later.header.reach, "of a part nothing is known"
 
 
 def test_who_states_the_limits_of_many_for_a_version_of_few_is_refused() -> None:
-    marks = tuple(Watermark(f"p{i}", NEVER, 9, merges=9, voter=1, agreement=ALL_AT) for i in range(10))
+    marks = tuple(Watermark(f"p{i}", NEVER, 9, 0, 9, Seat(i + 1), ALL_AT) for i in range(10))
     chain = Chain(start(number=9).logged_all(), marks, 8)
     part = Contributor("p0", Stamp(1, 1), UNIT, 4, votes=True, trust=FULL_TRUST, score=UNMEASURED)
     found = scale.scale_after(chain, (part,), run())
@@ -483,6 +517,7 @@ def test_what_one_makes_others_take() -> None:
                 trust=chain.marks.mean(f"p{i}").trust(i * number % 144 - 64),
                 length=float(number % 7) / 3,
                 score=i * number % 144 - 64,
+                votes=True,
             )
             for i, each in enumerate(tokens)
         )
@@ -535,7 +570,7 @@ def test_a_copy_with_numbers_that_no_chain_has_is_not_taken(
 
 def part(learner: str, sequence: int, payload: object, **odd: object) -> Contributor:
     """A contribution of forty tokens."""
-    made = Contributor(learner, Stamp(1, sequence), 40, 4, payload_digest=digest(payload))
+    made = Contributor(learner, Stamp(1, sequence), 40, 4, payload_digest=digest(payload), votes=True)
     return replace(made, **odd)
 
 
@@ -546,14 +581,14 @@ def grown_by_work(chain: Chain, *parts: Contributor) -> list[int]:
         after = chain.marks.stamp(each.learner)
         each = replace(each, stamp=Stamp(1, number), after=after)
         tokens = scale.scale_after(chain, (each,), config()).tokens
-        version = child(chain.header, contributors=(each,), tokens=tokens)
+        version = child(chain.header, seats=EVERYBODY, contributors=(each,), tokens=tokens)
         chain.extend(version)
         found.append(chain.header.tokens)
     return found
 
 
 def chain() -> Chain:
-    return Chain((genesis(0),), (), 16)
+    return Chain((genesis(0),), (), 16, EVERYBODY)
 
 
 def test_a_stale_replay_and_a_copy_count_nothing() -> None:
@@ -576,15 +611,6 @@ def test_one_payload_of_several_counts_once() -> None:
     assert earned((replace(parts[2], trust=LEAST_TRUST),), frozenset()) == [0]
 
 
-def test_one_payload_in_many_names_earns_no_votes() -> None:
-    marks = marks_of(())
-    for number in (1, 2):
-        honest = [part(f"h{n}", number, (n, number), score=USUAL_SCORE) for n in range(5)]
-        crowd = [part(f"s{n}", number, number, score=USUAL_SCORE) for n in range(20)]
-        marks = marks.after(number, (*honest, *crowd))
-    assert sorted(marks.voters) == [f"h{n}" for n in range(5)]
-
-
 def test_the_table_has_a_few_bytes_of_everybodys_newest_payload() -> None:
     marks = marks_of(()).after(1, (part("a", 1, "x"), part("b", 1, "y"))).after(2, (part("a", 2, "z"),))
     assert [mark.last for mark in marks.table] == [digest("z")[:LAST_BYTES], digest("y")[:LAST_BYTES]]
@@ -598,7 +624,7 @@ def test_credits_are_as_the_chain_counts() -> None:
         each = replace(each, after=here.marks.stamp(each.learner))
         each = replace(each, trust=here.marks.mean(each.learner).trust(each.score))
         tokens = scale.scale_after(here, (each,), config()).tokens
-        version = child(here.header, contributors=(each,), tokens=tokens)
+        version = child(here.header, seats=EVERYBODY, contributors=(each,), tokens=tokens)
         here.extend(version)
         ledger.add(HistoryRecord(number, version))
     assert {learner: entry.tokens for (learner, _), entry in ledger.entries.items()} == {"a": 80, "b": 0}

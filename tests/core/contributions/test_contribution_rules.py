@@ -27,7 +27,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedContribution, Stamp, Watermark
-from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.chain import STRANGERS_S, Chain, Witnesses
 from p2pdiloco.core.contributions import ELSEWHERE, MOST_AHEAD, MOST_MISSES
 from p2pdiloco.core.pending import (
@@ -257,7 +257,7 @@ def test_who_is_listed_and_not_heard_may_bring_another_chain() -> None:
     """Beyond a cut link there was a second chain (storm seed 5610)."""
     solo = alone(1)
     solo.heard["heads"] = solo.heads()
-    solo.feed(ev.PresenceSeen(Roster((("p2", 1), ("far", 1)))))
+    solo.feed(ev.PresenceSeen(MemberList((("p2", 1), ("far", 1)))))
     assert not found(solo.wait(60.0), ev.DiscardContribution)
     solo.peers = (*solo.peers, "far")
     assert found(solo.wait(60.0), ev.DiscardContribution)
@@ -316,7 +316,7 @@ def test_strangers_hold_up_what_is_beyond_doubt_for_two_minutes() -> None:
     solo.heard["heads"] = solo.heads()
     solo.peers = (*solo.peers, "s1")
     solo.says["s1"] = {"heads": ()}
-    assert not solo.core.shared.has_worked("s1")
+    assert not solo.core.shared.has_seat("s1")
     effects = solo.wait(STRANGERS_S - 5.0)
     assert not found(effects, ev.DiscardContribution), "it may have another chain"
     assert [e.ticket for e in found(solo.wait(10.0), ev.DiscardContribution)] == [1, 2, 3]

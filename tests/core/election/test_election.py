@@ -563,11 +563,11 @@ def test_who_has_no_vote_counts_in_no_majority() -> None:
 
 def test_without_a_vote_we_count_in_no_majority_of_any_group() -> None:
     solo = Solo(peers=PEERS)
-    shared, since_s, standing = solo.core.shared, solo.now, solo.fragment.context.standing
+    shared, since_s, roster = solo.core.shared, solo.now, solo.fragment.context.roster
     groups = (
-        Electorate(shared, 0, standing),
-        LeafElectorate(shared, 0, standing, (1, 1), 0, since_s),
-        UpperElectorate(shared, 0, standing, (1, 2), (1, 0), "1/0/0", since_s),
+        Electorate(shared, 0, roster),
+        LeafElectorate(shared, 0, roster, (1, 1), 0, since_s),
+        UpperElectorate(shared, 0, roster, (1, 2), (1, 0), "1/0/0", since_s),
     )
     for works in (True, False):
         shared.vote_disk.works = works
@@ -581,7 +581,7 @@ def test_a_holder_without_a_vote_is_not_counted_as_an_unknown_one_as_well(
     """Four groups below, the syncer of one unknown: two of four are no majority, whoever has a vote still."""
     solo = Solo(peers=PEERS)
     group = UpperElectorate(
-        solo.core.shared, 0, solo.fragment.context.standing, (1, 4), (1, 0), "1/0/0", solo.now
+        solo.core.shared, 0, solo.fragment.context.roster, (1, 4), (1, 0), "1/0/0", solo.now
     )
     holders = {"1/0/0": "me", "1/0/1": "p1", "1/0/2": "p2"}
     monkeypatch.setattr(group, "holders", lambda now: holders)

@@ -10,13 +10,13 @@ from collections import Counter
 
 import pytest
 from deadlines import within_s
-from kit import Solo, branch, found, sent, vote
+from kit import Solo, branch, config, found, sent, vote
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import FetchUpdate
 from p2pdiloco.core.api.types import Certificate, Reach
-from p2pdiloco.core.api.versions import Roster
+from p2pdiloco.core.api.versions import MemberList
 from p2pdiloco.core.candidates import ranking
 
 PEERS = [f"peer{i}" for i in range(8)]
@@ -153,10 +153,10 @@ def test_we_lay_an_office_down_when_we_cannot_be_dialled_any_more() -> None:
 
 
 def test_votes_of_members_that_we_cannot_hear_count_if_they_are_listed_and_we_are_hidden() -> None:
-    listed = Roster((("h1", 1), ("h2", 1), ("h3", 1), ("me", 1), ("p1", 1)))
+    listed = MemberList((("h1", 1), ("h2", 1), ("h3", 1), ("me", 1), ("p1", 1)))
 
     def refused(reach: Reach, voters: tuple[str, ...]) -> bool:
-        solo = Solo(peers=("p1",))
+        solo = Solo(config(seats=("me", "p1", "h1", "h2", "h3", "h8", "h9")), ("p1",))
         solo.feed(ev.PresenceSeen(listed))
         solo.feed(ev.ReachChanged(reach))
         votes = tuple(vote(voter, "p1", 1) for voter in voters)

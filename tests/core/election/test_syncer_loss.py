@@ -174,12 +174,12 @@ def test_who_stays_in_office_though_we_found_something_against_it_gets_our_work(
     assert not found(again, ev.Offer) and not solo.fragment.office.takes(solo.now), "anew in each term"
 
 
-def test_who_has_no_vote_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
-    """It cannot find out whether others count on that one, and earns no vote without its work."""
-    solo = Solo(peers=PEERS, restored=saved(branch(4, learners=PEERS)))
+def test_who_has_no_seat_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
+    """It cannot find out whether others count on that one."""
+    solo = Solo(peers=PEERS, restored=saved(branch(4, learners=PEERS, seats=PEERS)))
     solo.learn()
     solo.elect("p1", start=4)
-    assert not solo.core.shared.has_vote("me")
+    assert not solo.core.shared.has_seat("me")
     solo.core.shared.distrust.add("p1", solo.now)
     assert [offer.peer for offer in found(solo.ready(), ev.Offer)] == ["p1"]
 

@@ -10,14 +10,15 @@ from kit import Solo, branch, child, config, found, reasons, restored_nothing, s
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Basis, FetchFailure
 from p2pdiloco.core.api.types import Head, Vouch
-from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.follower import BUSY_S, DISTRUST_S, LONELY_S, LONELY_TIMES, NOW_S, WASTED_S, Doubts
 from p2pdiloco.core.fork_choice import Grounds
 
-TRUE = branch(9, learners=("a", "b", "c"))
-FALSE = branch(12, syncer="l1", learners=("l1", "l2", "l3"))
-"""It is heavier: whoever goes by weight takes it."""
 HONEST, LIARS = ("a", "b", "c"), ("l1", "l2", "l3")
+SEATS = ("me", *HONEST, *LIARS)
+TRUE = branch(9, learners=HONEST, seats=SEATS)
+FALSE = branch(12, syncer="l1", learners=LIARS, seats=SEATS)
+"""It is heavier: whoever goes by weight takes it."""
 ALONE_S = config().timing.resume_alone_s
 
 
@@ -33,7 +34,7 @@ class Newcomer(Solo):
     """We have nothing. Of these peers some stand on the true chain, some on the forged one."""
 
     def __init__(self, *peers: str, told: ev.Guided | None = None, **odd: Any) -> None:
-        super().__init__(peers=(), **odd)
+        super().__init__(config(seats=SEATS), peers=(), **odd)
         self.chains: dict[str, list[SignedVersion]] = {}
         self.does_not_give: set[str] = set()
         self.hold: set[str] = set()
@@ -50,7 +51,7 @@ class Newcomer(Solo):
             chain = FALSE if peer in LIARS else TRUE
             self.chains[peer] = chain
             self.says[peer] = {"heads": (chain[-1].header.head(),)}
-        self.run(self.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*self.peers, "me"))))))
+        self.run(self.feed(ev.PresenceSeen(MemberList(tuple((p, 1) for p in (*self.peers, "me"))))))
         for peer in peers:
             self.run(self.hear(peer))
 
@@ -96,7 +97,7 @@ def test_without_any_word_what_most_members_stand_on_is_taken() -> None:
 
 def test_who_comes_first_is_not_believed_before_the_others_had_the_time_to_speak() -> None:
     solo = Solo(peers=())
-    roster = Roster(tuple((p, 1) for p in ("l1", "a", "b", "me")))
+    roster = MemberList(tuple((p, 1) for p in ("l1", "a", "b", "me")))
     solo.feed(ev.PresenceSeen(roster))
     effects = solo.hear("l1", heads=(head(FALSE, 12),))
     assert not found(effects, ev.FetchState)
@@ -109,7 +110,7 @@ def test_who_comes_first_is_not_believed_before_the_others_had_the_time_to_speak
 def test_members_some_versions_apart_stand_on_one_chain() -> None:
     solo = Newcomer()
     solo.peers = ("a", "b", "l1")
-    solo.feed(ev.PresenceSeen(Roster((("a", 1), ("b", 1), ("l1", 1)))))
+    solo.feed(ev.PresenceSeen(MemberList((("a", 1), ("b", 1), ("l1", 1)))))
     solo.chains = {"a": TRUE, "b": TRUE, "l1": FALSE}
     solo.run(solo.hear("l1", heads=(head(FALSE, 12),)))
     solo.run(solo.hear("a", heads=(head(TRUE, 7),)))
@@ -142,7 +143,7 @@ def test_where_nobody_agrees_the_heaviest_is_taken_at_last() -> None:
 def test_the_name_of_a_true_head_gets_a_forged_one_no_voice() -> None:
     """A liar names what the others hold, then its own."""
     solo = Newcomer()
-    solo.feed(ev.PresenceSeen(Roster((("a", 1), ("b", 1), ("l1", 1)))))
+    solo.feed(ev.PresenceSeen(MemberList((("a", 1), ("b", 1), ("l1", 1)))))
     solo.chains = {"a": TRUE, "b": TRUE, "l1": FALSE}
     solo.hear("l1", heads=(head(TRUE, 9),))
     solo.hear("l1", heads=(head(FALSE, 12),))
@@ -158,7 +159,7 @@ def test_who_stands_on_the_true_head_and_gives_a_forged_state_wins_a_moment_only
     for peer in solo.peers:
         solo.says[peer] = {"heads": (head(TRUE, 9),)}
     solo.chains = {"a": TRUE, "b": TRUE, "l1": FALSE}
-    solo.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in solo.peers))))
+    solo.feed(ev.PresenceSeen(MemberList(tuple((p, 1) for p in solo.peers))))
     for peer in solo.peers:
         solo.run(solo.hear(peer))
     solo.live(3.0)
@@ -174,7 +175,7 @@ def test_who_stands_on_the_true_head_and_gives_a_forged_state_wins_a_moment_only
 
 def test_at_version_0_who_says_that_it_is_there_confirms_nobody() -> None:
     solo = Newcomer()
-    solo.feed(ev.PresenceSeen(Roster((("a", 1), ("b", 1), ("l1", 1)))))
+    solo.feed(ev.PresenceSeen(MemberList((("a", 1), ("b", 1), ("l1", 1)))))
     solo.hear("l1", heads=(head(TRUE, 0),))
     assert not solo.core.confirmed, "else it would follow anybody from here on"
     solo.hear("a", heads=(head(TRUE, 9),))
@@ -258,7 +259,7 @@ def test_with_none_of_them_here_a_newcomer_waits_and_says_so() -> None:
 
 @pytest.mark.parametrize("number", [9, 20])
 def test_a_member_that_stands_on_something_else_than_was_vouched_for_is_not_followed(number: int) -> None:
-    vouched = branch(20, learners=("b",))
+    vouched = branch(20, learners=("b",), seats=SEATS)
     solo = Newcomer("a", told=vouch(vouched, number, "a", "b"))
     solo.live(2 * ALONE_S)
     assert not solo.asked and not solo.core.confirmed
@@ -311,7 +312,9 @@ def test_of_several_fragments_the_weakest_grounds_are_told(monkeypatch: pytest.M
 
 
 def test_who_comes_with_a_state_goes_by_its_own_chain() -> None:
-    solo = Solo(peers=("a",), restored=saved(branch(4, learners=("me", "a"))), heads=(head(TRUE, 9),))
+    solo = Solo(
+        peers=("a",), restored=saved(branch(4, learners=("me", "a"), seats=SEATS)), heads=(head(TRUE, 9),)
+    )
     solo.feed(vouch(FALSE, 4, "l1"))
     assert solo.fragment.follower.heads.beginning.grounds is None
     assert set(solo.fragment.follower.heads.look(solo.now)) == {"a"}

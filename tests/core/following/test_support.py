@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, sent, table
 
-from p2pdiloco.core import fork_choice
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored
 from p2pdiloco.core.api.reasons import FetchFailure
-from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.fork_choice import MAX_SUPPORTED, STOOD_ON
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -21,14 +20,8 @@ FAR = branch(40, learners=ALL)[40]
 """Of so many versions nobody has the updates any more."""
 
 
-@pytest.fixture(autouse=True)
-def old_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run of few versions count as old enough."""
-    monkeypatch.setattr(fork_choice, "FOUNDING_VERSIONS", 3)
-
-
 def node(peers: tuple[str, ...] = PEERS) -> Solo:
-    """We are a member that votes, as all others are."""
+    """We are a member with a seat, as all others are."""
     solo = Solo(config(log_versions=20), peers, restored=saved(CHAIN))
     solo.wait(3.0)
     assert solo.core.shared.confirmed
@@ -81,11 +74,13 @@ def test_who_is_asked_for_what_all_have_gives_nothing_else() -> None:
     assert reasons(effects, "catchup")[0] == "not taken: unsupported"
 
 
-def test_at_a_runs_beginning_the_heaviest_is_copied_whoever_stands_on_it() -> None:
-    """Two sides of a split would soon differ about who decides."""
-    solo = Solo(config(log_versions=20), PEERS, restored=saved(CHAIN[:4]))
+@pytest.mark.parametrize("versions", [1, 2, 4])
+def test_a_young_runs_seats_ask_for_support_like_all_others(versions: int) -> None:
+    """Two sides of a split do not differ about who decides, however young the run is."""
+    solo = Solo(config(log_versions=20), PEERS, restored=saved(CHAIN[:versions]))
     solo.wait(3.0)
-    assert found(stand(solo, ("p1",), FAR), ev.FetchState)
+    assert not found(stand(solo, ("p1",), FAR) + solo.wait(2.0), ev.FetchState)
+    assert found(stand(solo, ("p2",), FAR) + solo.wait(5.0), ev.FetchState)
 
 
 def test_who_was_killed_while_it_began_copies_what_it_lacks_of_no_member_alone() -> None:
@@ -95,24 +90,25 @@ def test_who_was_killed_while_it_began_copies_what_it_lacks_of_no_member_alone()
     restored = Restored(fragments=(*restored_nothing(settings).fragments[:1], *begun), saved=True)
     solo = Solo(settings, (), restored=restored)
     solo.peers = PEERS
-    solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in ALL))))
+    solo.feed(ev.PresenceSeen(MemberList(tuple((peer, 1) for peer in ALL))))
     effects = stand(solo, ("p1",), FAR) + solo.wait(1.0)
     assert not found(effects, ev.FetchState)
     assert found(stand(solo, ("p2", "p3"), FAR) + solo.wait(5.0), ev.FetchState)
 
 
 def test_of_two_who_decide_each_has_a_half() -> None:
-    chain = branch(4, learners=("me", "p1"))
-    solo = Solo(config(log_versions=20), ("p1",), restored=saved(chain))
+    two = ("me", "p1")
+    chain = branch(4, learners=two, seats=two)
+    solo = Solo(config(log_versions=20, seats=two), ("p1", "s1"), restored=saved(chain))
     solo.wait(3.0)
-    assert found(stand(solo, ("p1",), branch(40, learners=("me", "p1"))[40]), ev.FetchState)
+    assert found(stand(solo, ("p1",), branch(40, learners=two, seats=two)[40]), ev.FetchState)
 
 
 def test_who_comes_back_hears_first_who_else_is_here() -> None:
     """The first that it hears may be a liar."""
     solo = Solo(config(log_versions=20), (), restored=saved(CHAIN))
     solo.peers = PEERS
-    solo.feed(ev.PresenceSeen(Roster(tuple((peer, 1) for peer in ALL))))
+    solo.feed(ev.PresenceSeen(MemberList(tuple((peer, 1) for peer in ALL))))
     effects = stand(solo, ("p1",), FAR)
     assert not solo.core.shared.confirmed and not found(effects, ev.FetchState)
     effects = stand(solo, ("p2",), FAR) + solo.wait(5.0)
@@ -165,7 +161,7 @@ def test_who_yields_takes_a_state_with_support_and_not_that_of_whoever_spoke_las
     assert found(effects, ev.CommitVersion) and solo.head == LIGHTER.header.head()
 
 
-def test_those_who_vote_do_not_yield_to_one_member_because_it_is_the_oldest() -> None:
+def test_those_who_decide_do_not_yield_to_one_member_because_it_is_the_oldest() -> None:
     first = child(branch(0)[0].header, "p1", ("p1",))
     chain = [branch(0)[0], first]
     for _ in range(3):

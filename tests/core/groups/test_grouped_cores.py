@@ -10,7 +10,7 @@ from above import Above
 from core_swarm import Member, Swarm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import RUN, config, contribution, digest, found, genesis, progress, sign, signed_part, vote
+from kit import OF_SWARM, RUN, config, contribution, digest, found, genesis, progress, sign, signed_part, vote
 from refusal_rows import Below
 from scenes import doubted
 
@@ -37,6 +37,7 @@ class Run:
                 group_size=group_size,
                 term_versions=term_versions,
                 genesis_versions=(genesis(0, groups),),
+                seats=OF_SWARM[:members],
             )
         )
         self.peers = [f"m{index}" for index in range(members)]
@@ -115,7 +116,7 @@ def test_nobody_talks_to_more_than_about_two_groups(members: int, group_size: in
 def _leaves(run: Run) -> list[tuple[str, ...]]:
     core = run.swarm.members["m0"].core
     header = core.fragments[0].chain.header
-    return list(core.shared.roster.leaves(header.run, 0, header.epoch, header.groups))
+    return list(core.shared.listing.leaves(header.run, 0, header.epoch, header.groups))
 
 
 def test_groups_and_offices_rotate_until_everybody_had_one() -> None:
@@ -126,14 +127,14 @@ def test_groups_and_offices_rotate_until_everybody_had_one() -> None:
         run.round()
         chain = run.swarm.members["m0"].core.fragments[0].chain
         roots.add(chain.header.syncer)
-        groups.add(run.swarm.members["m0"].core.fragments[0].seats.leaf.name)
+        groups.add(run.swarm.members["m0"].core.fragments[0].posts.leaf.name)
         holders |= {p for p, m in run.swarm.members.items() if m.core.fragments[0].office.holding}
     assert holders == set(run.peers)
     assert len(roots) >= 4 and len({name.split("/")[0] for name in groups}) >= 8
 
 
 def test_a_run_that_grows_beyond_a_group_falls_into_groups_and_back() -> None:
-    swarm = Swarm(config(group_size=3, term_versions=2))
+    swarm = Swarm(config(group_size=3, term_versions=2, seats=tuple("abcdefg")))
     for peer in ("a", "b", "c"):
         swarm.join(peer, genesis=peer == "a")
     swarm.run(5.0)
@@ -200,7 +201,7 @@ def test_who_has_no_seat_for_an_offer_of_its_own_epoch_says_that_it_is_no_syncer
     """Else its sender would wait for the groups to rotate, which they do not where no version is made."""
     run = Run(9, 3, term_versions=50)
     swarm, core = run.swarm, run.swarm.members["m0"].core
-    seats = core.fragments[0].seats
+    seats = core.fragments[0].posts
     index = next(i for i in range(3) if seats.named(f"0/0/{i}") is None)
     signed = contribution("m1", core.fragments[0].chain.head, group=f"{epoch}/0/{index}")
     effects = core.handle(Offered(1, "m1", signed), swarm.now)
@@ -211,7 +212,7 @@ def test_who_has_no_seat_for_an_offer_of_its_own_epoch_says_that_it_is_no_syncer
 def test_who_lays_down_an_office_takes_its_claim_back_with_its_fellows() -> None:
     run = Run(9, 3, term_versions=50)
     swarm = run.swarm
-    seats = {p: m.core.fragments[0].seats.taken for p, m in swarm.members.items()}
+    seats = {p: m.core.fragments[0].posts.taken for p, m in swarm.members.items()}
     loser, others = next(
         (peer, fellows)
         for peer, mine in seats.items()
@@ -289,7 +290,7 @@ def test_sums_that_come_too_late_are_released(below: Below) -> None:
 def test_a_partial_whose_trust_weights_another_chain_does_not_have_is_made_anew(below: Below) -> None:
     fragment, now = below.member.core.fragments[0], below.swarm.now
     doubted(fragment.chain)
-    (seat,) = (s for s in fragment.seats.taken if s.name == below.offer.signed.header.group)
+    (seat,) = (s for s in fragment.posts.taken if s.name == below.offer.signed.header.group)
     seat.round.chain_moved(now)
     assert ev.Release(below.offer.ticket) in below.member.core.shared.out.take()
 

@@ -14,6 +14,7 @@ from kit import (
     sign,
     table,
     vote,
+    word,
 )
 from msgspec.structs import replace
 from statements_kit import (
@@ -183,17 +184,23 @@ def test_most_that_accuse_an_honest_syncer_before_we_have_made_the_merge_again_l
     assert sorted(excluded(solo)) == ["p2", "p3", "p4"]
 
 
-@pytest.mark.parametrize(("members", "believed"), [(3, True), (9, False)])
-def test_two_of_three_voters_are_believed_only_where_they_are_most_of_all(
-    members: int, believed: bool
+@pytest.mark.parametrize(
+    ("members", "named", "believed"), [(3, 0, True), (9, 0, True), (9, 1, True), (9, 6, False)]
+)
+def test_two_of_three_seats_are_believed_where_they_are_most_of_those_who_may_have_one(
+    members: int, named: int, believed: bool
 ) -> None:
+    """Whoever else is here counts once the owner has named it."""
     peers = tuple(f"p{n}" for n in range(1, members + 1))
-    chain = branch(2, syncer="p1", learners=peers)
-    marks = tuple(replace(m, voter=m.voter * (m.learner in ("p1", "p2", "p3"))) for m in table(chain[-1]))
-    fragment = RestoredFragment(log=tuple(chain), watermarks=marks)
-    solo = Solo(config(1, audited=True), peers, Restored(fragments=(fragment,), saved=True))
+    three = ("p1", "p2", "p3")
+    chain = branch(2, syncer="p1", learners=peers, seats=three)
+    fragment = RestoredFragment(log=tuple(chain), watermarks=table(chain[-1]))
+    run = config(1, audited=True, owner="owner", seats=three)
+    solo = Solo(run, peers, Restored(fragments=(fragment,), saved=True))
+    papers = tuple(word(peer, number) for number, peer in enumerate(peers[3 : 3 + named], 1))
+    solo.feed(ev.Guided(papers=papers))
     solo.wait(2.0)
-    assert solo.fragment.chain.marks.voters == {"p1", "p2", "p3"}
+    assert solo.fragment.chain.marks.seats == set(three)
     for by in ("p2", "p3"):
         states(solo, accusation(child(chain[0].header, "p1", ("p2",)), by=by))
     assert (excluded(solo) == ("p1",)) is believed
@@ -230,10 +237,10 @@ def test_who_began_with_nothing_believes_nobody_before_it_is_confirmed() -> None
     assert excluded(solo) == ("p1",), "it is told again"
 
 
-def test_one_voter_alone_is_not_believed() -> None:
-    chain = branch(9, syncer="p1", learners=("p2",))
-    assert [mark.learner for mark in table(chain[-1]) if mark.voter] == ["p2"]
+def test_one_seat_alone_is_not_believed() -> None:
+    chain = branch(9, syncer="p1", learners=("p2",), seats=("p2",))
     solo = node([*chain, child(chain[-1].header, "p1", ("p1", "p2"))])
+    assert solo.fragment.chain.marks.seats == {"p2"}
     states(solo, accusation(GONE))
     assert not excluded(solo)
 

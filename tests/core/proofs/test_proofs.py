@@ -50,7 +50,7 @@ from p2pdiloco.core.api.evidence import (
 from p2pdiloco.core.api.messages import Proven, decode, encode
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.core.api.versions import Roster, SignedVersion
+from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.audit_state import Excluded
 from p2pdiloco.release import WIRE_VERSION
 from p2pdiloco_lab.simulation.lineage import HashCrypto
@@ -306,8 +306,8 @@ def test_what_it_says_is_refused_counted_once_and_answered_with_the_proof() -> N
     effects = [e for _ in range(5) for e in solo.hear("p1")]
     assert reasons(effects, "refusal") == [str(MessageFault.EXCLUDED)]
     assert sent(effects, msg.Proven, "p1") == [msg.Proven(LIE)]
-    solo.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*PEERS, "me")))))
-    assert "p1" not in dict(solo.core.shared.roster.members)
+    solo.feed(ev.PresenceSeen(MemberList(tuple((p, 1) for p in (*PEERS, "me")))))
+    assert "p1" not in dict(solo.core.shared.listing.members)
     assert not [e for e in found(solo.wait(30.0, silent=("p1",)), ev.Send) if e.peer == "p1"]
 
 
@@ -337,7 +337,7 @@ def test_nothing_brings_it_back_into_the_view() -> None:
     view.listed("p1", 9, now)
     view.remember(["p1"], now)
     assert not view.may_come("p1", now) and not view.heard("p1", progress(()), now)
-    assert "p1" not in view.may_fork(now, Roster(()), None)
+    assert "p1" not in view.may_fork(now, MemberList(()), None)
 
 
 def test_its_word_on_versions_counts_no_more_though_we_had_its_certificate() -> None:
@@ -362,9 +362,9 @@ def test_a_proof_about_nobody_is_not_even_checked() -> None:
 
 
 def test_the_table_is_bounded_and_keeps_those_who_count() -> None:
-    solo = Solo(peers=PEERS)
-    for number in range(MAX_PROOFS + 10):
-        voter = f"s{number}"
+    liars = [f"s{number}" for number in range(MAX_PROOFS + 10)]
+    solo = Solo(config(seats=("me", *PEERS, *liars)), PEERS)
+    for voter in liars:
         told(solo, TwoVotes(vote(voter, "p2", 7), vote(voter, "p3", 7)))
     assert len(excluded(solo)) == MAX_PROOFS
 
@@ -445,7 +445,7 @@ def test_our_heartbeat_says_whom_we_exclude() -> None:
 @pytest.mark.parametrize("first", range(4))
 def test_a_liar_that_is_excluded_at_different_times_blocks_nobody(first: int) -> None:
     """Two of five lie; each of the others hears of one at another time than the rest."""
-    swarm = Swarm(config(term_versions=4))
+    swarm = Swarm(config(term_versions=4, seats=tuple(f"p{index}" for index in range(5))))
     for index in range(5):
         swarm.join(f"p{index}", genesis=index == 0)
     swarm.run(10.0)
@@ -482,7 +482,7 @@ def test_who_went_back_to_a_lighter_chain_lays_the_office_down_before_it_makes_t
     one_round(solo, "p1", "p2")
     made = solo.fragment.chain.header
     assert made.number == 1 and solo.fragment.office.holding
-    solo.fragment.chain.replace(first, table(first), yields=True)  # as where older members are there
+    solo.fragment.chain.replace(first, table(first), yields=True)  # as where more stand on another chain
     solo.offer("p1", 30)
     effects = solo.offer("p2", 31) + solo.wait(1.0)
     assert not found(effects, ev.Merge) and not solo.fragment.office.holding

@@ -609,7 +609,7 @@ def test_the_quorum_is_what_is_in_when_the_round_closes() -> None:
 
 
 def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
-    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), founders=("me", "f1", "f2"), **LONG)
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), founders=("me", "f1"), idle=("p1", "p2", "p3"), **LONG)
     assert called(header(solo, "p1", 1)) == ["p2", "p3"]
     cut(solo, 1)
     solo.offer("p2", 2, due=False)
@@ -694,7 +694,7 @@ def test_a_round_that_began_with_what_is_due_is_due_although_that_did_not_come(
 def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> None:
     solo = syncer(quorum=2, peers=("p1", "p2", "p3"), **LONG)
     header(solo, "p1", 1)
-    parts = (Contributor("p3", Stamp(1, 1), 40, 4),)
+    parts = (Contributor("p3", Stamp(1, 1), 40, 4, votes=True),)
     chain, run = solo.fragment.chain, solo.core.shared.config
     usual = {"unit": scale.scale_after(chain, parts, run).unit, "limits": scale.limits_after(chain, run)}
     solo.announce(child(chain.header, "p3", ("p3",), term=2, **usual))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from daemon_kit import QUICK, Neighbourhood, QuickMember, Rogue
+from daemon_kit import QUICK, Neighbourhood, QuickMember, Rogue, peer_of_folder
 
 from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.core.api.papers import Admission
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.papers import Admission, Invite, Notice, encode_invite, grant, signed
+from p2pdiloco.daemon.notice import Invite, Notice, encode_invite, grant, signed
 from p2pdiloco.daemon.run_files.run import sign_run
 from p2pdiloco.daemon.wire import AdmissionQuery, AdmissionShown, GiveNotice, NoticeAnswer, ShowAdmission
 from p2pdiloco.identity import Identity
@@ -23,10 +25,13 @@ NEVER_S = 0
 class ClosedNeighbourhood(Neighbourhood):
     """Members come with an invite, unless they are told not to."""
 
-    def __init__(self, folder: Path, mode: str = "invite", uses: int = 9) -> None:
+    def __init__(
+        self, folder: Path, mode: str = "invite", uses: int = 9, seats: Sequence[str] = ("a",)
+    ) -> None:
         super().__init__(folder, QUICK)
         self.owner = Identity.generate()
-        section = msgspec.convert({"mode": mode}, AdmissionSection)
+        peers = [peer_of_folder(folder / seat) for seat in seats]
+        section = msgspec.convert({"mode": mode, "seats": peers}, AdmissionSection)
         manifest = msgspec.structs.replace(for_run("micro", "closed"), admission=section)
         path = folder / "closed.toml"
         path.write_text(render_toml(manifest))
@@ -37,7 +42,7 @@ class ClosedNeighbourhood(Neighbourhood):
         key = Identity.generate()
         return Invite(grant(self.run.id, key.peer_id, expires, uses, self.owner), key, ())
 
-    def notice(self, sequence: int, **lists: tuple[str, ...]) -> Notice:
+    def notice(self, sequence: int, **lists: tuple[object, ...]) -> Notice:
         return signed(Notice(self.run.id, sequence, **lists), self.owner)  # type: ignore[arg-type]
 
     async def member(

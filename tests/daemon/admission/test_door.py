@@ -10,12 +10,13 @@ import pytest
 from daemon_kit import Rogue, until
 from guests_kit import ClosedNeighbourhood, ask, give, show
 
-from p2pdiloco.core.api.events import Record
+from p2pdiloco.core.api.events import Guided, Record
 from p2pdiloco.core.api.messages import Leaving
-from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.core.api.papers import Admission, Word
+from p2pdiloco.core.api.reasons import AdmissionFault, PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import decode_status
-from p2pdiloco.daemon.papers import Admission, AdmissionFault, admission
+from p2pdiloco.daemon.notice import admission, signed
 from p2pdiloco.daemon.wire import JoinAnswer, MayJoin, NoticeQuery
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
@@ -31,7 +32,7 @@ async def refused(what: object) -> str:
 
 
 async def test_a_stranger_reads_and_does_nothing_else(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         b = await swarm.member("b")
         await swarm.round(a, b)
@@ -67,7 +68,7 @@ async def test_a_stranger_reads_decisions_and_no_log_line(
 ) -> None:
     """A log may name paths, and so may the reason of a decision that was this machine's own trouble."""
     caplog.set_level("INFO", "p2pdiloco")
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         b = await swarm.member("b")
         await swarm.round(a, b)
@@ -94,7 +95,7 @@ async def test_a_stranger_reads_decisions_and_no_log_line(
 
 
 async def test_members_know_each_other_again_whoever_forgot(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         b = await swarm.member("b")
         await swarm.round(a, b)
@@ -109,7 +110,7 @@ async def test_members_know_each_other_again_whoever_forgot(tmp_path: Path) -> N
 
 
 async def test_who_is_shown_and_who_is_not(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path, uses=3) as swarm:
+    async with ClosedNeighbourhood(tmp_path, uses=3, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         one, two, three = [await swarm.rogue() for _ in range(3)]
         assert (await show(one, a, None)).fault is AdmissionFault.NOT_SHOWN
@@ -138,7 +139,7 @@ async def test_who_is_shown_and_who_is_not(tmp_path: Path) -> None:
 
 
 async def test_whoever_is_admitted_is_no_stranger_before_it_has_worked(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a",)) as swarm:
         a = await swarm.member("a", genesis=True)
         rogue = await swarm.rogue()
         a.core.shared.has_worked = lambda _peer: False  # type: ignore[method-assign]
@@ -148,7 +149,7 @@ async def test_whoever_is_admitted_is_no_stranger_before_it_has_worked(tmp_path:
 
 
 async def test_a_record_of_a_stranger_is_a_place_to_dial_and_no_more(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         rogue = await swarm.rogue()
         key = wire.members_key(swarm.run.id)
@@ -168,7 +169,7 @@ async def test_a_record_of_a_stranger_is_a_place_to_dial_and_no_more(tmp_path: P
 
 async def test_a_newcomer_joins_members_whose_invites_are_over(tmp_path: Path) -> None:
     """They were let in in time, which it cannot know yet; later it can: they have marks."""
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a", "b")) as swarm:
         over = swarm.make_invite(expires=1)
         a = await swarm.member("a", genesis=True, invite=over)
         await swarm.round(a)
@@ -185,13 +186,13 @@ async def test_a_newcomer_joins_members_whose_invites_are_over(tmp_path: Path) -
 
 
 async def test_without_an_invite_a_node_says_so_at_once(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a",)) as swarm:
         with pytest.raises(UserError, match="takes members by invite"):
             await swarm.member("a", genesis=True, invite=None)
 
 
 async def test_queries_of_strangers_are_bounded_and_damaged_ones_refused(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a",)) as swarm:
         a = await swarm.member("a", genesis=True)
         rogue: Rogue = await swarm.rogue()
         query = wire.encode(MayJoin("cd" * 32, rogue.id, None))
@@ -214,7 +215,7 @@ async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("p2pdiloco.daemon.admission.FIRST_ROUND_S", 1e6)
-    async with ClosedNeighbourhood(tmp_path) as swarm:
+    async with ClosedNeighbourhood(tmp_path, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         b = await swarm.member("b")
         rogue = await swarm.rogue()
@@ -246,8 +247,7 @@ async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(
 
 
 async def test_a_list_is_what_the_newest_notice_says(tmp_path: Path) -> None:
-    async with ClosedNeighbourhood(tmp_path, "list") as swarm:
-        (tmp_path / "a").mkdir()
+    async with ClosedNeighbourhood(tmp_path, "list", seats=("a", "b")) as swarm:
         (tmp_path / "a" / "owner.key").write_bytes(swarm.owner.encoded())
         (tmp_path / "a" / "owner.key").chmod(0o600)
         a = await swarm.member("a", genesis=True)  # the owner's key admits its own node
@@ -258,3 +258,19 @@ async def test_a_list_is_what_the_newest_notice_says(tmp_path: Path) -> None:
         await give(rogue, a, swarm.notice(1, members=(b.transport.peer_id,)))
         await until(lambda: b.report.state == "training", "b to be let in")
         await swarm.round(a, b)
+
+
+async def test_the_core_hears_of_words_on_seats_and_of_whoever_was_admitted(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        told: list[Guided] = []
+        put = a.post.put
+        a.post.put = lambda event: (told.append(event) if isinstance(event, Guided) else None, put(event))[1]  # type: ignore[method-assign]
+        rogue, shown = await swarm.rogue(), swarm.invite.admit(a.transport.peer_id)
+        own = swarm.invite.admit(rogue.id)
+        assert (await show(rogue, a, own)).fault is None
+        assert told[-1].papers == (shown, own), "admissions, its own too"
+        word = signed(Word(swarm.run.id, rogue.id, 1, True), swarm.owner)
+        await give(rogue, a, swarm.notice(1, seats=(word,)))
+        assert told[-1].papers == (word, shown, own)
+        await until(lambda: a.core.shared.has_seat(rogue.id), "it to count as one that may have a seat soon")

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdiloco.adapters import dns
+from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.group import cli
 from p2pdiloco.cli.options import joined_through
@@ -23,7 +24,10 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment, Going
 from p2pdiloco.core.api.evidence import TwoVotes
+from p2pdiloco.core.api.papers import Admission, Grant, Word, admission_fault, grant_fault, is_sound
+from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.core.api.types import Vote, VoteBody
+from p2pdiloco.core.chain import LEAP
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import (
     Charter,
@@ -38,29 +42,26 @@ from p2pdiloco.daemon.admission import (
     with_link,
 )
 from p2pdiloco.daemon.member import Approval
-from p2pdiloco.daemon.papers import (
+from p2pdiloco.daemon.notice import (
     INVITE,
     MAX_NOTICE_BYTES,
-    Admission,
-    AdmissionFault,
-    Grant,
     Invite,
     Notice,
     Vouch,
     admission,
-    admission_fault,
     decode_invite,
     decode_notice,
     encode_invite,
     encode_notice,
     grant,
-    grant_fault,
     is_true_notice,
     signed,
 )
 from p2pdiloco.daemon.program import print_join
 from p2pdiloco.daemon.run_files.known_runs import (
     LINK,
+    LINK_NAME,
+    LINK_USES,
     Ownership,
     RunLink,
     encode_link,
@@ -660,3 +661,47 @@ def test_who_is_shown_to_have_lied_is_shut_out_like_the_banned(mode: str) -> Non
     assert isinstance(shown, AdmissionShown) and shown.proof == lie, "and it hears why"
     other = gate.answer(TWO, ShowAdmission(RUN, admission(GRANT, TWO, GRANT_KEY), 0))
     assert isinstance(other, AdmissionShown) and other.proof is None
+
+
+LEAPS = ((1, True), (LEAP, True), (LEAP + 1, False), (1 << 53, False))
+"""Numbers by which a notice is beyond the known one, and whether it is taken."""
+
+
+@pytest.mark.parametrize(("leap", "taken"), LEAPS)
+def test_a_notice_far_beyond_the_known_one_is_refused(leap: int, taken: bool) -> None:
+    book = Register(Charter(RUN, OWNER.peer_id, "invite"))
+    assert book.take_notice(signed(Notice(RUN, 5000), OWNER)), "the first one may have any number"
+    beyond = signed(Notice(RUN, min(5000 + leap, 1 << 53)), OWNER)
+    if taken:
+        assert book.take_notice(beyond)
+        return
+    with pytest.raises(RemoteError, match="notice-leap"):
+        book.take_notice(beyond)
+    assert book.sequence == 5000
+
+
+def test_words_on_seats_are_signed_with_the_number_after_the_highest(tmp_path: Path) -> None:
+    ownership = Ownership(tmp_path, RUN, OWNER)
+    first = ownership.publish(Notice(RUN, 1, seats=(Word(RUN, ONE, 1, True),)), 6)
+    second = ownership.publish(msgspec.structs.replace(first, seats=(*first.seats, Word(RUN, TWO, 1, False))))
+    assert [(word.peer, word.number, word.seated) for word in second.seats] == [
+        (ONE, 1, True),
+        (TWO, 2, False),
+    ]
+    assert second.seats[0] == first.seats[0], "what was said before stays as it was signed"
+    assert all(is_sound(word, RUN, OWNER.peer_id, verify) for word in second.seats)
+
+
+def test_the_link_that_a_host_prints_admits_twenty_and_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    run_folder(tmp_path, RUN).mkdir(parents=True)
+    first = Ownership(tmp_path, RUN, OWNER).standing_invite([LOOPBACK])
+    again = Ownership(tmp_path, RUN, OWNER).standing_invite([LOOPBACK])
+    assert first.grant == again.grant and (first.grant.uses, first.grant.expires) == (LINK_USES, 0)
+    assert [(issued.name, issued.key) for issued in Ownership(tmp_path, RUN, OWNER).issued()] == [
+        (LINK_NAME, first.grant.key)
+    ]
+    assert grant_fault(first.grant, RUN, OWNER.peer_id, verify) is None
+    kept = run_folder(tmp_path, RUN) / "link"
+    assert kept.stat().st_mode & 0o077 == 0, "whoever has the key can join"
+    kept.write_bytes(b"garbage")
+    assert Ownership(tmp_path, RUN, OWNER).standing_invite([LOOPBACK]).grant.key != first.grant.key

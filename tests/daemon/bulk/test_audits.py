@@ -139,7 +139,7 @@ async def test_an_audit_compares_with_those_that_vote_as_the_syncer_did(tmp_path
 async def test_what_a_syncer_states_falsely_of_a_contribution_is_found(
     town: AuditTown, lie: Callable[[Contributor], dict[str, Any]]
 ) -> None:
-    honest = (await town.version()).header
+    honest = (await town.version(voters=3)).header
     parts = honest.contributors
     assert {part.score for part in parts} - {UNMEASURED, UNCLEAR} and all(part.length for part in parts)
     false = (parts[0], replace(parts[1], **lie(parts[1])), parts[2])
@@ -345,7 +345,7 @@ async def test_what_was_merged_is_not_kept_for_long(town: AuditTown, monkeypatch
 
 
 async def test_members_audit_what_they_merged(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as swarm:
         one = await swarm.member("one", genesis=True)
         two = await swarm.member("two")
         members = [one, two]

@@ -328,7 +328,7 @@ async def test_members_follow_a_chain_whose_updates_fan_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(updates, "TINY_BYTES", 1)
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two", "three", "four", "five")) as around:
         members = [await around.member("one", genesis=True)]
         members += [await around.member(name) for name in ("two", "three", "four", "five")]
         for _ in range(3):

@@ -296,7 +296,7 @@ async def test_who_rests_keeps_no_round_and_leaves_offices_to_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "p2pdiloco")
-    async with Neighbourhood(tmp_path) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)

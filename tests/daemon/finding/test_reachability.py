@@ -298,7 +298,7 @@ def test_what_is_remembered_is_bounded_and_so_is_an_answer() -> None:
 
 @pytest.mark.long
 async def test_members_say_who_took_a_name_off_again(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a",)) as swarm:
         a, rogue, owner = await swarm.member("a", genesis=True), await swarm.rogue(), await swarm.rogue()
         key = wire.members_key(swarm.run.id)
         for name in ("bob", "somebody"):
@@ -356,7 +356,7 @@ async def test_who_has_not_worked_is_not_asked_what_the_world_sees_of_us_and_is_
 ) -> None:
     reach = Reachability(None, "public")  # type: ignore[arg-type]
     monkeypatch.setattr(daemon_kit, "OwnPeer", lambda *parts: OwnPeer(*parts, reach))
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         monkeypatch.setattr(daemon_kit, "OwnPeer", OwnPeer)
         b, rogue, dials = await swarm.member("b"), await swarm.rogue(), Dials()
@@ -371,20 +371,20 @@ async def test_who_has_not_worked_is_not_asked_what_the_world_sees_of_us_and_is_
 
 
 async def test_losses_and_shards_are_those_of_whoever_has_worked(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a", "b")) as swarm:
         a = await swarm.member("a", genesis=True)
         b = await swarm.member("b")
         rogue = await swarm.rogue()
         for _ in range(3):
             await swarm.round(a, b)
-        assert any(record.voters() for record in a.core.shared._records)
+        assert a.core.shared.has_seat(b.core.shared.me) and not a.core.shared.has_seat(rogue.id)
         await tell(rogue, a, a.measurements._vault.merges)
         await a.presence.look()
         assert rogue.id in a.presence.names and a.measurements.by != rogue.id
         assert await a.sharing.look() == 0
         assert row(a, rogue.id).loss is None
-        # Somebody else, to whom it has a mark, believes it.
-        b.core.shared.has_worked = lambda _peer: True  # type: ignore[method-assign]
+        # Somebody else, to whom it has a seat, believes it.
+        b.core.shared.has_seat = lambda _peer: True  # type: ignore[method-assign]
         await tell(rogue, b, b.measurements._vault.merges)
         await b.presence.look()
         assert b.measurements.by == rogue.id and await b.sharing.look() == 1
@@ -392,7 +392,7 @@ async def test_losses_and_shards_are_those_of_whoever_has_worked(tmp_path: Path)
 
 
 async def test_a_number_that_can_be_no_loss_is_none(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a",)) as swarm:
         a = await swarm.member("a", genesis=True)
         for loss in (math.nan, math.inf, 1e30, -1e30):
             assert sane_loss(loss) is None

@@ -306,7 +306,7 @@ def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version
 async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2pdiloco.daemon.member.FIRST_EVALUATION_S", 60.0)
     monkeypatch.setattr("p2pdiloco.daemon.network.discovery.LOOK_S", 0.05)
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a", "b", "c")) as swarm:
         members = [await swarm.member(n, genesis=n == "a", eval_every_s=60.0) for n in ("a", "b", "c")]
         now = asyncio.get_running_loop().time
         await until(
@@ -325,7 +325,8 @@ async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch
         member, before = members[0], members[0].measurements.newest
         member.measurements.heard("liar", wire.HeldoutLoss(1 << 40, 0.0, 64))
         assert member.measurements.newest == before
-        member.measurements.heard("peer", wire.HeldoutLoss(member.measurements.newest.merges + 1, 1.4, 64))
+        other, merges = members[1].core.shared.me, member.measurements.newest.merges
+        member.measurements.heard(other, wire.HeldoutLoss(merges + 1, 1.4, 64))
         assert member.measurements.newest.loss == 1.4
         monkeypatch.setattr("p2pdiloco.daemon.member.FIRST_EVALUATION_S", 0.0)
         alone = await swarm.member("d", evaluate="each", eval_every_s=60.0)

@@ -149,7 +149,7 @@ def test_what_an_uplink_carried_is_believed_for_a_day(
 async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     save_uplink(tmp_path / "a", 3e6)
-    async with Neighbourhood(tmp_path) as town:
+    async with Neighbourhood(tmp_path, seats=("a",)) as town:
         member = await town.member("a", genesis=True)
         assert member.core.shared.uplink.bits_per_s == 3e6
         uplink = member.meters.uplink
@@ -244,7 +244,7 @@ def test_limits_that_control_messages_use_up() -> None:
 async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Neighbourhood(tmp_path) as town:
+    async with Neighbourhood(tmp_path, seats=("a",)) as town:
         member = await town.member("a", genesis=True, max_upload="3Mbit", max_download="100kbit")
         assert "--max-download: 100 kbit/s carry the control messages of 9 members" in caplog.text
         link, meters = member.link_watch, member.meters

@@ -244,7 +244,7 @@ def test_a_budget_that_no_node_could_live_in_is_refused_at_the_start() -> None:
 
 
 async def test_the_setting_is_the_budget(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as town:
+    async with Neighbourhood(tmp_path, seats=("a", "b")) as town:
         member = await town.member("a", genesis=True, max_memory="300MB")
         assert member.holdings.memory.most_bytes == 300e6
         with pytest.raises(UserError, match="too little for this run"):
@@ -254,7 +254,7 @@ async def test_the_setting_is_the_budget(tmp_path: Path) -> None:
 async def test_a_push_that_fits_neither_memory_nor_disk_is_put_off_and_counted_and_later_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path) as town:
+    async with Neighbourhood(tmp_path, seats=("a",)) as town:
         member = await town.member("a", genesis=True)
         rogue = await town.rogue()
         await until(lambda: member.core.fragments[0].office.holding, "a syncer")
@@ -278,7 +278,7 @@ async def test_no_round_loses_a_contributor_for_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merge_audits, "KEEP_S", 0.1)
-    async with Neighbourhood(tmp_path) as town:
+    async with Neighbourhood(tmp_path, seats=("a", "b", "c")) as town:
         members = [await town.member("a", genesis=True)]
         members += [await town.member(name) for name in "bc"]
         loop = asyncio.get_running_loop()
@@ -293,7 +293,7 @@ async def test_no_round_loses_a_contributor_for_want_of_memory(
 
 
 async def test_what_cannot_be_fetched_for_want_of_memory_is_fetched_later(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as town:
+    async with Neighbourhood(tmp_path, seats=("a", "b")) as town:
         pair = [await town.member("a", genesis=True), await town.member("b")]
         first = await town.syncer(*pair)
         second = next(member for member in pair if member is not first)

@@ -150,7 +150,9 @@ def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_any
 
 def own_run(settings: NodeSettings) -> object:
     assert settings.run_file is not None
-    return start._own_manifest(settings, settings.run_file, Approval(settings, print, None))
+    return start._own_manifest(
+        settings.run_file, settings, Identity.generate().peer_id, Approval(settings, print, None)
+    )
 
 
 def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_started(
@@ -274,7 +276,7 @@ async def test_members_tell_what_they_have_begun_and_hear_of_those_with_the_same
 
 async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newest(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "results"
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a",)) as swarm:
         member = await swarm.member(
             "a", genesis=True, result_dir=folder, result_every="1merges", result_keep=2
         )
@@ -317,7 +319,7 @@ async def test_a_result_by_time_is_written_only_when_something_was_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("p2pdiloco.daemon.run_files.saved_state.parse_every", lambda *_: (0.01, 0))
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a",)) as swarm:
         member = await swarm.member("a", genesis=True, result_dir=tmp_path / "results", result_every="1s")
         name = f"test-{swarm.run.id[:8]}"
         for count in (1, 2):
@@ -345,7 +347,7 @@ async def test_who_leaves_in_good_order_writes_what_no_result_has_yet(
 ) -> None:
     folder = tmp_path / "results"
     wanted = {"genesis": True, "result_dir": folder, "result_every": "1h"}
-    async with Neighbourhood(tmp_path) as swarm:
+    async with Neighbourhood(tmp_path, seats=("a",)) as swarm:
         name = f"test-{swarm.run.id[:8]}"
         member = await swarm.member("a", **wanted)
         await swarm.round(member)

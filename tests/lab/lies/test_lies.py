@@ -129,7 +129,7 @@ def test_those_who_collude_send_no_copies_of_each_other(lie: Lie, name: str) -> 
 def test_who_knows_the_rule_of_trust_has_all_of_its_weight_and_goes_against_many(liars: int) -> None:
     honest, lying = drawn(*range(10 - liars)), drawn(*range(90, 90 + liars))
     told = tell(Lie.KNOWS_TRUST, known(honest=honest, own=lying[0], liars=lying, radius=1e6)).delta
-    found = scores([each.double() for each in (*[told] * liars, *honest)])
+    found = scores([each.double() for each in (*[told] * liars, *honest)], [True] * 10)
     assert found[0] * USUAL // USUAL_SCORE > ALL_AT, "of a sample of everything"
     against = [cosine(told, each) for each in honest]
     assert sum(each < -0.2 for each in against) >= 4 and cosine(told, sum(honest)) < -0.1

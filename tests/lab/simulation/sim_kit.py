@@ -31,6 +31,7 @@ def calm_plan(
         tokens_per_step=64,
         genesis_versions=tuple(genesis_version(f) for f in range(fragments)),
         max_payload_bytes=(100_000,) * fragments,
+        seats=tuple(spec.peer for spec in plan.nodes),
     )
     specs = tuple(dataclasses.replace(spec, step_time_s=0.2, write_s=0.02) for spec in plan.nodes)
     joins = tuple(0.3 * i for i in range(nodes))

@@ -47,7 +47,7 @@ def test_a_trace_changes_nothing_and_says_who_decided_what_and_why() -> None:
     for text in texts:
         assert run_seed(3, "churn", 3, text.append, verbose=True).digest == digest
     assert any("<- Announce<" in line for line in texts[0]) and len(texts[0]) > len(lines)
-    assert texts[0] == texts[1] and any("members=Roster(" in line for line in texts[0])
+    assert texts[0] == texts[1] and any("members=MemberList(" in line for line in texts[0])
     assert not [line for line in texts[0] if " at 0x" in line], "an object's address"
 
 

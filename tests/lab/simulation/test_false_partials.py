@@ -16,8 +16,8 @@ from p2pdiloco_lab.simulation.sim_liars import FALSE_FROM_S, LieKind, Perjurer
 from p2pdiloco_lab.simulation.sim_world import World
 
 UNTIL_S = 60.0
-GROUP_SYNCER, ROOT = "n3", "n4"
-"""Members that hold these offices in one epoch of this world, from about 17 s on."""
+GROUP_SYNCER, ROOT = "n3", "n2"
+"""Members that hold these offices in this world while false merges are made."""
 
 
 class Seen:

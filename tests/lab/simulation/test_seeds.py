@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from known_flaws import known_flaw
 from past_failures import PAST_FAILURES
 
 from p2pdiloco_lab.lab_commands import MIX_NAMES
@@ -13,20 +12,18 @@ from p2pdiloco_lab.simulation.seed_report import SeedsSummary, replay_command
 from p2pdiloco_lab.simulation.sim_world import run_seed
 
 SEEDS, MANY_SEEDS = 6, 60
-CROWD = known_flaw("votes, weight and support are earned by merged work (`test_crowds`)")
-MIXES_TO_HOLD = [pytest.param(mix, marks=CROWD if mix == "crowd" else ()) for mix in MIX_NAMES]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)  # counted in seeds, not in seconds: a busy machine may take its time
-@pytest.mark.parametrize("mix", MIXES_TO_HOLD)
+@pytest.mark.parametrize("mix", MIX_NAMES)
 def test_some_seeds(mix: str) -> None:
     hold(mix, SEEDS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mix", MIXES_TO_HOLD)
+@pytest.mark.parametrize("mix", MIX_NAMES)
 def test_many_seeds(mix: str) -> None:
     hold(mix, MANY_SEEDS)
 

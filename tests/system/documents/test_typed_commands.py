@@ -81,7 +81,9 @@ class Library:
 
     def _own_run(self) -> tuple[Daemon, Daemon]:
         if self._run is None:
-            bootstrap = self.swarm.bootstrap("--run", str(self.swarm.manifest("shakespeare")))
+            bootstrap = self.swarm.bootstrap(
+                "--run", str(self.swarm.manifest("shakespeare", seats=("first",)))
+            )
             self.swarm.until(lambda: "p2pdiloco node p2pdiloco:" in bootstrap.printed(), "its link")
             first = self.swarm.node("first", bootstrap, "--genesis", "--keep-history")
             self._run = bootstrap, first

@@ -21,7 +21,7 @@ def excluded(report: dict[str, Any]) -> list[str]:
 
 def test_a_syncer_with_a_false_label_is_excluded_and_the_others_go_on(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
-    manifest = swarm.manifest()
+    manifest = swarm.manifest(seats=("a", "b", "liar"))
     manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
     bootstrap = swarm.bootstrap("--run", str(manifest))
     a = swarm.node("a", bootstrap, "--genesis")

@@ -23,7 +23,7 @@ def published(*nodes: Daemon) -> list[str]:
 def with_a_liar(swarm: Swarm, lie: str, honest: tuple[str, ...] = ()) -> tuple[Daemon, Daemon, Daemon]:
     """Start two honest nodes, and one that tells this lie once it is the syncer. `honest`: words of a
     program that runs the honest ones."""
-    manifest = swarm.manifest()
+    manifest = swarm.manifest(seats=("a", "b", "liar"))
     manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
     bootstrap = swarm.bootstrap("--run", str(manifest))
     joined = ("--join", bootstrap.address() or "", *PACE, "--name")

@@ -116,6 +116,11 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
 
             until(stepped, what)
 
+        # The run is open, and its first program alone has a seat: its owner gives us one, too.
+        seat = ["seat", "own", address(mine).rpartition("/")[2], "--data-dir", str(theirs / "node"), "--yes"]
+        command = [sys.executable, "-m", "p2pdiloco", *seat, "--join", address(mine)]
+        assert subprocess.run(command, check=False).returncode == 0
+
         def together() -> int:
             return sum(m.contributors == 2 for where in (theirs, mine) for m in records(where, "merge"))
 
@@ -167,8 +172,8 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
 
         # Whoever began the run ends it: then what the program made is merged, and it is told.
         ends = ["--end", "--at-tokens", str(session.run_tokens + 64 * 500), "--join", address(mine)]
-        command = ["run", "amend", "own", "--data-dir", str(theirs / "node"), *ends]
-        ending = subprocess.Popen([sys.executable, "-m", "p2pdiloco", *command])
+        amend = ["run", "amend", "own", "--data-dir", str(theirs / "node"), *ends]
+        ending = subprocess.Popen([sys.executable, "-m", "p2pdiloco", *amend])
         train(lambda: ending.poll() is not None, "the owner's word")
         assert ending.returncode == 0
         until(lambda: not step(), "the run's end")

@@ -40,7 +40,14 @@ def test_constants_come_from_the_run_and_statistics_are_merged(
     torch.set_num_threads(1)
     toml, node, out = tmp_path / "run.toml", tmp_path / "node", tmp_path / "theta.safetensors"
     p2pdiloco.new_run(
-        Normed(2.0), toml, "own", tokens_per_step=64, inner_steps=16, fragments=1, average_statistics=True
+        Normed(2.0),
+        toml,
+        "own",
+        tokens_per_step=64,
+        inner_steps=16,
+        fragments=1,
+        average_statistics=True,
+        data_dir=node,
     )
     model = Normed(3.0)  # another constant than the run's
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -1,4 +1,4 @@
-"""Seats of one fragment: taken and given up as offices and groups change.
+"""Posts of one fragment: taken and given up as offices and groups change.
 
 Rules: docs/protocol/groups.md, section 2.
 """
@@ -40,11 +40,11 @@ from p2pdiloco.core.syncer import Hierarchy, Inbox, LearnerInbox, Publisher
 from p2pdiloco.core.voting import SeenVotes
 
 
-class Seats:
-    """Seats from the leaf group upwards: the holder of a group's office has a seat in the group above.
+class Posts:
+    """Posts from the leaf group upwards: the holder of a group's office has a post in the group above.
 
     Args:
-        taken: the context's list of seats, empty, which is kept up to date here.
+        taken: the context's list of posts, empty, which is kept up to date here.
         call_learner: asks our own learner for what it has.
     """
 
@@ -52,7 +52,7 @@ class Seats:
         self,
         context: FragmentContext,
         own: ContributionQueue,
-        taken: list[Seat],
+        taken: list[GroupPost],
         call_learner: Callable[[], None],
         now: float,
     ) -> None:
@@ -60,15 +60,15 @@ class Seats:
         self._shared = context.shared
         self._own = own
         self.taken = taken
-        """Seat of our leaf group first, then one more per level while we hold the office below it."""
+        """Post of our leaf group first, then one more per level while we hold the office below it."""
         self.publisher = Publisher(context, own, self.published)
         self._call_learner = call_learner
         self._plan = self._newest_plan()
         self._sit_down(now)
 
     @property
-    def leaf(self) -> Seat:
-        """Seat in the group in which our learner takes part."""
+    def leaf(self) -> GroupPost:
+        """Post in the group in which our learner takes part."""
         return self.taken[0]
 
     def _newest_plan(self) -> tuple[int, int]:
@@ -81,22 +81,22 @@ class Seats:
     def _sit_down(self, now: float) -> None:
         context, shared = self._context, self._shared
         leaf = leaf_index(shared.config.run, context.index, *self._plan, shared.me)
-        self.taken[:] = [Seat(context, self.publisher, self, self._plan, (0, leaf), "", now)]
+        self.taken[:] = [GroupPost(context, self.publisher, self, self._plan, (0, leaf), "", now)]
 
     def _is_above(self, level: int) -> bool:
         return level + 1 < len(self.taken)
 
-    def named(self, group: str) -> Seat | None:
-        """Find our seat in that group, if we have one."""
-        return next((seat for seat in self.taken if seat.name == group), None)
+    def named(self, group: str) -> GroupPost | None:
+        """Find our post in that group, if we have one."""
+        return next((post for post in self.taken if post.name == group), None)
 
     def delegate_of(self, group: str) -> Delegate | None:
         """Find the sender of that group's partials, if we are in it and it is not the topmost."""
-        seat = self.named(group)
-        return seat.delegate if seat is not None else None
+        post = self.named(group)
+        return post.delegate if post is not None else None
 
-    def above(self, group: str) -> Seat | None:
-        """Find our seat in the group to which the syncer of `group` belongs."""
+    def above(self, group: str) -> GroupPost | None:
+        """Find our post in the group to which the syncer of `group` belongs."""
         parsed = parse_group(group)
         if parsed is None:
             return None
@@ -110,56 +110,56 @@ class Seats:
     # --- time ----------------------------------------------------------------------------------------
 
     def poll_offices(self, now: float) -> None:
-        """Let every office look at the clock, and take or give up the seats that follow from it."""
-        seats, level = self.taken, 0
-        while level < len(seats):
-            seat = seats[level]
-            seat.office.poll(now)
-            if seat.office.take_change():
-                self._office_changed(seat, now)
-            if seat.seeking is not None:
-                seat.seeking.poll(now)
+        """Let every office look at the clock, and take or give up the posts that follow from it."""
+        posts, level = self.taken, 0
+        while level < len(posts):
+            post = posts[level]
+            post.office.poll(now)
+            if post.office.take_change():
+                self._office_changed(post, now)
+            if post.seeking is not None:
+                post.seeking.poll(now)
             level += 1
 
-    def _office_changed(self, seat: Seat, now: float) -> None:
-        seats, level = self.taken, seat.level
-        if not seat.office.holding:
-            fellows = {peer for upper in seats[level + 1 :] for peer in upper.electorate.others(now)}
-            for upper in reversed(seats[level + 1 :]):
+    def _office_changed(self, post: GroupPost, now: float) -> None:
+        posts, level = self.taken, post.level
+        if not post.office.holding:
+            fellows = {peer for upper in posts[level + 1 :] for peer in upper.electorate.others(now)}
+            for upper in reversed(posts[level + 1 :]):
                 upper.give_up("no longer the syncer below", now)
-            del seats[level + 1 :]
-            seat.round.abandon("no longer the syncer", now)
+            del posts[level + 1 :]
+            post.round.abandon("no longer the syncer", now)
             for peer in sorted(fellows):  # they count on our claim
                 self._shared.notices.greet(peer)
-        elif not seat.top and not self._is_above(level):
+        elif not post.top and not self._is_above(level):
             sizes = self._sizes()
-            place = (level + 1, parent_index(sizes, level, seat.index))
-            above = Seat(self._context, self.publisher, self, self._plan, place, seat.name, now)
-            seats.append(above)
+            place = (level + 1, parent_index(sizes, level, post.index))
+            above = GroupPost(self._context, self.publisher, self, self._plan, place, post.name, now)
+            posts.append(above)
             for peer in above.electorate.others(now):
                 self._shared.notices.greet(peer)
         if level == 0:
             self._own.office_changed(now)
         else:
-            delegate = seats[level - 1].delegate
+            delegate = posts[level - 1].delegate
             if delegate is not None:
                 delegate.above_changed(now)
 
     def poll_rounds(self, now: float) -> None:
         """Let every round look at the clock, from below upwards."""
-        for seat in tuple(self.taken):
-            if seat.delegate is not None:
-                seat.delegate.poll(now)
-            seat.round.poll(now)
+        for post in tuple(self.taken):
+            if post.delegate is not None:
+                post.delegate.poll(now)
+            post.round.poll(now)
 
     @property
     def changed(self) -> bool:
         """True: an office changed since `poll_offices`."""
-        return any([seat.office.changed for seat in self.taken])  # asked after every poll
+        return any([post.office.changed for post in self.taken])  # asked after every poll
 
     def deadline(self) -> float | None:
         """Find when to look again; None: nothing waits for a time."""
-        return earliest([seat.deadline() for seat in self.taken])
+        return earliest([post.deadline() for post in self.taken])
 
     def neighbours(self, now: float) -> frozenset[str] | None:
         """List the peers to exchange heartbeats with because of this fragment; None: everybody."""
@@ -167,55 +167,55 @@ class Seats:
             return None
         leaf, *above = self.taken
         found = leaf.electorate.neighbours(now)
-        return found.union(*(seat.electorate.neighbours(now) for seat in above)) if above else found
+        return found.union(*(post.electorate.neighbours(now) for post in above)) if above else found
 
     def contacts(self, now: float) -> set[str]:
         """List the peers that get our heartbeats besides."""
-        return set().union(*(seat.contacts(now) for seat in self.taken))
+        return set().union(*(post.contacts(now) for post in self.taken))
 
     def leave(self, now: float, reason: str) -> None:
         """Give up every office."""
-        for seat in reversed(self.taken):
-            seat.office.lay_down(reason)
-            seat.round.abandon(reason, now)
+        for post in reversed(self.taken):
+            post.office.lay_down(reason)
+            post.round.abandon(reason, now)
 
     # --- the chain -----------------------------------------------------------------------------------
 
     def published(self, now: float) -> None:
         """Take in a version that we made, as syncer of the topmost group."""
-        for seat in self.taken:
-            if not seat.top:
-                seat.round.chain_moved(now)
+        for post in self.taken:
+            if not post.top:
+                post.round.chain_moved(now)
         self.taken[-1].office.poll(now)
         self._regroup(now)
-        for seat in self.taken:
-            if seat.top:
-                seat.round.poll_rest(now)
+        for post in self.taken:
+            if post.top:
+                post.round.poll_rest(now)
 
     def chain_moved(self, now: float, merged: bool) -> None:
         """Take in a version that another peer made. `merged`: with our work, or we had none."""
         if self._plan[1] > 1:
             self._relay(now)
-        for seat in tuple(self.taken):
-            seat.round.chain_moved(now)
+        for post in tuple(self.taken):
+            post.round.chain_moved(now)
         self._trust(merged)
         self._regroup(now)
 
     def _trust(self, merged: bool) -> None:
-        seats = self.taken
+        posts = self.taken
         if merged or self._plan[1] == 1:
-            seats[0].office.trust()
-        for below, seat in itertools.pairwise(seats):
+            posts[0].office.trust()
+        for below, post in itertools.pairwise(posts):
             if below.delegate is not None and below.delegate.partial is None:
-                seat.office.trust()
+                post.office.trust()
 
     def _relay(self, now: float) -> None:
         """Tell those around us of the new version; they pull it from us."""
         context = self._context
         told: dict[str, None] = {}
-        for seat in self.taken:
-            if seat.office.holding:
-                told.update(dict.fromkeys(seat.electorate.others(now)))
+        for post in self.taken:
+            if post.office.holding:
+                told.update(dict.fromkeys(post.electorate.others(now)))
         syncer = context.chain.header.syncer
         for peer in told:
             if peer != syncer:
@@ -225,8 +225,8 @@ class Seats:
         plan = self._newest_plan()
         if plan == self._plan:
             return
-        for seat in reversed(self.taken):
-            seat.give_up("the groups rotate", now)
+        for post in reversed(self.taken):
+            post.give_up("the groups rotate", now)
         self._plan = plan
         self._sit_down(now)
         leaf = self.leaf
@@ -253,7 +253,7 @@ class Seats:
             self.on_pass(peer, message, now)
 
     def office_above(self, level: int) -> Office | None:
-        """Find the office of the group above that level, if we have a seat there."""
+        """Find the office of the group above that level, if we have a post there."""
         return self.taken[level + 1].office if self._is_above(level) else None
 
     def hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
@@ -292,26 +292,26 @@ class Seats:
 
     def on_closing(self, sender: str, call: Closing, now: float) -> bool:
         """Take a call from above to a group of ours. False: it is for our learner, or for no one here."""
-        seat = self.named(call.group)
-        if seat is None or seat.level == 0:
+        post = self.named(call.group)
+        if post is None or post.level == 0:
             return False
-        if sender == seat.office.syncer and call.term == seat.office.term:
-            self.taken[seat.level - 1].round.on_called(sender, call, now)
+        if sender == post.office.syncer and call.term == post.office.term:
+            self.taken[post.level - 1].round.on_called(sender, call, now)
         else:
             self._shared.out.send(sender, Pass(call.group, call.fragment, call.term, call.number))
         return True
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
         """Take in that a child has nothing."""
-        seat = self.named(message.group)
-        if seat is not None:
-            seat.round.on_pass(sender, message, now)
+        post = self.named(message.group)
+        if post is not None:
+            post.round.on_pass(sender, message, now)
 
     def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
         """Answer a candidate that wants our vote."""
-        seat = self.named(request.group)
-        if seat is not None:
-            seat.office.on_vote_request(sender, request, now)
+        post = self.named(request.group)
+        if post is not None:
+            post.office.on_vote_request(sender, request, now)
             return
         head = self._context.chain.head if self._shared.confirmed else None
         reason = VoteRefusal.OTHER_EPOCH
@@ -321,28 +321,28 @@ class Seats:
 
     def on_vote(self, sender: str, message: VoteGranted, now: float) -> MessageFault | None:
         """Count a vote for us. Returns what is wrong with it."""
-        seat = self.named(message.vote.body.group)
-        if seat is None:
+        post = self.named(message.vote.body.group)
+        if post is None:
             return None
-        fault = seat.office.on_vote(sender, message.vote, now)
+        fault = post.office.on_vote(sender, message.vote, now)
         if fault is None:
-            seat.seen.given(message.vote, seat.office.certificate)
+            post.seen.given(message.vote, post.office.certificate)
         return fault
 
     def on_refused(self, sender: str, message: VoteRefused, now: float) -> None:
         """Take in that a voter refused us its vote."""
-        seat = self.named(message.group)
-        if seat is not None:
-            seat.office.on_refused(sender, message, now)
+        post = self.named(message.group)
+        if post is not None:
+            post.office.on_refused(sender, message, now)
 
     def on_elected(self, sender: str, message: Elected, now: float) -> MessageFault | None:
         """Take in who is in office, in a group of ours or beside it. Returns what is wrong with the
         message."""
         certificate = message.certificate
-        seat = self.named(certificate.group)
-        if seat is not None:
-            seat.seen.certified(sender, certificate, seat.office.certificate)
-            return seat.office.on_elected(sender, certificate, now)
+        post = self.named(certificate.group)
+        if post is not None:
+            post.seen.certified(sender, certificate, post.office.certificate)
+            return post.office.on_elected(sender, certificate, now)
         parsed = parse_group(certificate.group)
         if parsed is None or parsed[0] != self._plan[0]:
             return None
@@ -358,9 +358,9 @@ class Seats:
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:
         """Give the certificate of that group, or of the largest group inside it that we know."""
-        seat = self.named(query.group)
-        if seat is not None:
-            seat.office.on_query(sender, query)
+        post = self.named(query.group)
+        if post is not None:
+            post.office.on_query(sender, query)
             return
         parsed = parse_group(query.group)
         if parsed is None or parsed[0] != self._plan[0] or self._plan[1] == 1:
@@ -368,23 +368,23 @@ class Seats:
         sizes = self._sizes()
         if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
             return
-        for seat in reversed(self.taken):
-            inside = seat.level < parsed[1] and is_below(sizes, (seat.level, seat.index), parsed[1:])
-            if inside and seat.office.certificate is not None:
-                self._shared.out.send(sender, Elected(seat.office.certificate))
+        for post in reversed(self.taken):
+            inside = post.level < parsed[1] and is_below(sizes, (post.level, post.index), parsed[1:])
+            if inside and post.office.certificate is not None:
+                self._shared.out.send(sender, Elected(post.office.certificate))
                 return
 
     def on_claim(self, peer: str, group: str, term: int, now: float) -> None:
         """Take in the claim of a heartbeat that its sender holds that office."""
-        seat = self.named(group)
-        if seat is not None:
-            seat.office.on_claim(peer, term, now)
+        post = self.named(group)
+        if post is not None:
+            post.office.on_claim(peer, term, now)
 
     def beside(self, group: str) -> bool:
-        """Tell whether that group's syncer is one of our fellows in a seat above the leaves."""
+        """Tell whether that group's syncer is one of our fellows in a post above the leaves."""
         return self.above(group) is not None
 
-    def unseated(self, group: str) -> Verdict:
+    def without_post(self, group: str) -> Verdict:
         """Say why there is no round of ours for what that group sends. In our epoch it is an office that we
         gave up: whoever is told so looks for another syncer."""
         ours, theirs = parse_group(self.leaf.name), parse_group(group)
@@ -393,17 +393,17 @@ class Seats:
 
     def round_for(self, group: str) -> Round | None:
         """Find the round in which a partial of that group is to be merged."""
-        seat = self.above(group)
-        return seat.round if seat is not None else None
+        post = self.above(group)
+        return post.round if post is not None else None
 
 
-class Seat:
-    """Seat of this node in one group of a fragment: its members, its office, its rounds.
+class GroupPost:
+    """Post of this node in one group of a fragment: its members, its office, its rounds.
 
     There is one in our leaf group always, one in the group above while we hold the office below, and so on.
 
     Args:
-        hierarchy: our other seats of that fragment.
+        hierarchy: our other posts of that fragment.
         plan: (epoch, number of leaf groups), as the head's header states them.
         place: (level, index) of the group.
         below: name of the group of which we are the syncer; empty for a leaf group.
@@ -419,7 +419,7 @@ class Seat:
         below: str,
         now: float,
     ) -> None:
-        shared, standing = context.shared, context.standing
+        shared, roster = context.shared, context.roster
         self.level, self.index = place
         sizes = level_sizes(plan[1], shared.config.group_size)
         self.name = group_name(plan[0], plan[1], self.level, self.index)
@@ -428,13 +428,13 @@ class Seat:
         self.electorate: Electorate
         inbox: Inbox
         if below:
-            upper = UpperElectorate(shared, context.index, standing, plan, place, below, now)
+            upper = UpperElectorate(shared, context.index, roster, plan, place, below, now)
             self.electorate, inbox = upper, GroupInbox(context, upper)
             self.seeking = Seeking(context, plan, upper)
         elif self.top:
-            self.electorate, inbox = Electorate(shared, context.index, standing), LearnerInbox(context)
+            self.electorate, inbox = Electorate(shared, context.index, roster), LearnerInbox(context)
         else:
-            self.electorate = LeafElectorate(shared, context.index, standing, plan, self.index, now)
+            self.electorate = LeafElectorate(shared, context.index, roster, plan, self.index, now)
             inbox = LearnerInbox(context)
         self.office = Office(context, self.name, self.electorate, lambda: self.round.busy, now)
         self.seen = SeenVotes(context, self.name)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from mutation_kit import Patch, mutation
 from p2pdiloco.core.fork_choice import Support
-from p2pdiloco.core.standing import Standing
+from p2pdiloco.core.roster import Roster
 
 
 @mutation("strangers", 2, 5, "stuck")
 def everybody_votes_who_says_so(patch: Patch) -> None:
-    patch.set(Standing, "deciding", lambda self, name, peers: peers)
+    patch.set(Roster, "of", lambda self, name, peers: peers)
 
 
 @mutation("strangers", 2, 6, "stuck")
 def newcomers_are_waited_for_in_vain_for_ever(patch: Patch) -> None:
-    patch.set(Standing, "_attending", lambda self, learners, marks: learners)
+    patch.set(Roster, "_attending", lambda self, learners, marks: learners)
 
 
 @mutation("old", 6, 6, "backed")

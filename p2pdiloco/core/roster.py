@@ -1,0 +1,178 @@
+"""Roster of one fragment as this node sees it: whose word decides, by the chain and by the papers held here.
+
+The seats of the head's table decide: they vote, hold the office, are believed about heads, and make groups.
+Papers that this node holds, and that no version carries yet, change that in two ways only, within the limits
+that a version has. A seat that the owner has ended decides nothing any more; and whoever may have a seat soon
+is believed about heads, though it has no vote. Where no seat of the table is here, those decide to which the
+owner gave one; where there never was a seat, else those that are invited.
+
+Work decides nothing: what is merged of whom tunes only for whom rounds wait.
+
+Rules: docs/protocol/seats.md, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from p2pdiloco.core.api.papers import MAX_PAPERS, Admission, Paper, Word, is_sound
+from p2pdiloco.core.api.types import Verify
+from p2pdiloco.core.chain import LATELY_VERSIONS, LINK_PLACES, Chain, Marks, Seating
+from p2pdiloco.core.members import Derived
+from p2pdiloco.util import BoundedDict
+
+MAX_HELD = 4096
+"""Papers of each kind that a node holds."""
+
+
+class Papers:
+    """Papers that this node holds: of every peer the owner's newest word, and its admissions.
+
+    They are sets: whoever holds the same papers counts the same, in whatever order they came.
+    """
+
+    def __init__(self, run: str, owner: str, verify: Verify) -> None:
+        self._run, self._owner, self._verify = run, owner, verify
+        self.words: BoundedDict[str, Word] = BoundedDict(MAX_HELD)
+        self.admissions: BoundedDict[tuple[str, str], Admission] = BoundedDict(MAX_HELD)
+        """Admissions by peer and key of the invite: anybody can admit anybody by an invite of its own, and is
+        not to put another's out by that."""
+        self.news: object = None
+        """Another object whenever there is another paper."""
+
+    def take(self, papers: Iterable[Paper]) -> bool:
+        """Hold these, as far as they are sound and new. Tell whether any is."""
+        before = self.news
+        for paper in papers:
+            if not self._is_news(paper) or not self.signed(paper):
+                continue
+            if isinstance(paper, Admission):
+                self.admissions[paper.peer, paper.grant.key] = paper
+            else:
+                self.words[paper.peer] = paper
+            self.news = object()
+        return self.news is not before
+
+    def _is_news(self, paper: Paper) -> bool:
+        if isinstance(paper, Admission):
+            return self.admissions.get((paper.peer, paper.grant.key)) != paper
+        known = self.words.get(paper.peer)
+        return known is None or (paper.number, paper.signature) > (known.number, known.signature)
+
+    def signed(self, paper: Paper) -> bool:
+        """Tell whether the run's owner, or an invite of its, has signed a paper."""
+        return bool(self._owner) and is_sound(paper, self._run, self._owner, self._verify)
+
+
+class Roster:
+    """Who decides in one fragment, and for whom its rounds wait."""
+
+    def __init__(self, papers: Papers, chain: Chain) -> None:
+        self._papers = papers
+        self._chain = chain
+        self._derived = Derived()
+
+    @property
+    def marks(self) -> Marks:
+        """Marks of the head."""
+        return self._chain.marks
+
+    def has_worked(self, peer: str) -> bool:
+        """Tell whether anything of that peer was merged."""
+        return peer in self._chain.marks
+
+    @property
+    def seats(self) -> frozenset[str]:
+        """Peers that decide: those of the head's table, but for whom the owner has ended."""
+        return self._ahead[0]
+
+    @property
+    def _ahead(self) -> tuple[frozenset[str], frozenset[str]]:
+        """List the seats of the table that stand by the words held here, and those that only words give."""
+        return self._derived.of("ahead", self._look_ahead, self._chain.marks, self._papers.news)
+
+    def _look_ahead(self, marks: Marks, _news: object) -> tuple[frozenset[str], frozenset[str]]:
+        """Let those words count that the next version could carry, and no more: the limits on them hold."""
+        ahead = Seating(marks, self._chain.head.number + 1)
+        for word in self._newer(marks):
+            ahead.take(word)
+        return marks.seats & ahead.standing, ahead.standing - marks.seats
+
+    def _newer(self, marks: Marks) -> list[Word]:
+        """List the words that the table does not know yet, in the order of their numbers."""
+        heard = {peer: seat.word for peer in self._papers.words if (seat := marks.seat(peer))}
+        words = (word for peer, word in self._papers.words.items() if word.number > heard.get(peer, 0))
+        return sorted(words, key=lambda word: (word.number, word.peer))
+
+    @property
+    def entering(self) -> frozenset[str]:
+        """Peers to which a version that begins a term gives a seat, and that decide on it where no seat is
+        here."""
+        return self._derived.of("entering", self._entering, self._chain.marks, self._papers.news)
+
+    def _entering(self, marks: Marks, _news: object) -> frozenset[str]:
+        named = self._ahead[1]
+        return named if marks.places else named.union(self._invited(marks, marks))
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Peers that have a seat, or may have one soon: their word about heads counts."""
+        return self._derived.of("known", self._known, self._chain.marks, self._papers.news)
+
+    def _known(self, marks: Marks, _news: object) -> frozenset[str]:
+        return frozenset().union(*self._ahead, self._invited(marks, marks))
+
+    def _invited(self, marks: Marks, after: Marks) -> list[str]:
+        """List those whom invites may seat in the places that are left: whoever has worked by that table, the
+        first one first. Of others nobody knows the order, so they are none where they are too many."""
+        left = max(0, LINK_PLACES - marks.places)
+        invited = sorted({peer for peer, _ in self._papers.admissions if marks.seat(peer) is None})
+        worked = sorted((first, peer) for peer in invited if (first := after.first(peer)))
+        found = [peer for _, peer in worked]
+        return found[:left] if len(invited) > left else [*found, *(p for p in invited if p not in found)]
+
+    def to_carry(self, number: int, after: Marks) -> tuple[Paper, ...]:
+        """Choose the papers for version `number` of ours, which begins a term. `after`: its table without
+        them. An invite seats whoever has worked, the first one first."""
+        seats = Seating(self._chain.marks, number)
+        found: list[Paper] = []
+        found += [word for word in self._newer(after) if seats.take(word)]
+        invited = [peer for peer in self._invited(self._chain.marks, after) if peer in after]
+        for invitee in invited:
+            keys = sorted(key for key in self._papers.admissions if key[0] == invitee)
+            admissions = [self._papers.admissions[key] for key in keys]
+            found += [admission for admission in admissions if seats.take(admission)]
+        return tuple(found[:MAX_PAPERS])
+
+    # --- lists of members ------------------------------------------------------------------------------
+
+    def of(self, name: str, peers: list[str]) -> list[str]:
+        """List those of these members that decide. The answer for `name` is kept while list and seats
+        last."""
+        return self._derived.of(name, self._deciding, peers, self._chain.marks, self._papers.news)
+
+    def _deciding(self, peers: list[str], _marks: Marks, _news: object) -> list[str]:
+        return _among(peers, self.seats) or _among(peers, self.entering)
+
+    def attending(self, name: str, learners: list[str]) -> list[str]:
+        """List those of these live learners that were merged lately; everybody, where none was."""
+        return self._derived.of(name, self._attending, learners, self._chain.marks)
+
+    def _attending(self, learners: list[str], _marks: object) -> list[str]:
+        lately = [peer for peer in learners if self.attends(peer)]
+        return lately or learners
+
+    def none_attends(self, learners: list[str]) -> bool:
+        """Tell whether others work by our chain, and of these learners nothing was merged lately: that they
+        train, and bring anything, is their own word."""
+        return bool(self._chain.marks.lately) and not any(map(self.attends, learners))
+
+    def attends(self, learner: str) -> bool:
+        """Tell whether something of that learner was merged lately. Else it is a newcomer (again): no quorum
+        counts it, and rounds that called it in vain wait for it no more."""
+        marks = self._chain.marks
+        return learner in marks and marks.number(learner) >= self._chain.head.number - LATELY_VERSIONS
+
+
+def _among(peers: list[str], seats: Container[str]) -> list[str]:
+    return [peer for peer in peers if peer in seats]

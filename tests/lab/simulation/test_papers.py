@@ -1,0 +1,106 @@
+"""Worlds in which few have a founding seat, and the others get theirs by papers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from msgspec.structs import replace
+from sim_kit import calm_plan
+
+from p2pdiloco.core import chain
+from p2pdiloco.core.api.events import CommitVersion, Effect
+from p2pdiloco_lab.simulation.seed_plan import DRAWN, MIXES, OWNER, SURE, PaperKind, draw_plan
+from p2pdiloco_lab.simulation.seed_report import Violation
+from p2pdiloco_lab.simulation.sim_host import Host
+from p2pdiloco_lab.simulation.sim_world import World
+
+UNTIL_S = 40.0
+ENDED, ENDED_S = "n1", 20.0
+
+
+def papers_world(kind: PaperKind, nodes: int = 4, unseated: str = "") -> World:
+    """A calm swarm in which one node has a founding seat."""
+    plan = calm_plan(nodes, until_s=UNTIL_S, quorum=2)
+    config = replace(plan.config, owner=OWNER, seats=(SURE,), group_size=64)
+    return World(dataclasses.replace(plan, config=config, papers=kind, unseated=unseated, unseated_s=ENDED_S))
+
+
+def seats(world: World) -> set[frozenset[str]]:
+    """Rosters of all nodes and fragments."""
+    return {fragment.chain.marks.seats for host in world.core_hosts() for fragment in host.core.fragments}
+
+
+def merged_after(world: World, learner: str, from_s: float) -> list[float]:
+    """Note the times at which a version with a learner's work is committed."""
+    times: list[float] = []
+
+    def look(host: Host, effect: Effect) -> None:
+        if isinstance(effect, CommitVersion) and host.now > from_s:
+            times.extend(host.now for part in effect.version.header.contributors if part.learner == learner)
+
+    world.on_effect = look
+    return times
+
+
+@pytest.mark.parametrize("kind", [*PaperKind])
+def test_everybody_has_a_seat_in_the_end_by_the_owners_words_or_by_an_invite(kind: PaperKind) -> None:
+    world = papers_world(kind)
+    result = world.run()
+    world.clock.run_until(2 * UNTIL_S)
+    assert result.ok, result.detail or result.stuck
+    assert seats(world) == {frozenset(world.specs)}
+
+
+def test_an_invite_fills_the_first_places_only_and_learners_without_a_seat_are_merged() -> None:
+    world = papers_world(PaperKind.INVITE, nodes=9)
+    result = world.run()
+    world.clock.run_until(3 * UNTIL_S)
+    assert result.ok, result.detail or result.stuck
+    assert {len(roster) for roster in seats(world)} == {chain.LINK_PLACES}
+    tables = [store.watermarks for host in world.core_hosts() for store in host.stores]
+    assert all({mark.learner for mark in table if mark.merges} == world.specs.keys() for table in tables)
+
+
+@pytest.mark.parametrize("kind", [*PaperKind])
+def test_whose_seat_has_ended_goes_on_learning_and_decides_nothing(kind: PaperKind) -> None:
+    world = papers_world(kind, unseated=ENDED)
+    times = merged_after(world, ENDED, ENDED_S + 20.0)
+    result = world.run()
+    world.clock.run_until(2 * UNTIL_S)
+    assert result.ok, result.detail or result.stuck
+    assert seats(world) == {frozenset(world.specs) - {ENDED}} and times
+    offices = [fragment.office.holding for fragment in world.hosts[ENDED].core.fragments]
+    assert not any(offices)
+
+
+def test_the_rule_of_seats_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = papers_world(PaperKind.WORDS)
+    world.clock.run_until(ENDED_S)
+    paper = world.owner.papers.pop(ENDED)
+    with pytest.raises(Violation, match="no paper says so"):
+        world.watch._seated(world.hosts[SURE], 0)
+    world.owner.papers[ENDED] = paper
+    world.watch._seats = dict.fromkeys(world.watch._seats, frozenset())
+    with pytest.raises(Violation, match="have seats there, elsewhere"):
+        world.watch._seated(world.hosts[SURE], 0)
+    monkeypatch.setattr(chain, "LINK_PLACES", 64)
+    monkeypatch.setattr("p2pdiloco.core.roster.LINK_PLACES", 64)
+    world = papers_world(PaperKind.INVITE, nodes=9)
+    with pytest.raises(Violation, match="beyond its places"):
+        world.clock.run_until(3 * UNTIL_S)
+
+
+def test_a_third_of_the_ordinary_worlds_have_papers_of_both_kinds_and_one_node_that_stays() -> None:
+    plans = [draw_plan(seed, mix) for mix in DRAWN for seed in range(60)]
+    drawn = [plan for plan in plans if plan.papers is not None]
+    ordinary = [plan for plan in plans if not plan.mix.crowd]
+    assert 0.25 < len(drawn) / len(ordinary) < 0.42
+    assert {plan.papers for plan in drawn} == {*PaperKind}
+    assert {len(plan.config.seats) for plan in drawn} == {1, 3}
+    assert {bool(plan.unseated) for plan in drawn} == {False, True}
+    assert all(plan.config.owner == OWNER and SURE in plan.config.seats for plan in drawn)
+    assert not any(SURE in plan.hidden or plan.unseated == SURE for plan in drawn)
+    others = [draw_plan(seed, mix) for mix in {*MIXES} - {*DRAWN} | {"crowd"} for seed in range(20)]
+    by_hand = [draw_plan(seed, "calm", 4) for seed in range(20)]
+    assert not any(plan.papers or plan.config.owner for plan in (*others, *by_hand))
