@@ -156,8 +156,8 @@ class Excluded:
         return new
 
 
-MAX_WAITING, OTHERS_WAITING = 8, 4
-"""Number of accusers that are heard at one time; one that has no vote only while fewer wait than that."""
+MAX_WAITING = 8
+"""Number of accusers that are heard at one time."""
 WAIT_S = 120.0
 """Time for which an accusation waits for the version to come here, and for its turn."""
 PAUSE_S = 600.0
@@ -195,12 +195,10 @@ class Accusations:
         """Hear nothing that this peer tells for a while: it told what is not signed as it says."""
         self._ignored_until_s[peer] = now + PAUSE_S
 
-    def hears(self, accuser: str, votes: bool, now: float) -> bool:
-        """Tell whether an accusation of that member would be taken. `votes`: it has a vote."""
+    def hears(self, accuser: str, now: float) -> bool:
+        """Tell whether an accusation of that member would be taken."""
         self._expire(now)
-        room = accuser not in self._waiting and len(self._waiting) < (
-            MAX_WAITING if votes else OTHERS_WAITING
-        )
+        room = accuser not in self._waiting and len(self._waiting) < MAX_WAITING
         return room and now >= self._pausing_until_s.get(accuser, 0.0)
 
     def take(self, accusation: Accusation, now: float) -> bool:

@@ -235,7 +235,7 @@ class Trust:
 
     def _found(self, syncer: str, now: float) -> str:
         """Say what audits of ours have found against it. Without a vote we cannot find out whether others
-        count on it all the same, nor earn a vote without our work: it is to have that."""
+        count on it all the same: it is to have our work."""
         if not self._electorate.decides(self._shared.me, now):
             return ""
         if self._shared.distrust.has(syncer, now):

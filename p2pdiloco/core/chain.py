@@ -427,7 +427,7 @@ def marks_of(table: Iterable[Watermark]) -> Marks:
 
 NO_VERSION = -1
 STRANGERS_S = 120.0
-"""Time after which no fork of peers without a mark is expected any more: they need not have been anywhere."""
+"""Time after which no fork of peers without a seat is expected any more: they need not have been anywhere."""
 NOTE_EVERY_S = 15.0
 """Interval at which our own head is noted, to know later what is older than that."""
 LOOK_EVERY_S = 2.0
@@ -596,7 +596,7 @@ MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
 BEGINNERS = 4
 """Learners that may have begun since anything of them could be merged."""
 PARTIAL_VERSIONS = 16
-"""Versions for which a partial merge may be under way and not know of new voters."""
+"""Versions for which a partial merge may be under way and not know of new seats."""
 MANY_PARTS = 32
 """Number of contributors from which on it pays to remember what follows from them."""
 

@@ -663,7 +663,7 @@ class UpperElectorate(Electorate):
         return [child for child in self._children if child not in known and any(self._listed(child))]
 
     def _believed(self, now: float) -> list[str]:
-        """List the unknown ones in which somebody is that has worked: the others may be names only."""
+        """List the unknown ones in which a seat is: the others may be names only."""
         if now >= self._since_s + BELIEF * self._shared.timing.suspect_s:
             return []
         return [child for child in self.unknown(now) if any(map(self._counts, self._listed(child)))]

@@ -283,7 +283,7 @@ class Fragment:
 
     def on_unbacked(self, sender: str, now: float) -> None:
         """Take in that for the sender nobody of our side counts, or too few stand on our version: yield, if
-        it has worked for longer than all of us, or too many say so."""
+        too many say so."""
         shared = self._shared
         here = [shared.me]
         for peer in shared.view.confirmed(now):

@@ -18,10 +18,10 @@ MAX_KNOWN = 4096
 MAX_WITNESSES = 256
 """Peers that are waited for at most. In a larger run it is not asked what members of other groups have."""
 NEWCOMERS_A_BEAT = 256
-"""Limit of peers without a mark that get our heartbeat at one time: more than a group has. Of more, each has
+"""Limit of peers without a seat that get our heartbeat at one time: more than a group has. Of more, each has
 its turn."""
 NAMES_A_BEAT = 1
-"""Limit of listed peers without a mark, never heard, that are tried at a heartbeat: each costs a dial."""
+"""Limit of listed peers without a seat, never heard, that are tried at a heartbeat: each costs a dial."""
 
 
 class KnownPeer:
@@ -330,7 +330,7 @@ class View:
 
     def to_greet(self, now: float, neighbours: set[str] | None = None) -> list[str]:
         """List the peers (of these) that are due our heartbeat: members always, silent listed ones
-        sometimes. Of those that have never worked so many at a time; of those never heard, who may be names
+        sometimes. Of those without a seat so many at a time; of those never heard, who may be names
         only, a few."""
         timing = self._timing
         greet, newcomers, names = [], [], []

@@ -252,7 +252,7 @@ class Hearing:
         ahead = subject.number - fragment.chain.head.number
         here = ahead > 0 or fragment.chain.knows(subject.number, subject.version_digest())
         news = here and abs(ahead) <= NEAR and not fragment.auditor.found_false(subject)
-        return news and shared.accusations.hears(accuser, shared.has_seat(accuser), now)
+        return news and shared.accusations.hears(accuser, now)
 
 
 MAX_CULPRITS = 16

@@ -147,8 +147,8 @@ class Elected(Message, frozen=True):
 
 
 class Unbacked(Message, frozen=True):
-    """Notice that the receiver's heavier head counts for nobody here: by the sender's chain, none of those
-    who name it has ever worked."""
+    """Notice that the receiver's heavier head counts for nothing here: by the sender's chain, too few seats
+    stand on it, or none."""
 
     fragment: Count
 

@@ -232,7 +232,7 @@ class VersionFault(Reason):
     FALSE_TERM = "false-term"
     FALSE_TOKENS = "false-tokens"
     UNBACKED = "unbacked"
-    """Version that neither somebody who has worked has made, nor anybody who has names."""
+    """Version that neither a seat has made, nor any seat names."""
     UNSUPPORTED = "unsupported", False, True
     """Version on which too few of those stand who decide, perhaps as yet, to copy a state of it."""
     SEATLESS = "seatless"

@@ -135,7 +135,7 @@ def test_nothing_follows_where_the_contributions_are_gone_and_the_accuser_is_not
     solo.now += audit_state.PAUSE_S + 1.0
     for peer in PEERS:
         solo.hear(peer)
-    assert solo.core.shared.accusations.hears("p2", True, solo.now)
+    assert solo.core.shared.accusations.hears("p2", solo.now)
 
 
 @pytest.mark.parametrize("works", [True, False])

@@ -36,7 +36,7 @@ from statements_kit import (
     states,
 )
 
-from p2pdiloco.core import audit_state, audits, proofs
+from p2pdiloco.core import audits, proofs
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
@@ -85,15 +85,6 @@ def test_who_tells_what_nobody_signed_is_not_heard_for_a_while() -> None:
     assert not states(solo, accusation(by="p3"), by="s1") and checks == ["p3"], "nor is a stranger"
     states(solo, accusation(by="p3"))
     assert checks == ["p3", "p3"], "others are"
-
-
-def test_who_has_no_vote_leaves_places_to_those_who_have() -> None:
-    """Anybody with one merged contribution could fill all places."""
-    heard = audit_state.Accusations()
-    for number in range(audit_state.OTHERS_WAITING):
-        assert heard.hears(f"s{number}", False, 0.0)
-        heard.take(accusation(by=f"s{number}"), 0.0)
-    assert not heard.hears("s9", False, 0.0) and heard.hears("p2", True, 0.0)
 
 
 def test_versions_far_behind_and_far_ahead_are_not_heard() -> None:
