@@ -17,10 +17,9 @@ from functools import cached_property, lru_cache
 from statistics import median_high
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.papers import Admission, Paper, Word
+from p2pdiloco.core.api.papers import Paper
 from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.types import (
     FULL_TRUST,
@@ -46,6 +45,7 @@ from p2pdiloco.core.api.versions import (
     plausible_score,
     trust_of,
 )
+from p2pdiloco.core.seating import Seating, stands
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
 
@@ -308,7 +308,7 @@ class Marks:
             kept.sort(key=lambda mark: mark.learner)
         if not papers:
             return tuple(kept)
-        seats = Seating(self, number)
+        seats = Seating(self.table, number)
         for paper in papers:
             seats.take(paper)
         return seats.into(kept)
@@ -319,98 +319,6 @@ def founding(founders: tuple[str, ...]) -> Marks:
     """Compute the table of version 0 of a run that begins with these seats."""
     seats = {peer: Seat(place) for place, peer in enumerate(founders, 1)}
     return marks_of(Watermark(peer, NEVER, 0, 0, 0, seats[peer]) for peer in sorted(seats))
-
-
-LINK_PLACES = 6
-"""Places that a chain ever has up to which invites fill them; later ones wait for the owner's word: whoever
-holds an invite for several can use all of it alone."""
-LEAP = 1024
-"""Limit by which the number of a word is above the highest before it: numbers end, and a thief of the owner's
-key would else say the last one."""
-ENDS_SHARE, ENDS_VERSIONS = 5, 64
-"""Limit of ends: one seat of so many, and one at least, in that many versions."""
-
-
-class Seating:
-    """Seats of one table while papers change them, in the order in which a version carries these.
-
-    A paper that changes nothing, or is not to count (yet), is not taken, and a version that carries such a
-    one is refused.
-    """
-
-    def __init__(self, marks: Marks, number: int) -> None:
-        """`number`: the version that carries the papers."""
-        self._number = number
-        self._seats = {mark.learner: mark.seat for mark in marks.table if mark.seat}
-        since = max(0, number - ENDS_VERSIONS)
-        ended = sum(seat.ended > since for seat in self._seats.values() if seat.place)
-        self._may_end = max(1, len(marks.seats) // ENDS_SHARE) - ended
-        self._highest = max((seat.word for seat in self._seats.values()), default=0)
-        self._places = marks.places
-        self._by_link = False
-        self._changed: set[str] = set()
-
-    @property
-    def standing(self) -> frozenset[str]:
-        """Peers whose seat stands."""
-        return frozenset(peer for peer, seat in self._seats.items() if stands(seat))
-
-    def take(self, paper: Paper) -> bool:
-        """Let a paper change the seats. False: it does not."""
-        return self._admit(paper) if isinstance(paper, Admission) else self._hear(paper)
-
-    def _admit(self, paper: Admission) -> bool:
-        """Seat somebody by an invite: one in a term, in the first places only, as often as it has uses."""
-        grant, used = paper.grant, sum(seat.key == paper.grant.key for seat in self._seats.values())
-        barred = paper.peer in self._seats or grant.key in self._seats or self._by_link
-        if barred or self._places >= LINK_PLACES or used >= grant.uses:
-            return False
-        self._by_link = True
-        self._give(paper.peer, grant.key, 0)
-        return True
-
-    def _hear(self, word: Word) -> bool:
-        seat = self._seats.get(word.peer)
-        if word.number <= (seat.word if seat else 0) or word.number > self._highest + LEAP:
-            return False
-        replaced = self._seats.get(word.replaces)
-        ends = [seat] if seat and not word.seated else []
-        ends += [replaced] if word.seated and replaced else []
-        ends = [each for each in ends if stands(each)]
-        if ends and len(ends) > self._may_end:
-            return False
-        self._may_end -= len(ends)
-        if word.seated and replaced and stands(replaced):
-            self._set(word.replaces, replace(replaced, ended=self._number))
-        if not word.seated:
-            self._set(word.peer, replace(seat or Seat(0), word=word.number, ended=self._number))
-        elif seat and stands(seat):
-            self._set(word.peer, replace(seat, word=word.number))
-        else:
-            self._give(word.peer, "", word.number)
-        self._highest = max(self._highest, word.number)
-        return True
-
-    def _give(self, peer: str, key: str, word: int) -> None:
-        self._places += 1
-        self._set(peer, Seat(self._places, self._number, key, word))
-
-    def _set(self, peer: str, seat: Seat) -> None:
-        self._seats[peer] = seat
-        self._changed.add(peer)
-
-    def into(self, table: Iterable[Watermark]) -> tuple[Watermark, ...]:
-        """Put what changed into a table."""
-        marks = {mark.learner: mark for mark in table}
-        for peer in self._changed:
-            mark = marks.get(peer) or Watermark(peer, NEVER, 0, 0, 0)
-            marks[peer] = replace(mark, seat=self._seats[peer])
-        return tuple(mark for _, mark in sorted(marks.items()))
-
-
-def stands(seat: Seat) -> bool:
-    """Tell whether a seat stands: it has a place, and has not ended."""
-    return seat.place > 0 and not seat.ended
 
 
 _EMPTY = Marks(())
@@ -817,7 +725,7 @@ def _votes_so(chain: Chain, part: Contributor) -> bool:
     if part.votes == (part.learner in chain.marks.seats):
         return True
     seat = chain.marks.seat(part.learner)
-    news = max(seat.since, seat.ended) if seat else -PARTIAL_VERSIONS
+    news = max(seat.since, seat.ended) if seat and seat.place else -PARTIAL_VERSIONS
     return chain.header.groups > 1 and news + PARTIAL_VERSIONS > chain.header.number
 
 
@@ -843,15 +751,22 @@ def version_fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> Ve
     if stated != (right.unit, right.reach, limits):
         return VersionFault.FALSE_SCALE
     if header.papers:
-        seats = Seating(chain.marks, header.number)
+        seats = Seating(chain.marks.table, header.number)
         if header.term == chain.header.term or not all(map(seats.take, header.papers)):
             return VersionFault.FALSE_PAPERS
     roster = chain.marks.seats | chain.marks_after(header).seats
     if roster.isdisjoint(part.learner for part in header.contributors):
         return VersionFault.SEATLESS
     near = all(entry.by(limits).near(limits) for entry in header.partials)
-    made_so = near and header.tree(plan_of(chain.header, config)) is not None
-    return None if made_so else VersionFault.FALSE_PARTIALS
+    tree = header.tree(plan_of(chain.header, config))
+    if not near or tree is None:
+        return VersionFault.FALSE_PARTIALS
+    seatless = (each for each in tree.values() if not each.below and not _has_seat(each.parts))
+    return VersionFault.SEATLESS if next(seatless, None) else None
+
+
+def _has_seat(parts: Iterable[Contributor]) -> bool:
+    return any(part.votes for part in parts)
 
 
 LAST_BYTES = 8

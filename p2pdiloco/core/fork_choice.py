@@ -80,7 +80,8 @@ class NamedHeads:
         """Tell whether that peer is believed."""
         if peer in self._shared.excluded:
             return False
-        if peer in self._context.roster.known:
+        roster = self._context.roster
+        if peer in (roster.given if self._shared.confirmed else roster.known):
             return True
         certificates = (post.office.certificate for post in self._context.posts)
         return any(c is not None and c.syncer == peer for c in certificates)
@@ -463,12 +464,12 @@ class Support:
         if peer in counted:
             self._against[peer] = now
         lately = [p for p, at_s in self._against.items() if now - at_s < AGAINST_S and p not in standing_here]
-        fewest = FEWEST if self._shared.me in self._context.roster.known else 1
+        fewest = FEWEST if self._shared.me in self._context.roster.given else 1
         return lately if _outnumber({*lately}, standing_here, counted, fewest) else []
 
     def counted(self, now: float) -> list[str]:
         """List the seats that are here, those too that this chain does not know yet."""
-        return self._derived.of("counted", self._among, self._shared.voters(now), self._context.roster.known)
+        return self._derived.of("counted", self._among, self._shared.voters(now), self._context.roster.given)
 
     def _among(self, peers: list[str], seats: AbstractSet[str]) -> list[str]:
         return [peer for peer in peers if peer in seats]

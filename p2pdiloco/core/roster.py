@@ -13,12 +13,14 @@ Rules: docs/protocol/seats.md, section 3.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
 
 from p2pdiloco.core.api.papers import MAX_PAPERS, Admission, Paper, Word, is_sound
 from p2pdiloco.core.api.types import Verify
-from p2pdiloco.core.chain import LATELY_VERSIONS, LINK_PLACES, Chain, Marks, Seating
+from p2pdiloco.core.chain import LATELY_VERSIONS, Chain, Marks
 from p2pdiloco.core.members import Derived
+from p2pdiloco.core.seating import LINK_PLACES, Seating
 from p2pdiloco.util import BoundedDict
 
 MAX_HELD = 4096
@@ -93,7 +95,7 @@ class Roster:
 
     def _look_ahead(self, marks: Marks, _news: object) -> tuple[frozenset[str], frozenset[str]]:
         """Let those words count that the next version could carry, and no more: the limits on them hold."""
-        ahead = Seating(marks, self._chain.head.number + 1)
+        ahead = Seating(marks.table, self._chain.head.number + 1)
         for word in self._newer(marks):
             ahead.take(word)
         return marks.seats & ahead.standing, ahead.standing - marks.seats
@@ -119,14 +121,31 @@ class Roster:
         """Peers that have a seat, or may have one soon: their word about heads counts."""
         return self._derived.of("known", self._known, self._chain.marks, self._papers.news)
 
+    @property
+    def given(self) -> frozenset[str]:
+        """Peers that have a seat by the table, or by the owner's word; not those whom an invite may seat."""
+        return self._derived.of("given", self._given, self._ahead)
+
+    def _given(self, ahead: tuple[frozenset[str], frozenset[str]]) -> frozenset[str]:
+        return frozenset().union(*ahead)
+
     def _known(self, marks: Marks, _news: object) -> frozenset[str]:
         return frozenset().union(*self._ahead, self._invited(marks, marks))
 
     def _invited(self, marks: Marks, after: Marks) -> list[str]:
         """List those whom invites may seat in the places that are left: whoever has worked by that table, the
         first one first. Of others nobody knows the order, so they are none where they are too many."""
-        left = max(0, LINK_PLACES - marks.places)
-        invited = sorted({peer for peer, _ in self._papers.admissions if marks.seat(peer) is None})
+        left, words = max(0, LINK_PLACES - marks.places), self._papers.words
+        used = Counter(mark.seat.key for mark in marks.table if mark.seat)
+        barred = {peer for peer, word in words.items() if not word.seated}
+        barred.update(mark.learner for mark in marks.table if mark.seat)
+        invited = sorted(
+            {
+                peer
+                for (peer, key), shown in self._papers.admissions.items()
+                if barred.isdisjoint((peer, key)) and used[key] < shown.grant.uses
+            }
+        )
         worked = sorted((first, peer) for peer in invited if (first := after.first(peer)))
         found = [peer for _, peer in worked]
         return found[:left] if len(invited) > left else [*found, *(p for p in invited if p not in found)]
@@ -134,7 +153,7 @@ class Roster:
     def to_carry(self, number: int, after: Marks) -> tuple[Paper, ...]:
         """Choose the papers for version `number` of ours, which begins a term. `after`: its table without
         them. An invite seats whoever has worked, the first one first."""
-        seats = Seating(self._chain.marks, number)
+        seats = Seating(self._chain.marks.table, number)
         found: list[Paper] = []
         found += [word for word in self._newer(after) if seats.take(word)]
         invited = [peer for peer in self._invited(self._chain.marks, after) if peer in after]

@@ -309,7 +309,7 @@ class Round:
     def _has_seat(self, held: Iterable[Held]) -> bool:
         """Tell whether a seat's work is among these: without any there is no merge."""
         seats, begins = self._chain.marks.seats, self._office.term > self._chain.header.term
-        if begins:
+        if begins and not self._context.grouped:
             seats = seats | self._context.roster.entering
         return any(part.learner in seats for each in held for part in each.parts)
 
@@ -387,7 +387,7 @@ class Round:
 
     def _hand_over(self, held: tuple[Held, ...], missing: int, now: float) -> None:
         self._merging = held
-        if not held:
+        if not held or (not self._level and not self._has_seat(held)):
             self._machine.go(RoundSignal.ABANDON)
             self.poll_rest(now)
             return

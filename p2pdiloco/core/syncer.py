@@ -563,6 +563,11 @@ class Publisher:
         if event.term != self._chain.header.term:
             papers = self._context.roster.to_carry(event.number, marks)
             marks = self._chain.marks.after(event.number, parts, papers)
+        if (self._chain.marks.seats | marks.seats).isdisjoint(part.learner for part in parts):
+            self._drop_spare()  # papers came, or its seat's work dropped out, since the round closed
+            self._shared.out.put(Release(event.ticket))
+            job.round.failed("no seat's work is in it", now)
+            return
         epoch, groups = plan_after(self._chain.header, marks, event.number, config)
         limits = limits_after(self._chain, config, [part.learner for part in parts])
         header = VersionHeader(

@@ -33,7 +33,7 @@ from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.papers import MAX_USES, Admission, Grant, admission_fault, grant_fault
 from p2pdiloco.core.api.reasons import AdmissionFault, Unheard
 from p2pdiloco.core.api.types import PeerId, Signature, Wire
-from p2pdiloco.core.chain import LEAP
+from p2pdiloco.core.seating import LEAP
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, Budget, Enough
 from p2pdiloco.daemon.notice import (

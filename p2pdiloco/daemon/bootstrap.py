@@ -153,7 +153,8 @@ class _Bootstrap:
         addresses = self._transport.addresses()
         print_addresses(addresses, "bootstrap")
         save_own_addresses(self._settings.data_dir, addresses)
-        print_join(addresses, served, invites_here(self._settings.data_dir, served, addresses))
+        folder = self._settings.data_dir
+        print_join(addresses, served, await asyncio.to_thread(invites_here, folder, served, addresses))
         async with asyncio.TaskGroup() as group:
             group.create_task(publish_runs(self._transport, self._door.runs))
             group.create_task(announce_runs(self._transport, self._door.runs, self._settings.lan))

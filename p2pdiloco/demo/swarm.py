@@ -217,7 +217,7 @@ class Swarm:
         self.nodes: list[SwarmNode] = []
         for _ in range(nodes):
             self.add_node()
-        seated = with_seats(manifest, [node.peer for node in self.nodes])
+        seated = with_seats(manifest, [*(node.peer for node in self.nodes), *manifest.admission.seats])
         try:
             run_file.write_text(render_toml(seated), encoding="utf-8")
         except OSError as error:

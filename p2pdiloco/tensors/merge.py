@@ -480,10 +480,11 @@ def check_partial(
     period: int,
     storage: Tensor | None = None,
     limits: MergeLimits = NO_LIMITS,
-    factors: Sequence[float] = (),
+    factors: Sequence[float] | None = (),
 ) -> None:
     """Judge a partial merge against its label: `work` has every contribution, `period` is H, `limits` are the
-    label's, `factors` those of the weights (1); `storage`: see `decode_partial`.
+    label's, `factors` those of the weights (1; None: they are not known, and at most 1); `storage`: see
+    `decode_partial`.
 
     Raises:
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
@@ -497,14 +498,19 @@ def check_partial(
     ]
     if found.contributions != len(weights):
         raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
-    if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
+    if not _adds_up(found.weight, math.fsum(weights), factors is not None):
         raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
     reach = math.fsum(
         factor * contribution_reach(tokens, steps, period, most_tokens, *rest[:1])
         for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
     )
-    if not math.isclose(found.reach, reach, rel_tol=WEIGHT_TOLERANCE):
+    if not _adds_up(found.reach, reach, factors is not None):
         raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
+
+
+def _adds_up(found: float, labels: float, exactly: bool) -> bool:
+    """Tell whether a sum is what the labels say, or at most that."""
+    return math.isclose(found, labels, rel_tol=WEIGHT_TOLERANCE) or (not exactly and 0 < found < labels)
 
 
 def _head(layout: FragmentLayout) -> struct.Struct:

@@ -227,10 +227,12 @@ class Vault:
         payload: Payload,
         work: Iterable[Work],
         limits: MergeLimits = NO_LIMITS,
+        leaf: bool = True,
     ) -> None:
-        """Judge a group's partial merge on receipt: see `tensors.merge.check_partial`."""
+        """Judge a group's partial merge on receipt: see `tensors.merge.check_partial`. `leaf`: it is of
+        learners' work; else of partials, in each of which those without a seat have a share of their own."""
         parts = list(work)
-        factors = open_factors(parts, limits.most_tokens, self._open_share)
+        factors = open_factors(parts, limits.most_tokens, self._open_share) if leaf else None
         check_partial(self.layouts[fragment], payload, parts, self._period, self._delta, limits, factors)
 
     def merge_partial(

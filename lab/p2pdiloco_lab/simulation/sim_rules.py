@@ -34,13 +34,13 @@ from p2pdiloco.core.chain import (
     COUNTED_UNITS,
     COUNTED_WEIGHTS,
     LATELY_VERSIONS,
-    LINK_PLACES,
     MOST_GAP,
     MOST_INCARNATION,
     Chain,
 )
 from p2pdiloco.core.pending import KEPT_MAX
 from p2pdiloco.core.proofs import FEWEST
+from p2pdiloco.core.seating import LINK_PLACES
 from p2pdiloco_lab.simulation.lineage import Displacement, FragmentLineage, MergedPart
 from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_liars import PROVABLE

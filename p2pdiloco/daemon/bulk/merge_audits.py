@@ -352,7 +352,7 @@ class Subject:
             return
         work = [(part.tokens, part.inner_steps, part.trust, part.votes) for part in wanted.partial.parts]
         limits = wanted.partial.entry.by(self._header.limits)
-        vault.check_partial(self.fragment, payload, work, limits)
+        vault.check_partial(self.fragment, payload, work, limits, leaf=not wanted.partial.below)
 
     def can_be_merged(self) -> bool:
         """Tell whether there is anything to merge, by limits that a merge can have: NaN is none."""

@@ -282,7 +282,7 @@ class PushesIn:
         vault = self._compute.vault
         if isinstance(label, PartialHeader):
             work = [(part.tokens, part.inner_steps, part.trust, part.votes) for part in label.parts]
-            vault.check_partial(label.fragment, payload, work, label.limits)
+            vault.check_partial(label.fragment, payload, work, label.limits, leaf=not label.below)
         else:
             vault.check_payload(label.fragment, payload, label.codec)
 

@@ -719,7 +719,8 @@ class Ownership:
         """
         path = self._folder / "link"
         kept = read_note(path, msgspec.msgpack.Decoder(Right).decode, logger.warning)
-        if kept is None:
+        revoked = self.notice.revoked if self.notice is not None else ()
+        if kept is None or Identity.from_seed(kept.seed).peer_id in revoked:
             kept = self.invite(0, LINK_USES, LINK_NAME, addresses).right
             Files().save(path, [msgspec.msgpack.encode(kept)], durable=True, private=True)
         return Invite.of(self.run, kept, tuple(addresses[:MAX_PEERS]))
@@ -765,7 +766,8 @@ class Ownership:
         """
         before = self.notice
         sequence = max(newest, before.sequence if before is not None else 0) + 1
-        number = 1 + max((word.number for word in notice.seats if word.signature), default=0)
+        said = (*notice.seats, *(before.seats if before is not None else ()))
+        number = 1 + max((word.number for word in said if word.signature), default=0)
         words = tuple(
             word if word.signature else signed(msgspec.structs.replace(word, number=number), self.key)
             for word in notice.seats

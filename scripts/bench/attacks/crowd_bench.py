@@ -3,10 +3,11 @@
     python scripts/bench/bench_attacks.py --who crowd [--only ROW,…] [--riders 5] [--seconds 40] [--json FILE]
         [--list]
 
-Three honest nodes of `micro` on loopback, beside a calm swarm on the same machine at the same time. In a row
-named AGE-DOOR-KIND a crowd (`attacks.crowd`) comes to a young run or to one of 64 versions. Doors:
-`open`; `invite`, one invite for as many as they are; `race`, an invite for one, shown to another member by
-each at once; `admits`, an invite for one, and a fourth member that admits whoever asks.
+Three honest nodes of `micro` on loopback, which have three of six seats, beside a calm swarm on the same
+machine at the same time. In a row named AGE-DOOR-KIND a crowd (`attacks.crowd`) comes to a young run or to
+one of 64 versions. Doors: `open`; `invite`, one invite for as many as they are; `race`, an invite for one,
+shown to another member by each at once; `admits`, an invite for one, and a fourth member that admits whoever
+asks.
 
 versions, loss: attacked / calm. tokens: what the run counted in that time over what was trained, in both
 swarms. weight, seats: the crowd's share of merges and of the seats, as honest nodes saved them.
@@ -40,8 +41,11 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.notice import encode_invite
 from p2pdiloco.daemon.run_files.known_runs import Ownership
 from p2pdiloco.demo.swarm import read_log
+from p2pdiloco.identity import Identity
 
 RIDERS, MOST_RIDERS = 5, 32
+ASLEEP = 3
+"""Seats of nodes that are not here: with those of the honest ones they leave an invite no place."""
 SECONDS, MOST_SECONDS = 40.0, 300.0
 OLD_VERSIONS = 64
 """Versions of each fragment of a run that is no longer young."""
@@ -61,7 +65,8 @@ def sides(folder: Path, door: str) -> Iterator[tuple[Side, Side]]:
     """The attacked and the calm swarm, ended whatever happens."""
     doorkeeper = [sys.executable, "-m", "attacks.doorkeeper"]
     nodes = HONEST + (door == "admits")
-    admission = AdmissionSection(mode="open" if door == "open" else "invite")
+    asleep = tuple(Identity.generate().peer_id for _ in range(ASLEEP))
+    admission = AdmissionSection(mode="open" if door == "open" else "invite", seats=asleep)
     found = []
     with ExitStack() as stack:
         for name in ("attacked", "calm"):

@@ -25,18 +25,15 @@ from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.types import Contributor, Seat, Stamp
 from p2pdiloco.core.chain import (
     BEGINNERS,
-    ENDS_VERSIONS,
-    LEAP,
-    LINK_PLACES,
     MAX_SEATLESS,
     WATERMARK_VERSIONS,
     Chain,
     Marks,
-    Seating,
     founding,
     most_learners,
     version_fault,
 )
+from p2pdiloco.core.seating import ENDS_VERSIONS, LEAP, LINK_PLACES, Seating
 
 FIVE = ("a", "b", "c", "d", "e")
 
@@ -229,7 +226,7 @@ def test_papers_count_in_the_order_of_their_version() -> None:
 
 
 def test_what_a_paper_does_not_change_it_does_not_take() -> None:
-    seats = Seating(founding(FIVE), 1)
+    seats = Seating(founding(FIVE).table, 1)
     assert [seats.take(paper) for paper in (word("x", 2), word("x", 2), word("x", 1))] == [True, False, False]
     assert [seats.take(admission("y")), seats.take(admission("y"))] == [False, False], "x has the sixth place"
 

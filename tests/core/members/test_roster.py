@@ -23,7 +23,7 @@ from scenes import one_round, syncer
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.papers import Paper
+from p2pdiloco.core.api.papers import Paper, Word
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.chain import Chain, Marks, founding
 from p2pdiloco.core.roster import Papers, Roster
@@ -92,12 +92,14 @@ def test_whom_a_held_word_replaces_has_no_vote_and_whom_it_seats_has_none_yet() 
 
 
 @pytest.mark.parametrize("paper", [word("s1"), admission("s1")])
-def test_whom_a_held_paper_seats_is_believed_and_votes_once_a_version_carries_it(paper: Paper) -> None:
+def test_whom_a_held_paper_seats_is_known_and_votes_once_a_version_carries_it(paper: Paper) -> None:
+    """An invite makes nobody believed by a full member: all of it could stand on a forged head."""
     solo = node()
     heads = solo.fragment.follower.heads
     assert not heads.counts("s1", solo.now)
     holds(solo, paper)
-    assert heads.counts("s1", solo.now) and "s1" in solo.fragment.context.roster.known
+    assert heads.counts("s1", solo.now) == isinstance(paper, Word)
+    assert "s1" in solo.fragment.context.roster.known
     assert voters(solo) == ["me", "p1", "p2"]
     request = msg.VoteRequest("all", 0, 9, solo.head, "open")
     assert not sent(solo.message("s1", request), msg.VoteGranted)

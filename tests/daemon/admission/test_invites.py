@@ -27,7 +27,7 @@ from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.papers import Admission, Grant, Word, admission_fault, grant_fault, is_sound
 from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.core.api.types import Vote, VoteBody
-from p2pdiloco.core.chain import LEAP
+from p2pdiloco.core.seating import LEAP
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import (
     Charter,
@@ -689,6 +689,8 @@ def test_words_on_seats_are_signed_with_the_number_after_the_highest(tmp_path: P
         (TWO, 2, False),
     ]
     assert second.seats[0] == first.seats[0], "what was said before stays as it was signed"
+    again = ownership.publish(msgspec.structs.replace(second, seats=(Word(RUN, TWO, 1, True),)))
+    assert [(word.peer, word.number) for word in again.seats] == [(TWO, 3)], "the newest of one peer is newer"
     assert all(is_sound(word, RUN, OWNER.peer_id, verify) for word in second.seats)
 
 
@@ -703,5 +705,9 @@ def test_the_link_that_a_host_prints_admits_twenty_and_is_the_same_after_a_resta
     assert grant_fault(first.grant, RUN, OWNER.peer_id, verify) is None
     kept = run_folder(tmp_path, RUN) / "link"
     assert kept.stat().st_mode & 0o077 == 0, "whoever has the key can join"
+    owned = Ownership(tmp_path, RUN, OWNER)
+    owned.publish(Notice(RUN, 1, revoked=(first.grant.key,)))
+    fresh = owned.standing_invite([LOOPBACK])
+    assert fresh.grant.key != first.grant.key, "a link that nobody takes is no link"
     kept.write_bytes(b"garbage")
-    assert Ownership(tmp_path, RUN, OWNER).standing_invite([LOOPBACK]).grant.key != first.grant.key
+    assert Ownership(tmp_path, RUN, OWNER).standing_invite([LOOPBACK]).grant.key != fresh.grant.key

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from sim_kit import calm_plan
 
-from p2pdiloco.core import chain
+from p2pdiloco.core import seating
 from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco_lab.simulation.seed_plan import DRAWN, MIXES, OWNER, SURE, PaperKind, draw_plan
 from p2pdiloco_lab.simulation.seed_report import Violation
@@ -57,7 +57,7 @@ def test_an_invite_fills_the_first_places_only_and_learners_without_a_seat_are_m
     result = world.run()
     world.clock.run_until(3 * UNTIL_S)
     assert result.ok, result.detail or result.stuck
-    assert {len(roster) for roster in seats(world)} == {chain.LINK_PLACES}
+    assert {len(roster) for roster in seats(world)} == {seating.LINK_PLACES}
     tables = [store.watermarks for host in world.core_hosts() for store in host.stores]
     assert all({mark.learner for mark in table if mark.merges} == world.specs.keys() for table in tables)
 
@@ -84,7 +84,7 @@ def test_the_rule_of_seats_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     world.watch._seats = dict.fromkeys(world.watch._seats, frozenset())
     with pytest.raises(Violation, match="have seats there, elsewhere"):
         world.watch._seated(world.hosts[SURE], 0)
-    monkeypatch.setattr(chain, "LINK_PLACES", 64)
+    monkeypatch.setattr(seating, "LINK_PLACES", 64)
     monkeypatch.setattr("p2pdiloco.core.roster.LINK_PLACES", 64)
     world = papers_world(PaperKind.INVITE, nodes=9)
     with pytest.raises(Violation, match="beyond its places"):
