@@ -266,3 +266,20 @@ def test_a_key_that_signs_a_word_is_no_owner() -> None:
     true = word("s1")
     forged = type(true)(RUN, "s1", 1, seated=True, signature=sign(OWNER, "grant", true))
     assert roster(("a",), forged).known == {"a"} and founding(("a",)).seats == {"a"}
+
+
+def test_invites_that_have_ended_leave_their_places_to_others() -> None:
+    """Else whoever came by a leaked invite, and worked first, would keep all later friends from a seat."""
+    leaked = [admission(f"s{n}", "leaked", uses=20) for n in range(1, 7)]
+    friend, ended = admission("friend"), word("leaked", 1, seated=False)
+    worked = tuple(f"s{n}" for n in range(1, 7))
+    before = roster(("a",), *leaked, friend, work=worked)
+    assert "friend" not in before.known, "the first to work are as many as there are places"
+    now = roster(("a",), *leaked, friend, ended, work=worked)
+    assert now.known == {"a", "friend"}
+
+
+def test_invites_alone_give_no_support_to_a_head() -> None:
+    one = roster(("a",), *(admission(f"s{n}", uses=20) for n in range(1, 5)))
+    assert one.known == {"a", "s1", "s2", "s3", "s4"} and one.given == {"a"}
+    assert roster(("a",), word("s1")).given == {"a", "s1"}, "the owner's word does"
