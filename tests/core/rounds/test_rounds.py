@@ -323,6 +323,18 @@ def test_a_contribution_that_fails_a_merge_is_refused_and_the_others_are_merged(
     assert [part.learner for part in solo.fragment.chain.header.contributors] == ["p2"]
 
 
+def test_a_merge_whose_only_seat_drops_out_is_not_made_and_the_strangers_work_waits() -> None:
+    """Of the syncer's version all others would say that it is seatless, and it would stand on it alone."""
+    solo = syncer()
+    solo.hear("s1")
+    merge = found(solo.offer("p1", 1) + solo.offer("s1", 2) + solo.wait(0.5), ev.Merge)[0]
+    at_fault = (merge.inputs[0].ticket, Verdict.NON_FINITE)
+    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "one is not finite", (at_fault,)))
+    assert not found(effects + solo.wait(60.0), ev.Merge) and solo.head.number == 0
+    effects = solo.offer("p2", 3) + solo.wait(0.5)
+    assert [part.contributor.learner for part in found(effects, ev.Merge)[0].inputs] == ["p2", "s1"]
+
+
 def test_where_all_are_at_fault_the_office_is_kept_and_the_same_is_not_admitted_again() -> None:
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
